@@ -20,13 +20,14 @@ import pytest
 import zmq
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve, wait_until
+from new_keys import address_of, admitted
 
 import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Make, Op, Question, Reset
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
+from envhub.transport.keys import HubKeys, keys_of, token_of
 from envhub.values import codec
 
 REPEATS, SECONDS = 5, 3.0
@@ -113,13 +114,11 @@ class GuardedHub:
     def __init__(self, hub: ServedHub, folder: KeyFolder) -> None:
         self.place, self.folder = hub.tcp, folder
         self.honest, self.attacker = self._add("honest"), self._add("attacker")
-        self.address = f"envhub://{token_of(self.honest).reveal_secret()}@{hub.tcp.removeprefix('tcp://')}"
+        self.address = address_of(token_of(self.honest).reveal_secret(), hub.tcp)
         assert wait_until(self._answers, 20)
 
     def _add(self, name: str) -> HubKeys:
-        public, secret = sockets.new_key_pair()
-        self.folder.add(name, public, "deploy")
-        return HubKeys(sockets.public_key(self.folder.secret()), secret)
+        return keys_of(admitted(self.folder, name, "deploy"))
 
     def _answers(self) -> bool:
         with contextlib.suppress(envhub.EnvHubError):

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import serve
+from new_keys import address_of, admitted
 from test_neighbours import steps_per_second
 
 import envhub
-from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
 
 TURNS = 7
 
@@ -26,14 +25,12 @@ ENVS = [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong
 def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
     keys = KeyFolder(tmp_path / "keys")
     keys.make_secret()
-    public, secret = sockets.new_key_pair()
-    keys.add("alice", public, "use")
-    token = token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
+    token = admitted(keys, "alice")
     with (
         serve(tmp_path, env, "--keys", str(keys.path)) as guarded,
         serve(tmp_path, env, "--insecure", binds=["tcp://127.0.0.1:0"]) as plain,
     ):
-        with_key = f"envhub://{token}@{guarded.tcp.removeprefix('tcp://')}"
+        with_key = address_of(token, guarded.tcp)
         compare(env, num_envs, {"without a key": plain.tcp, "with a key": with_key})
 
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from chaos.trainer import Task, arguments, heard
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import RIGHTS
 from hubs import ServedHub, lives, serve, wait_until, worker_processes
+from new_keys import admitted
 
 import envhub
-from envhub.transport import sockets
 from envhub.transport.address import parse
-from envhub.transport.keys import HubKeys, token_of
 
 TESTS = Path(__file__).parent.parent
 FLOOD_PACE_S = 0.002  # within one turn of its loop the hub has to notice that its descriptors run out
@@ -214,8 +213,8 @@ class Scene:
         self._hub_stack = stack.enter_context(contextlib.ExitStack())
         self._keys = KeyFolder(folder / "keys")
         self._keys.make_secret()
-        tokens = {lane: self._admit(lane, "use", MANY) for lane in (TCP, RELAY)}
-        self._intruders = {right: self._admit(f"intruder-{right}", right, INTRUDERS) for right in RIGHTS}
+        tokens = {lane: admitted(self._keys, lane, **MANY) for lane in (TCP, RELAY)}
+        self._intruders = {right: admitted(self._keys, f"intruder-{right}", right, **INTRUDERS) for right in RIGHTS}
         self._looked_s = 0.0
         self.hub = self._serve(None)
         self._proxy: ChaosProxy = stack.enter_context(proxy(self.hub.tcp, seed))
@@ -238,16 +237,6 @@ class Scene:
     def _serve(self, binds: Sequence[str] | None) -> ServedHub:
         offered = ("chain=chaos.chain_env:ChainEnv", "--lease", str(LEASE_S), "--keys", str(self._keys.path))
         return self._hub_stack.enter_context(serve(self._folder, *offered, binds=binds, cwd=TESTS))
-
-    def _admit(self, name: str, right: str, quotas: Mapping[str, int]) -> str:
-        """Admit a client with a new key; returns the key, as an address has it."""
-        public, secret = sockets.new_key_pair()
-        self._keys.add(name, public, right)
-        path = self._keys.path / f"clients/{name}.toml"
-        path.write_text(
-            "\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())])
-        )
-        return token_of(HubKeys(sockets.public_key(self._keys.secret()), secret)).reveal_secret()
 
     def await_trainers(self) -> None:
         """See that all of them are on their way."""

@@ -15,11 +15,10 @@ from chaos.trainer import Task, Trainer
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import RIGHTS
 from hubs import ServedHub, serve
+from new_keys import address_of, admitted
 
 import envhub
-from envhub.transport import sockets
 from envhub.transport.address import parse
-from envhub.transport.keys import HubKeys, token_of
 
 STEPS = 300
 
@@ -37,17 +36,8 @@ def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
         yield served
 
 
-def admitted(hub: ServedHub, keys: KeyFolder, name: str, right: str, quotas: str = "") -> str:
-    """The address of the hub for a client with a new key."""
-    public, secret = sockets.new_key_pair()
-    keys.add(name, public, right)
-    path = keys.path / f"clients/{name}.toml"
-    path.write_text(f"{path.read_text()}\n[quotas]\n{quotas}")
-    return f"envhub://{token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()}@{hub.tcp.removeprefix('tcp://')}"
-
-
 def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(hub: ServedHub, keys: KeyFolder) -> None:
-    address = parse(admitted(hub, keys, "alice", "use"))
+    address = parse(address_of(admitted(keys, "alice"), hub.tcp))
     with relay(hub.tcp, seed=1, keys=address.keys) as between:
         between.mischief = Mischief(repeat=1.0, recall=0.5)
         trainer = Trainer(Task(1, STEPS, between.address, rows=3, workers=2))
@@ -62,9 +52,9 @@ def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(h
 
 
 def test_keys_of_no_right_let_their_clients_touch_the_sessions_of_others(hub: ServedHub, keys: KeyFolder) -> None:
-    alice = admitted(hub, keys, "alice", "use")
-    quotas = f"connections_max = {CONNECTIONS_MAX}"
-    intruders = {right: admitted(hub, keys, f"eve-{right}", right, quotas) for right in RIGHTS}
+    alice = address_of(admitted(keys, "alice"), hub.tcp)
+    tokens = {right: admitted(keys, f"eve-{right}", right, connections_max=CONNECTIONS_MAX) for right in RIGHTS}
+    intruders = {right: address_of(token, hub.tcp) for right, token in tokens.items()}
     with (
         closing(envhub.make_vec("chain", 3, hub=alice, num_workers=2)) as of_alice,
         closing(envhub.make_vec("chain", 3, hub=hub.ipc, num_workers=2)) as own,

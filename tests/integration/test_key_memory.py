@@ -12,22 +12,12 @@ import numpy as np
 import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import serve, wait_until
+from new_keys import address_of, admitted
 
 import envhub
-from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
 
 MIB = 1 << 20
 BYTES_MAX = 200 * MIB
-
-
-def admit(keys: KeyFolder, name: str) -> str:
-    """Admit a client with a quota of memory; returns its token."""
-    public, secret = sockets.new_key_pair()
-    keys.add(name, public)
-    path = keys.path / f"clients/{name}.toml"
-    path.write_text(f"{path.read_text()}\n[quotas]\nworker_memory_bytes_max = {BYTES_MAX}\n")
-    return token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
 
 
 @pytest.fixture
@@ -35,10 +25,10 @@ def clients(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The addresses of two clients of a hub."""
     keys = KeyFolder(tmp_path / "keys")
     keys.make_secret()
-    tokens = admit(keys, "alice"), admit(keys, "mallory")
+    tokens = [admitted(keys, name, worker_memory_bytes_max=BYTES_MAX) for name in ("alice", "mallory")]
     offered = "CartPole-v1", "hoarder=sims:Hoarder"
     with serve(tmp_path, *offered, "--keys", str(keys.path)) as hub:
-        alice, mallory = (f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens)
+        alice, mallory = (address_of(token, hub.tcp) for token in tokens)
         yield alice, mallory
 
 
@@ -66,16 +56,16 @@ def makes(hub: str) -> bool:
 
 
 def filled_by_attributes(envs: Any) -> str:
-    """Set attributes until the worker ends; returns what is told of it."""
-    for number in range(100):
+    """Set attributes that a worker may not have together; returns what is told of its end."""
+    for number in range(BYTES_MAX // (40 * MIB) + 1):  # no more: the next worker has none of them, and would take them
         try:
             envs.set_attr(f"x{number}", bytes(40 * MIB))
         except envhub.RequestRefused as error:  # too much was measured, and the worker is about to end
             assert "worker_memory_bytes_max" in str(error)
-            return failure_of(envs)
+            break
         except envhub.WorkerDied as error:
             return str(error)
-    raise AssertionError("4,000 MiB were set")
+    return failure_of(envs)
 
 
 def test_attributes_that_fill_a_worker_end_it_and_are_refused_meanwhile(clients: tuple[str, str]) -> None:

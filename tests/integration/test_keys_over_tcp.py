@@ -27,6 +27,7 @@ from envhub_client.tools.conformance.raw_peer import RawPeer
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
 from hubs import HERE, ServedHub, free_port, listening, serve, wait_until
+from new_keys import address_of, admitted
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
@@ -54,17 +55,10 @@ def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
         yield served
 
 
-def admitted(keys: KeyFolder, name: str, may: str = "use") -> str:
-    """Admit a new key, and return its token."""
-    public, secret = sockets.new_key_pair()
-    keys.add(name, public, may)
-    return token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()
-
-
 @pytest.fixture
 def admit(hub: ServedHub, keys: KeyFolder) -> Admit:
     """Admits a client, and returns the address with its key."""
-    return lambda name, may="use": f"envhub://{admitted(keys, name, may)}@{hub.tcp.removeprefix('tcp://')}"
+    return lambda name, may="use": address_of(admitted(keys, name, may), hub.tcp)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +82,7 @@ def admit_for_now(common_hub: ServedHub, common_keys: KeyFolder) -> Iterator[Adm
 
     def admit(name: str, may: str = "use") -> str:
         names.add(name)
-        address = f"envhub://{admitted(common_keys, name, may)}@{common_hub.tcp.removeprefix('tcp://')}"
+        address = address_of(admitted(common_keys, name, may), common_hub.tcp)
         # The hub may have looked for another unknown key just now, and looks again within ``KEYS_S``.
         assert wait_until(lambda: answers(address))
         return address
@@ -140,7 +134,7 @@ def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> N
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = token_of(HubKeys(*sockets.new_key_pair())).reveal_secret()
         with pytest.raises(envhub.AccessDenied, match="takes no keys"):
-            envhub.connect(f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}")
+            envhub.connect(address_of(token, hub.tcp))
 
 
 def test_key_that_is_removed_ends_the_training_of_its_client_alone(
@@ -275,17 +269,10 @@ def test_observer_sees_and_makes_nothing(admit_for_now: Admit) -> None:
             client.make_vec("CartPole-v1", 2)
 
 
-def with_quotas(keys: KeyFolder, name: str, **quotas: int) -> str:
-    """Admit a new key with these quotas, and return its token."""
-    token, path = admitted(keys, name), keys.path / f"clients/{name}.toml"
-    path.write_text("\n".join([path.read_text(), "[quotas]", *(f"{what} = {most}" for what, most in quotas.items())]))
-    return token
-
-
 def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = with_quotas(keys, "alice", sessions_max=1, envs_max=8, workers_max=2, connections_max=3)
+    token = admitted(keys, "alice", sessions_max=1, envs_max=8, workers_max=2, connections_max=3)
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        alice = address_of(token, hub.tcp)
         for options, named in (({"num_envs": 9}, "envs_max=8"), ({"num_envs": 4, "num_workers": 3}, "workers_max=2")):
             with pytest.raises(envhub.RequestRefused, match=named):
                 envhub.make_vec("CartPole-v1", hub=alice, **options)
@@ -300,9 +287,9 @@ def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
 
 
 def test_workers_of_sessions_that_are_made_at_one_time_count(tmp_path: Path, keys: KeyFolder) -> None:
-    token = with_quotas(keys, "alice", workers_max=8)
+    token = admitted(keys, "alice", workers_max=8)
     with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
-        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        alice = address_of(token, hub.tcp)
 
         def make(_: int) -> Any:
             with suppress(envhub.RequestRefused):
@@ -325,9 +312,9 @@ def fits(envs: envhub.HubVectorEnv) -> bool:
 
 
 def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = with_quotas(keys, "alice", arena_bytes_max=1 << 20)
+    token = admitted(keys, "alice", arena_bytes_max=1 << 20)
     with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
-        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        alice = address_of(token, hub.tcp)
         with (
             closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as envs,
             closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as others,
@@ -341,9 +328,9 @@ def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: 
 
 
 def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, keys: KeyFolder) -> None:
-    tokens = with_quotas(keys, "alice", arena_bytes_max=60_000), admitted(keys, "boss", "admin")
+    tokens = admitted(keys, "alice", arena_bytes_max=60_000), admitted(keys, "boss", "admin")
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        alice, boss = (f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens)
+        alice, boss = (address_of(token, hub.tcp) for token in tokens)
         envs = envhub.make_vec("CartPole-v1", 16, hub=alice)
         with pytest.raises(envhub.RequestRefused, match="arena_bytes_max"):
             envhub.make_vec("CartPole-v1", 16, hub=alice)
@@ -353,9 +340,9 @@ def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, k
 
 
 def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = with_quotas(keys, "alice", makes_per_minute_max=3)
+    token = admitted(keys, "alice", makes_per_minute_max=3)
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        alice = address_of(token, hub.tcp)
         envs = envhub.make_vec("CartPole-v1", 1, hub=alice)
         with envhub.connect(alice) as client:
             for _ in range(2):
@@ -372,7 +359,7 @@ def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder
     path = keys.path / "clients/alice.toml"
     path.write_text(path.read_text() + "[quotas]\nworkers_max = 3")
     with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--spares", "1", "--keys", str(keys.path)) as hub:
-        alice = f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}"
+        alice = address_of(token, hub.tcp)
         for options in ({"num_workers": 3}, {"spares": 3}, {"num_workers": 2, "spares": 2}):
             with pytest.raises(envhub.RequestRefused, match="workers_max=3"):
                 envhub.make_vec("counter", 4, hub=alice, **options)
@@ -388,7 +375,7 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
     path = keys.path / "clients/bob.toml"
     path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")
     with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--keys", str(keys.path)) as hub:
-        alice, bob = (f"envhub://{tokens[name]}@{hub.tcp.removeprefix('tcp://')}" for name in ("alice", "bob"))
+        alice, bob = (address_of(tokens[name], hub.tcp) for name in ("alice", "bob"))
         with closing(envhub.make_vec("CartPole-v1", 1024, hub=alice, num_workers=2)) as envs:
             assert envs.reset()[0].shape == (1024, 4)
             assert envs.step(np.zeros(1024, int))[1].tolist() == [1.0] * 1024
@@ -685,12 +672,10 @@ def handshakes_refused(hub: ServedHub) -> int:
 
 
 def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, keys: KeyFolder) -> None:
-    public, secret = sockets.new_key_pair()
-    keys.add("alice", public)
-    audit = tmp_path / "audit.jsonl"
+    token_of_alice, audit = admitted(keys, "alice"), tmp_path / "audit.jsonl"
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
         place = hub.tcp.removeprefix("tcp://")
-        address = f"envhub://{token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret()}@{place}"
+        address = address_of(token_of_alice, place)
         with closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
             token = envs.token
             with envhub.connect(hub.ipc) as local:
@@ -703,10 +688,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
         socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
         assert wait_until(lambda: audit.read_text().count("no key, or") == 1)
-        for stranger in (
-            hub.tcp,
-            f"envhub://{token_of(HubKeys(public, secret)).reveal_secret()}@{place}",
-        ):  # no key, another hub's
+        for stranger in (hub.tcp, with_server(address, sockets.new_key_pair()[0])):  # no key, another hub's
             with pytest.raises(envhub.AccessDenied):
                 envhub.connect(stranger)
         silent = zmq.Context()
@@ -750,7 +732,8 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     )  # the others are counted
     assert audit.stat().st_mode & 0o777 == 0o600
     assert token not in text
-    assert not any(secret_text_of(each).reveal_secret() in text for each in (secret, keys.secret()))
+    secrets = keys_of(token_of_alice).secret, keys.secret()
+    assert not any(secret_text_of(each).reveal_secret() in text for each in secrets)
 
 
 def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path: Path) -> None:
@@ -783,7 +766,7 @@ def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:
     audit = tmp_path / "audit.jsonl"
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
-        addresses = [f"envhub://{admitted(keys, name)}@{hub.tcp.removeprefix('tcp://')}" for name in ("alice", "eve")]
+        addresses = [address_of(admitted(keys, name), hub.tcp) for name in ("alice", "eve")]
         with closing(envhub.make_vec("CartPole-v1", 1, hub=addresses[0])) as envs, envhub.connect(addresses[1]) as eve:
             for _ in range(3):
                 with pytest.raises(envhub.SessionLost):

@@ -22,14 +22,13 @@ import pytest
 from envhub_server.network.connections import HELLO_S, PROGRESS_S
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, below, serve, stopped, wait_until
+from new_keys import address_of, admitted
 from zmtp import ZmtpPeer, connected, frame
 
 import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import Hello, Op
 from envhub.protocol.prelude import NO_SESSION
-from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
 
 MIB = 1 << 20
 GROWN_MAX = 32 * MIB  # a million empty frames take 64 MiB of libzmq's memory
@@ -165,14 +164,10 @@ def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], P
     """A hub with keys, an address for each of these clients, and its audit; only the first may do more than observe."""
     keys, audit = KeyFolder(folder / "keys"), folder / "audit"
     keys.make_secret()
-    tokens = []
-    for name in names:
-        public, secret = sockets.new_key_pair()
-        keys.add(name, public, "use" if name == names[0] else "observe")
-        tokens.append(token_of(HubKeys(sockets.public_key(keys.secret()), secret)).reveal_secret())
+    tokens = [admitted(keys, name, "use" if name == names[0] else "observe") for name in names]
     arguments = ["counter=sims:counter", "--keys", str(keys.path), "--audit", str(audit)]
     with serve(folder, *arguments) as hub:
-        yield hub, [f"envhub://{token}@{hub.tcp.removeprefix('tcp://')}" for token in tokens], audit
+        yield hub, [address_of(token, hub.tcp) for token in tokens], audit
 
 
 @pytest.mark.parametrize(

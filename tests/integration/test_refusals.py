@@ -20,10 +20,11 @@ from envhub_client.connection.broken_handshakes import BROKEN_MAX
 from envhub_client.connection.connection import Connection
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve, stopped
+from new_keys import address_of, admitted
 
 import envhub
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
+from envhub.transport.keys import HubKeys, keys_of, token_of
 
 QUICK_MS = 300  # for a handshake, in place of 3 s
 SEED = 5
@@ -49,13 +50,12 @@ class Keyed:
     def __init__(self, folder: Path) -> None:
         self.folder = KeyFolder(folder)
         self.folder.make_secret()
-        public, self._secret = sockets.new_key_pair()
-        self.folder.add("alice", public, "use")
+        self._keys = keys_of(admitted(self.folder, "alice"))
 
     def address(self, place: str, server: bytes = b"") -> str:
         """The client's address of what listens at ``place``, if need be of another hub's key."""
-        token = token_of(HubKeys(server or sockets.public_key(self.folder.secret()), self._secret)).reveal_secret()
-        return f"envhub://{token}@{place.removeprefix('tcp://')}"
+        keys = HubKeys(server or self._keys.server, self._keys.secret)
+        return address_of(token_of(keys).reveal_secret(), place)
 
     def serve(self, folder: Path, **options: Any) -> contextlib.AbstractContextManager[ServedHub]:
         return serve(folder, "counter=sims:counter", "--keys", str(self.folder.path), **options)

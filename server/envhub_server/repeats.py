@@ -111,6 +111,8 @@ def network_of(origin: str) -> str:
     """What a peer cannot vary of its origin: its user on this machine, its IPv4 address, the network of an IPv6 one."""
     if origin.startswith("localhost:"):  # by ipc; its process's number follows that of its user
         return ":".join(origin.split(":")[:2])
+    # As an address of both families writes an IPv4 client; and the interface by which a link-local client comes.
+    origin = origin.removeprefix("::ffff:").partition("%")[0]
     try:
         return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, origin)[:NETWORK_BYTES] + bytes(8))
     except OSError:

@@ -64,6 +64,8 @@ def test_lines_from_any_number_of_origins_are_bounded_and_all_are_counted() -> N
         ("localhost:1000:100:4711", "localhost:1000"),
         ("10.0.0.1", "10.0.0.1"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1:2:3:4%eth0", "fe80::"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
         ("1000", "1000"),
         ("", ""),
     ],

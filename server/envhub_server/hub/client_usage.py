@@ -23,9 +23,8 @@ class ClientUsage:
         """Within this budget of shared memory of all clients."""
         self._budget = budget
         self._budgets: dict[str, ArenaBudget] = {}
-        self._memory: dict[
-            str, tuple[int, int]
-        ] = {}  # of the workers of each client, when last measured, and its limit
+        # Of each client the bytes that its workers had when they were last measured, and how many they may have.
+        self._memory: dict[str, tuple[int, int]] = {}
         self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs and ATTACHes
 
     def budget(self, holder: Holder) -> ArenaBudget:

@@ -50,7 +50,8 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
 
-    path = str(folder / "hub.sock")
+    # However long the path of the folder is: that of a socket may not be.
+    path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
 
     def ready(hub: Hub) -> None:
         with socket.socket(fileno=program) as line:

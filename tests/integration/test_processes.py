@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
-from envhub_client.private_hub.process import private_hub
+from envhub_client.connection.connection import Connection
+from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_server.network import descriptor_guard
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session.worker_count import SHARE
@@ -185,7 +187,7 @@ def test_hub_ends_while_its_zygote_hangs(tmp_path: Path) -> None:
 
 ZYGOTE_OF_A_PROGRAM = """
 import os, psutil, envhub
-from envhub_client.private_hub.process import private_hub
+from envhub_client.private_hub.process import PrivateHub, private_hub
 hub = psutil.Process(private_hub().pid)
 (first,) = hub.children()
 for variables in ({}, {"FOO": "1"}, {"PYTHONHASHSEED": "7"}):
@@ -204,6 +206,24 @@ def test_zygote_that_a_private_hub_starts_first_is_used_until_the_program_change
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environ)
     assert ran.stdout.splitlines()[:2] == ["True True", "True True"]
     assert ran.stdout.splitlines()[2].startswith("False")
+
+
+def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr("envhub_client.private_hub.process.MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    hub = PrivateHub()
+    hub.start()
+    try:
+        assert not [*folder.iterdir()]
+        with closing(Connection(hub.address, own=hub.own)) as connection:
+            assert connection.welcome.private
+    finally:
+        hub.stop()
+        hub.forget()
 
 
 def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:

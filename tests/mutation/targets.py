@@ -11,7 +11,7 @@ _RECORDED = ["test_row", "test_worker_loop"]
 TARGETS: dict[str, list[str]] = {
     "server/envhub_server/network/rights.py": ["test_access", "test_admission", "test_access_rules"],
     "server/envhub_server/network/access.py": ["test_access_rules", "test_access", "test_access_by_proxy"],
-    "server/envhub_server/network/connections.py": ["test_access", "test_access_rules"],
+    "server/envhub_server/network/connections.py": ["test_access", "test_access_rules", "test_access_by_proxy"],
     "server/envhub_server/memory/stand_ins.py": ["test_stand_ins", "test_session_memory"],
     "client/envhub_client/session/recovery.py": ["test_recovery"],
     "envhub/protocol/hub.py": _HUB_PROTOCOL,

@@ -31,7 +31,9 @@ from envhub_server.network.connections import (
 )
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy_page import (
+    FULL_BYTES,
     FULL_FRAMES,
+    FULL_HANDSHAKE,
     HEARD_NS,
     NUMBER,
     PARTIAL,
@@ -112,7 +114,7 @@ def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_
     assert new is not None and known.of(b"new", 5, 100.2) is new and known.of(b"other", 5, 100.2) is None
     known.ended(5, 100.3)
     known.accepted(5, 100.4)
-    assert known.of(b"new", 5, 100.4 + GONE_S) is not None  # it has chosen its routing id, and is back
+    assert known.of(b"new", 5, 100.3 + GONE_S) is not None  # it has chosen its routing id, and is back
 
 
 def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
@@ -181,6 +183,38 @@ def test_connection_at_its_limit_is_ended_unless_a_message_of_it_was_read() -> N
     assert [each for each in found if each] == [[(5, "one of its messages has more than 1024 frames")]]
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (FULL_FRAMES, "one of its messages has more than 1024 frames"),
+        (FULL_BYTES, "it has sent too many bytes of a message that does not end"),
+        (FULL_HANDSHAKE, "it has sent too many bytes before it was let in"),
+    ],
+)
+def test_connection_is_ended_once_it_was_at_its_limit_at_so_many_checks_in_a_row(state: int, why: str) -> None:
+    known = connections(5)
+    entry = proxied(known, 5)
+    once = [*[[]] * (FULL_CHECKS - 1), [(5, why)], []]
+    say(entry, STATE, state)
+    assert [ends(known, 100.0) for _ in once] == once
+    entry.read(1, 0)
+    assert [ends(known, 100.0) for _ in once] == once
+    say(entry, STATE, 0)
+    assert ends(known, 100.0) == []
+    say(entry, STATE, state)
+    assert [ends(known, 100.0) for _ in once] == once
+
+
+def test_connection_that_was_not_let_in_has_the_time_for_its_handshake_and_no_other() -> None:
+    known = connections(5)
+    entry = proxied(known, 5)
+    found = known.get(5)
+    assert found is not None
+    found.silent_until_s = 1000.0
+    say(entry, STATE, PARTIAL)
+    assert [ends(known, 100.0 + number * PROGRESS_S) for number in range(4)] == [[]] * 4
+
+
 def test_message_that_comes_too_slowly_ends_its_connection() -> None:
     known = connections(5)
     entry = proxied(known, 5)
@@ -205,6 +239,8 @@ def test_bytes_of_a_proxied_connection_are_those_of_messages_that_were_not_read(
         hear(known, descriptor, KEY, ALICE)
     say(proxied(known, 5), UNREAD_BYTES, 90)
     assert numbers(known.unread(set(), lambda descriptor: None, 100, 100.0)) == []
+    for count in (1000, 2000):  # as the kernel counts, which does not know of messages
+        assert numbers(known.unread(set(), {5: count}.get, 100, 100.0)) == []
     say(proxied(known, 6), UNREAD_BYTES, 20)
     assert numbers(known.unread(set(), lambda descriptor: None, 100, 100.0)) == [5]
 

@@ -1,4 +1,4 @@
-"""Opens files that a user names or others may have put there: a pipe or a device in place of one holds nobody up."""
+"""Opens files that a user names or others may have put there, without waiting for a pipe or a device."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Authenticator:
             self.handshake_failed(host, "unknown key")
 
     def note_denials(self, now_s: float) -> None:
-        """Note the clients that had gone before they were told that their keys are not known, nobody knows where to."""
+        """Note the clients that left before they were told that their keys are unknown; nor is their address known."""
         while self._denials and self._denials[0] + DENIED_S <= now_s:
             self.denied("")
 

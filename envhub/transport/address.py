@@ -158,6 +158,19 @@ def parse_hub(text: str | Secret[str]) -> Address:
     return found
 
 
+def parse_bind(text: str) -> Address:
+    """The address that ``text`` names, for a hub to bind.
+
+    Raises:
+        AddressError: it names none, or is one that a client is given, with its key.
+    """
+    found = parse(text)
+    if found.keys is not None:
+        shown_as = written(Secret(text))
+        raise AddressError(f"{shown_as} is an address for a client, with its key; a hub binds {found.text}")
+    return found
+
+
 def _can_be_a_host(host: str) -> bool:
     if not host.startswith("["):
         return HOST.fullmatch(host) is not None

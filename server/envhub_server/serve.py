@@ -90,7 +90,7 @@ def check_config(config: HubConfig) -> None:
         AddressError: every registered environment would be offered to other machines.
     """
     for bind in config.binds:
-        parsed = address.parse(bind)
+        parsed = address.parse_bind(bind)
         if config.registry().offers_all and not parsed.is_ipc and not parsed.is_loopback:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
 

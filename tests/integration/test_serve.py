@@ -20,6 +20,8 @@ from envhub_server.network.listener import Listener
 from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
+from envhub.transport import sockets
+from envhub.transport.keys import HubKeys, token_of
 
 
 def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -275,6 +277,15 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
     for process, (given, why) in zip(started, BAD_ARGUMENTS, strict=True):
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:0", "10.1.2.3:4567", "10.1.2.3:4567:8"])
+@pytest.mark.parametrize("entries", [["CartPole-v1"], []])
+def test_address_of_a_client_is_not_bound_and_its_key_not_shown(place: str, entries: list[str]) -> None:
+    keys = HubKeys(*sockets.new_key_pair())
+    ended = command("serve", "--bind", f" envhub://{token_of(keys).reveal_secret()}@{place}", *entries)
+    assert ended.returncode == 2 and f"a hub binds tcp://{place}" in ended.stderr
+    assert token_of(keys).reveal_secret() not in ended.stdout + ended.stderr
 
 
 def test_files_in_the_place_of_a_hubs_own_are_kept(tmp_path: Path) -> None:

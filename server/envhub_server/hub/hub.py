@@ -231,7 +231,7 @@ class Hub:
 
     def _bind(self, listener: Listener) -> None:
         """Bind every address: those of ipc first, since only what is bound later wants a key."""
-        is_ipc = {text: address.parse(text).is_ipc for text in self.config.binds}
+        is_ipc = {text: address.parse_bind(text).is_ipc for text in self.config.binds}
         bound = {text: listener.bind(text) for text in self.config.binds if is_ipc[text]}
         if len(bound) < len(is_ipc):
             self._access.guard(self._context, self._router)

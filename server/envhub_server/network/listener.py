@@ -65,7 +65,7 @@ class Listener:
         Raises:
             AddressError: malformed, in use, not ours, or reachable from other machines where that is not allowed.
         """
-        wanted = address.parse(text)
+        wanted = address.parse_bind(text)
         if wanted.is_ipc:
             self._prepare(wanted)
         elif self._open_to_all:

@@ -344,7 +344,7 @@ def test_nonsense_is_noticed_by_nobody_else(strangers: ServedHub, honest: envhub
 def _nonsense(generator: random.Random) -> bytes:
     """A handshake and a message, of which some bytes are others or missing."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    ready = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
     said = bytearray(greeting + ready + frame(generator.randbytes(generator.randrange(300)), more=True) + EMPTY * 9)
     for _ in range(generator.randrange(5)):
         said[generator.randrange(len(said))] ^= 1 << generator.randrange(8)

@@ -22,7 +22,7 @@ import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
-from hubs import ServedHub, lives, serve, wait_until, worker_processes
+from hubs import ServedHub, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
 
@@ -120,6 +120,25 @@ def test_hub_out_of_reach_for_the_reconnect_timeout_is_lost(tmp_path: Path, capl
         assert wait_until(lambda: "within reach again" in caplog.text)
         assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]  # the one that was given up has been carried out
         envs.close()
+
+
+@pytest.mark.long
+def test_hub_at_the_path_of_one_that_is_stopped_is_found(tmp_path: Path) -> None:
+    """The socket of a stopped hub still accepts connections, though its path is another's by now."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    address = f"ipc://{tmp_path}/hub.sock"
+    with serve(folders[0], "counter=sims:counter", binds=[address]) as hub:
+        options = {"lane": "wire", "on_hub_loss": "raise", "reconnect_timeout": 30.0}
+        with closing(envhub.make_vec("counter", 1, hub=address, **options)) as envs:
+            envs.reset()
+            with stopped(hub.process.pid):
+                for left in tmp_path.glob("hub.sock*"):
+                    left.unlink()
+                other = serve(folders[1], "counter=sims:counter", binds=[address])
+                with other, pytest.raises(envhub.HubLost, match="another hub answers"):
+                    envs.step([0])
 
 
 @pytest.mark.long

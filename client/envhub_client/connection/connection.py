@@ -550,7 +550,7 @@ class Connection:
             logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
 
     def _on_monitor(self) -> None:
-        closed = renewed = False
+        closed = silent = renewed = False
         self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
         while self._monitor.poll(0):
             try:
@@ -567,16 +567,17 @@ class Connection:
             elif event == zmq.EVENT_CLOSED:
                 self._broken_handshakes.interrupted()
             elif event & _REFUSALS:
+                silent = True  # as a hub is that is stopped
                 renewed = renewed or self._on_refusal(event, value)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.protocol.disconnected(time.monotonic())
         self._whole = not renewed
         self._broken_handshakes.read(time.monotonic())
-        if not closed:
+        if not closed and not silent:
             return
         if self.local_sockets is not None and self.local_sockets.has_moved() and not zmq.zmq_poll(self._poll, 0):
             self._whole = False  # nothing of the former hub is left to be read: connect to the one at its path
-        elif self._refuses():  # once, however many attempts have failed meanwhile
+        elif closed and self._refuses():  # once, however many attempts have failed meanwhile
             self.protocol.refused(time.monotonic())
 
     def _on_refusal(self, event: int, value: int) -> bool:

@@ -201,6 +201,16 @@ def test_malformed_messages_without_end_harm_no_session(
         assert goes_on(honest) and rss(flooded) - before < GROWN_MAX
 
 
+def test_of_a_connection_that_is_ended_no_message_more_is_handled(flooded: ServedHub) -> None:
+    with envhub.connect(flooded.tcp) as client, ZmtpPeer(flooded.tcp) as peer:
+        malformed = client.stats()["malformed"]
+        with contextlib.suppress(OSError):  # it is ended meanwhile
+            peer.connection.sendall(frame(b"", False) * 1000)
+            while peer.connection.recv(1 << 16):
+                pass
+        assert client.stats()["malformed"] == malformed + MALFORMED_MAX
+
+
 def _nonsense(generator: random.Random, hub_id: int) -> list[bytes]:
     """A message that is nearly right, or not at all."""
     kind = generator.randrange(4)

@@ -137,6 +137,17 @@ def test_message_of_a_connection_that_has_ended_is_its_clients_all_the_same(acce
     assert access.ends(b"peer", DESCRIPTOR, "why", 100.2) == [(known_of(access), "why")]
 
 
+def test_client_with_the_routing_id_of_a_connection_that_has_ended_has_no_connection_more(access: Access) -> None:
+    access.accepted(DESCRIPTOR, 100.0)
+    assert access.holder(b"peer", said("alice"), 100.0)[1] == ""
+    access.accepted(DESCRIPTOR - 1, 100.0)
+    assert "connections_max" in access.holder(b"chosen", said("alice", DESCRIPTOR - 1), 100.0)[1]
+    access.ended(DESCRIPTOR - 1, 100.0)
+    access.accepted(DESCRIPTOR - 1, 100.1)
+    assert "connections_max" in access.holder(b"chosen", said("alice", DESCRIPTOR - 1), 100.2)[1]
+    assert access.holder(b"peer", said("alice"), 100.2)[1] == ""
+
+
 def test_change_of_the_keys_ends_the_connections_that_it_concerns(
     access: Access, keys: KeyFolder, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ class Hub:
         self._unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
         self._access = Access(config.keys, config.insecure, self._audit, self._unread_bytes_max)
         self._entries: dict[bytes, Any] | None = None  # of the peers of the proxy, once there is one
+        self._cut_off = self._access.connections.cut_off
         self._liveness = ClientLiveness(self._protocol, config.timing.lease_s, self._access.silence_s)
         self._heard_ns = 0  # when it was last asked which sessions have taken a request
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
@@ -577,6 +578,8 @@ class Hub:
         if frames[-1].more:
             self._refuse_frames(peer, frames)
             return
+        if self._cut_off and self._cut_off.get(peer, 0.0) > self._handled_s:
+            return  # libzmq had it before the hub ended the connection
         first, *others = map(_BUFFER, frames)
         incoming, holder = None, OWN_USER
         if len(first) <= STEP_FRAME_BYTES_MAX:
@@ -622,6 +625,7 @@ class Hub:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
                     connection.shutdown(socket.SHUT_RDWR)
+            self._access.connections.cut(known, self._clock.now_s())
             self._access.connections_ended += 1
             log.warning("connection_ended", client=known.client, host=known.origin, why=why)
             self._audit.write("connection_ended", known.client, known.origin, why=why)

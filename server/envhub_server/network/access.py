@@ -220,9 +220,11 @@ class Access:
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
-        if known is not None and known.entry is not None:
+        if known is None:  # it has ended, or its peer has chosen the routing id of one that has
+            return holder, self.connections.lack(holder)
+        if known.entry is not None:
             origin = known.origin
-        if known is not None and known.holder is None:
+        if known.holder is None:
             self._audit.write("connected", holder.name, origin)
             known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
             if why := self.connections.lack(holder):

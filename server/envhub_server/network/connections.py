@@ -54,6 +54,8 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
+        # Peers whose connections the hub has ended, and until when messages may come that they had sent before.
+        self.cut_off: dict[bytes, float] = {}
         self._unread_s = math.inf
 
     def __len__(self) -> int:
@@ -82,9 +84,12 @@ class Connections:
         """Forget a connection; messages that it sent before may still come."""
         known = self._known.pop(descriptor, None)
         if known is not None and known.peer:
-            while len(self._gone) >= GONE_MAX:
-                del self._gone[next(iter(self._gone))]
-            self._gone[known.peer] = now_s + GONE_S
+            _note(self._gone, known.peer, now_s)
+
+    def cut(self, known: KnownConnection, now_s: float) -> None:
+        """Note that the hub ends this connection: messages that it sent before are not to be handled any more."""
+        if known.peer:
+            _note(self.cut_off, known.peer, now_s)
 
     def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
         """The connection of a message; None where it has ended, and its number may be another's by now."""
@@ -182,6 +187,13 @@ def _too_much(state: int, frames_max: int) -> str:
     if state & FULL_BYTES:
         return "it has sent too many bytes of a message that does not end"
     return "it has sent too many bytes before it was let in"
+
+
+def _note(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:
+    """Note the peer of a connection that ends, until its messages have come; the oldest is forgotten for a new one."""
+    while len(peers) >= GONE_MAX:
+        del peers[next(iter(peers))]
+    peers[peer] = now_s + GONE_S
 
 
 def _admitted_as(holder: Holder | None) -> tuple[str, str] | None:

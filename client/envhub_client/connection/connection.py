@@ -467,9 +467,9 @@ class Connection:
             if self._pidfd is not None:
                 self._pidfd.close()
             self._close_sockets()
+            self._context.destroy(linger=0)  # what an interrupt has left open before is closed at the next attempt
             if self.local_sockets is not None:
                 self.local_sockets.close()
-            self._context.destroy(linger=0)  # last: what an interrupt leaves open is closed at the next attempt
         finally:
             self.in_use.release()
         _UNCLOSED.pop(self._number, None)

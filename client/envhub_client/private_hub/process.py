@@ -176,6 +176,14 @@ def private_hub() -> PrivateHub:
         return _hub
 
 
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """A folder of this user alone, in which the hub binds its sockets."""
     return tempfile.TemporaryDirectory(

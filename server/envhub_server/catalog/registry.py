@@ -225,6 +225,8 @@ def _stem(name: str) -> str:
 def _parse(entry: str) -> _Entry:
     if not entry.isprintable():  # no module or id has such a name, and errors and logs would show it
         raise ValueError(f"{entry!r} has characters that cannot be printed")
+    if "://" in entry:  # an address, whose key is not to be shown
+        raise ValueError("an address was given as an environment: name the environments, and give addresses by --bind")
     name, equals, factory = entry.partition("=")
     if equals:
         module, colon, attribute = factory.partition(":")

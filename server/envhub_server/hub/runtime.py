@@ -231,8 +231,11 @@ class SessionRuntime:
         self._budget.use(-held)
         budget.use(held)
         self._budget = budget
+        # While a reply is compressed, the event of an earlier request still waits; it is answered in this one's place.
+        reported = self._compressing is not None and self._attach_request is not None
         self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
-        self._report(stimuli.Attached(self.quiescent))
+        if not reported:
+            self._report(stimuli.Attached(self.quiescent))
 
     def _new_ticket(self) -> bytes:
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""

@@ -132,7 +132,10 @@ class Listener:
                 raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
         self._lock(path)
         for left_over in sockets_there:
-            left_over.unlink(missing_ok=True)  # of a killed hub: one that listens would hold the lock
+            try:
+                left_over.unlink(missing_ok=True)  # of a killed hub: one that listens would hold the lock
+            except OSError as error:
+                raise AddressError(f"{wanted.text}: {left_over} cannot be removed: {error.strerror}") from error
         self._paths.append(path)
         self._make_blockers()
 
@@ -171,7 +174,8 @@ class Listener:
                 log.warning("no_socket_in_place", path=str(path), why=str(error))
                 continue
             try:
-                temporary.unlink(missing_ok=True)
+                if temporary.is_socket():  # an earlier attempt has left it
+                    temporary.unlink()
                 blocker.bind(str(temporary))
                 blocker.listen(0)
                 client.connect(str(temporary))

@@ -1,0 +1,103 @@
+"""What a client is told of a worker that ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.failure_text import (
+    LOG_TAIL_CHARS_MAX,
+    MIB,
+    Overrun,
+    env_failure,
+    exhausted,
+    failure,
+    loss,
+    named,
+    unready,
+)
+from envhub_server.session.hang_detector import Late
+
+from envhub.protocol.messages import Failure, Faults, Make
+
+ROWS = [3, 7]
+CRASH = ExitCause(
+    "was ended by SIGSEGV", "SIGSEGV", None, 'File "/home/a/sim.py"\nThread 0x7 (most recent call first):'
+)
+
+
+@pytest.mark.parametrize("hide_folders", [False, True])
+def test_env_whose_interpreter_cannot_be_used_is_told_by_its_name(hide_folders: bool) -> None:
+    rules = WorkerRules(0, hide_folders, "")
+    told = unready(Make(1, "sim"), "/home/a/python has no numpy", rules)
+    assert told.code == "env_unready" and told.message.startswith("'sim' is not ready: ")
+    assert ("/home/a" in told.message) is not hide_folders
+    assert "a factory" in unready(Make(1), "why", rules).message
+
+
+def test_worker_is_named_with_its_envs() -> None:
+    assert named(1, [3]) == "worker 1 (env 3)" and named(1, ROWS) == "worker 1 (envs 3, 7)"
+
+
+def test_crash_is_told_of_the_workers_first_env_with_the_end_of_its_output() -> None:
+    long = ExitCause(CRASH.how, CRASH.signal, None, "x" + "y" * LOG_TAIL_CHARS_MAX)
+    told = failure(1, ROWS, long, None, hide_folders=False)
+    assert told == Failure(
+        "worker_died",
+        "request",
+        "worker 1 (envs 3, 7) was ended by SIGSEGV",
+        env_index=3,
+        worker=1,
+        log_tail="y" * LOG_TAIL_CHARS_MAX,
+    )
+    assert "/home/a" not in failure(1, ROWS, CRASH, None, hide_folders=True).log_tail
+
+
+def test_late_env_is_told_by_its_own_number_with_its_limit() -> None:
+    told = failure(1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
+    assert (told.code, told.env_index, told.worker, told.log_tail) == ("env_timeout", 7, 1, CRASH.log_tail)
+    assert told.message == ("env 7 did not finish its step within step_timeout=5 s; its worker 1 (envs 3, 7) was ended")
+    found = env_failure(told, CRASH, Late("step", 7, 6.0, 5.0), restarts=2)
+    assert (found.cause, found.restarts, found.signal) == ("timeout", 2, "SIGSEGV")
+    assert found.traceback.startswith("Thread 0x7")
+
+
+@pytest.mark.parametrize(
+    ("overrun", "text"),
+    [
+        (Overrun(300 * MIB, 256 * MIB), "had 300 MiB of memory, more than memory_max=268435456 bytes, and was ended"),
+        (
+            Overrun(300 * MIB, 512 * MIB, "alice", 600 * MIB),
+            "had 300 MiB of memory, the most of the workers of alice, which had 600 MiB together, more than "
+            "worker_memory_bytes_max=536870912 of its key, and was ended",
+        ),
+    ],
+)
+def test_worker_with_too_much_memory_is_told_with_the_limit_that_it_broke(overrun: Overrun, text: str) -> None:
+    told = failure(1, ROWS, CRASH, overrun, hide_folders=False)
+    assert told.message == f"worker 1 (envs 3, 7) {text}"
+    assert (told.code, told.env_index, told.worker) == ("worker_died", 3, 1)
+    found = env_failure(told, CRASH, overrun, restarts=0)
+    assert (found.cause, found.traceback) == ("memory", "")
+
+
+def test_policy_of_the_cause_decides_whether_a_step_raises() -> None:
+    crash = failure(1, ROWS, CRASH, None, hide_folders=False)
+    late = failure(1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
+    found = env_failure(crash, ExitCause("exited with status 3", status=3), None, restarts=0)
+    assert (found.signal, found.exit_status) == ("", 3)
+    for faults, raising in ((Faults(on_crash="raise"), crash), (Faults(on_timeout="raise"), late)):
+        for told in (crash, late):
+            assert loss(told, found, faults).raises is (told is raising)
+    assert found.cause == "crash"
+
+
+def test_end_of_the_restarts_is_of_the_session_and_keeps_what_is_known() -> None:
+    crash = replace(failure(1, ROWS, CRASH, None, hide_folders=False), replay="an-env-1")
+    told = exhausted(crash, "it ended 5 times in 60 s")
+    assert told.replay == env_failure(crash, CRASH, None, restarts=0).replay == "an-env-1"
+    assert (told.code, told.scope, told.env_index, told.worker) == ("restarts_exhausted", "session", 3, 1)
+    assert told.message.startswith("worker 1 (envs 3, 7) was ended by SIGSEGV; it ended 5 times in 60 s")
+    assert told.log_tail == CRASH.log_tail

@@ -122,6 +122,15 @@ def test_client_that_is_not_let_in_has_little_to_say() -> None:
     assert not frames.full
 
 
+@pytest.mark.parametrize("said", [EMPTY, frame(b"", True), frame(bytes(55), False)], ids=["empty", "long", "other"])
+def test_client_that_is_not_let_in_sends_no_more_bytes_than_a_handshake_has(said: bytes) -> None:
+    frames = ClientFrames(FRAMES_MAX, BYTES_MAX, curve=False)
+    assert admitted(frames, GREETING) == GREETING and frames.full == ""
+    assert admitted(frames, said) == said and frames.full == ""
+    passed = len(said + admitted(frames, said * HANDSHAKE_BYTES_MAX))
+    assert HANDSHAKE_BYTES_MAX - len(said) < passed <= HANDSHAKE_BYTES_MAX and frames.full == HANDSHAKE
+
+
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n", b"\x01\x00", b"\xff" + bytes(8) + b"\x7e", GREETING[:10] + b"\x02"], ids=repr
 )

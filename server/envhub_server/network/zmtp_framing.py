@@ -98,7 +98,7 @@ class ClientFrames:
                 head, size = 9, int.from_bytes(data[at + 1 : at + 9], "big")
             else:
                 break
-            self.full = self._count(flags, size)
+            self.full = self._count(flags, head, size)
             if not self.full:
                 self.left = head + size
         return at
@@ -113,12 +113,12 @@ class ClientFrames:
             self._greeting, self.full = GREETING_BYTES, FOREIGN
         return passed
 
-    def _count(self, flags: int, size: int) -> str:
+    def _count(self, flags: int, head: int, size: int) -> str:
         """Count a frame; returns why it may not pass now, and then it is not counted."""
         if not self._ready:
-            if size > self._handshake_left:
+            if head + size > self._handshake_left:
                 return HANDSHAKE
-            self._handshake_left -= size + 2
+            self._handshake_left -= head + size
             return ""
         body = max(0, size - self._curve_bytes)
         if self.unread_frames >= self._frames_max:

@@ -31,9 +31,9 @@ def admitted(frames: ClientFrames, data: bytes) -> bytes:
     return data[: frames.admit(memoryview(data))]
 
 
-def begun(curve: bool = False) -> ClientFrames:
+def begun(curve: bool = False, frames_max: int = FRAMES_MAX, bytes_max: int = BYTES_MAX) -> ClientFrames:
     """A client that the hub has let in."""
-    frames = ClientFrames(FRAMES_MAX, BYTES_MAX, curve)
+    frames = ClientFrames(frames_max, bytes_max, curve)
     assert admitted(frames, GREETING + READY) == GREETING + READY
     frames.ready()
     return frames
@@ -111,7 +111,96 @@ def test_answers_that_none_asked_for_let_nothing_pass() -> None:
     frames = begun(curve=True)
     admitted(frames, encrypted(bytes(60)) * FRAMES_MAX)
     frames.answered(1000)
-    assert frames.unread_frames == FRAMES_MAX and admitted(frames, encrypted(b"")) == b""
+    assert (frames.unread_frames, frames.unread_bytes) == (FRAMES_MAX, 60 * FRAMES_MAX)
+    assert admitted(frames, encrypted(b"")) == b""
+
+
+def test_frame_passes_as_soon_as_its_size_is_known() -> None:
+    frames = begun()
+    assert admitted(frames, b"") == b"" and admitted(frames, EMPTY[:1]) == b""
+    assert admitted(frames, EMPTY) == EMPTY and frames.full == ""
+    assert ClientFrames(FRAMES_MAX, BYTES_MAX, curve=False).admit(memoryview(b"")) == 0
+
+
+def test_frame_of_any_size_that_can_be_written_is_measured() -> None:
+    for bit in range(10, 64):
+        frames = begun()
+        assert admitted(frames, bytes([2]) + (1 << bit).to_bytes(8, "big")) == b"" and frames.full == BYTES
+
+
+def test_as_many_bytes_as_may_be_unread_pass() -> None:
+    frames, whole = begun(), frame(bytes(BYTES_MAX), True)
+    assert admitted(frames, whole + EMPTY + frame(b"1", False)) == whole + EMPTY and frames.full == BYTES
+
+
+def test_heartbeat_is_partial_until_its_last_byte_has_passed() -> None:
+    frames = begun()
+    assert admitted(frames, PING[:2]) == PING[:2] and frames.partial
+    assert admitted(frames, PING[2:-1]) == PING[2:-1] and frames.partial
+    assert admitted(frames, PING[-1:]) == PING[-1:] and not frames.partial
+
+
+def test_messages_that_are_read_one_after_another_leave_what_is_unread() -> None:
+    frames = begun()
+    assert len(admitted(frames, b"".join(bytes([1, size]) + bytes(size) for size in (100, 90, 80, 70, 0)))) == 350
+    for read, (nbytes, left) in enumerate([(100, 240), (190, 150), (270, 70), (340, 0)], 1):
+        frames.read(read, nbytes)
+        assert (frames.unread_frames, frames.unread_bytes) == (5 - read, left)
+        frames.read(read, nbytes)
+        assert (frames.unread_frames, frames.unread_bytes, frames.partial) == (5 - read, left, True)
+    frames.read(5, 340)
+    assert (frames.unread_frames, frames.unread_bytes, frames.partial) == (0, 0, False)
+
+
+def test_message_of_the_size_of_a_heartbeat_is_none_where_its_frame_says_so() -> None:
+    frames = begun()
+    admitted(frames, bytes([0, 10]) + bytes(10))
+    frames.answered(1)
+    assert frames.partial and frames.unread_frames == 1
+
+
+def test_answer_is_for_one_heartbeat() -> None:
+    frames = begun()
+    admitted(frames, PING * 3)
+    frames.answered(1)
+    assert frames.unread_frames == 2 and not frames.partial
+    admitted(frames, EMPTY)
+    assert frames.unread_frames == 3 and frames.partial
+
+
+def test_message_that_is_read_has_few_heartbeats_forgiven_and_only_once() -> None:
+    frames = begun(True, 1000, 1 << 20)
+    admitted(frames, encrypted(bytes(60)) + encrypted(bytes(5)) * (FORGIVEN_MAX + 100))
+    for _ in range(3):
+        frames.read(1, 60)
+        assert frames.unread_frames == 100 and not frames.partial
+
+
+def test_short_messages_that_were_taken_for_heartbeats_hide_none_that_come_later() -> None:
+    frames, count = begun(True, 1000, 1 << 20), FORGIVEN_MAX * 2
+    admitted(frames, encrypted(bytes(5)) * count)
+    frames.read(count, 5 * count)
+    assert frames.unread_frames == 0 and not frames.partial
+    admitted(frames, encrypted(bytes(60)))
+    assert frames.unread_frames == 1 and frames.partial
+
+
+def test_short_messages_that_were_forgiven_make_no_room_once_they_are_read() -> None:
+    frames = begun(curve=True)
+    admitted(frames, encrypted(bytes(60)) + encrypted(bytes(10)) * 5)
+    frames.read(1, 60)
+    assert frames.unread_frames == 0
+    frames.read(4, 90)
+    assert (frames.unread_frames, frames.unread_bytes) == (0, 0)
+    admitted(frames, encrypted(b"1") * 2)
+    frames.read(5, 100)
+    assert (frames.unread_frames, frames.unread_bytes) == (1, 0)
+
+
+def test_frame_too_short_for_curve_makes_no_room() -> None:
+    frames = begun(curve=True)
+    admitted(frames, EMPTY * 3)
+    assert (frames.unread_frames, frames.unread_bytes) == (3, 0)
 
 
 def test_client_that_is_not_let_in_has_little_to_say() -> None:
@@ -132,7 +221,16 @@ def test_client_that_is_not_let_in_sends_no_more_bytes_than_a_handshake_has(said
 
 
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n", b"\x01\x00", b"\xff" + bytes(8) + b"\x7e", GREETING[:10] + b"\x02"], ids=repr
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x01\x00",
+        b"\xff" + bytes(8) + b"\x7e",
+        b"\xff" + bytes(8) + b"\x7e\x03",
+        b"\x01" + GREETING[1:11],
+        GREETING[:10] + b"\x02",
+    ],
+    ids=repr,
 )
 def test_peer_of_another_protocol_says_no_more_than_a_greeting(said: bytes) -> None:
     for pieces in ([said + bytes(1000)], [bytes([byte]) for byte in said + bytes(1000)]):
@@ -167,3 +265,24 @@ def test_hub_says_who_is_let_in_and_which_heartbeats_it_has_answered(piece: int)
     said = GREETING + command(b"WELCOME", bytes(100)) + command(b"ERROR", b"\x03400")
     assert sum(denied.scan(memoryview(said[at : at + piece])) for at in range(0, len(said), piece)) == 0
     assert denied.denied and not denied.ready
+
+
+@pytest.mark.parametrize("piece", [1, 1000])
+def test_message_of_the_hub_is_no_answer_to_a_heartbeat(piece: int) -> None:
+    hub = HubFrames(curve=False)
+    said = GREETING + READY + bytes([0, 7]) + bytes(7) + frame(bytes(300), True) + PONG + frame(b"", False) + PONG
+    assert sum(hub.scan(memoryview(said[at : at + piece])) for at in range(0, len(said), piece)) == 2
+
+
+def test_message_of_the_hub_lets_nobody_in() -> None:
+    hub = HubFrames(curve=False)
+    hub.scan(memoryview(GREETING + bytes([0]) + READY[1:]))
+    assert not hub.ready
+    hub.scan(memoryview(READY))
+    assert hub.ready
+
+
+def test_client_that_was_told_that_it_is_not_let_in_stays_denied() -> None:
+    hub = HubFrames(curve=True)
+    hub.scan(memoryview(GREETING + command(b"ERROR", b"\x03400") + command(b"WELCOME", bytes(100))))
+    assert hub.denied and not hub.ready

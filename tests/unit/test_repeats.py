@@ -58,6 +58,21 @@ def test_lines_from_any_number_of_origins_are_bounded_and_all_are_counted() -> N
     assert len(vars(repeats)["_periods"]) == 1 and sum(vars(repeats)["_origins"]["refused"].values()) == 1
 
 
+def test_lines_left_out_are_pending_until_they_are_told_though_their_period_has_ended() -> None:
+    repeats = Repeats()
+    for _ in range(2):
+        repeats.admits("refused", {}, "", "why", 0.0)
+    assert repeats.admits("connected", {}, "", "why", REPEAT_S) and repeats.pending
+    assert repeats.told(REPEAT_S) == [{"of": "refused", "lines": 1}] and not repeats.pending
+
+
+def test_flood_from_many_origins_hides_no_line_of_one_that_was_there_before() -> None:
+    repeats = Repeats()
+    for number in range(5000):
+        repeats.admits("refused", {}, str(number), number, 0.0)
+    assert repeats.admits("refused", {}, "0", "why", 1.0) and not repeats.admits("refused", {}, "4999", "why", 1.0)
+
+
 @pytest.mark.parametrize(
     ("origin", "network"),
     [
@@ -76,4 +91,5 @@ def test_what_a_peer_can_vary_of_its_origin_does_not_count(origin: str, network:
 
 def test_long_texts_are_shortened() -> None:
     assert len(shortened("x" * 10**6)) == FIELD_CHARS_MAX + 1
+    assert shortened("x" * FIELD_CHARS_MAX) == "x" * FIELD_CHARS_MAX
     assert shortened("short") == "short" and shortened(3) == 3

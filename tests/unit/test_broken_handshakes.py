@@ -54,8 +54,9 @@ def test_handshake_counts_as_begun_when_the_monitor_was_read_before(handshakes: 
         handshakes.read(at_s)
         return enough
 
-    handshakes.begun()
-    assert not handshakes.failed(errno.EPIPE, 0)  # the monitor was never read before
+    for _ in range(3):
+        handshakes.begun()
+        assert not handshakes.failed(errno.EPIPE, 0)  # the monitor was never read before
     # A program that is busy elsewhere reads both events of a long time at once.
     assert not any(read(at_s) for at_s in (0, 4, 8, 12, 16))
     assert [read(at_s) for at_s in (16.5, 17, 17.5)] == [False, False, True]

@@ -24,7 +24,8 @@ def open_socket_file(path: str) -> FileIO:
         PermissionError: another user has made it, or this user may not enter its folder.
         OSError: there is none.
     """
-    file = FileIO(path, opener=lambda name, _: os.open(name, os.O_PATH | os.O_CLOEXEC))
+    # Opened and held by one call into C: an interrupt in between would leave a descriptor without an owner.
+    (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
     if (owner := os.fstat(file.fileno()).st_uid) != os.getuid():
         file.close()
         raise PermissionError(f"{path} is a socket of user {owner}, not of yours; a hub is used by its own user")

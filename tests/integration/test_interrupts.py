@@ -21,6 +21,7 @@ import zmq
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.local_sockets import OwnHub
 from hubs import ServedHub, interrupted_after, signalled_in_a_wait, stopped, wait_until, worker_processes
 
 import envhub
@@ -270,25 +271,29 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is dropped says that it was open
-def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub) -> None:
+@pytest.mark.parametrize("is_own", [False, True])
+def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub, is_own: bool) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     places = Places()
-    pidfd = os.pidfd_open(hub.process.pid)
-    places.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd)).close()
+    path = hub.ipc.removeprefix("ipc://")
+    own = OwnHub(os.pidfd_open(hub.process.pid), os.open(path, os.O_PATH), os.open(f"{path}.side", os.O_PATH))
+    known = own if is_own else None
+    places.during(lambda: Connection(hub.ipc, own=known)).close()
     gc.collect()
     before = descriptors()
     for place in places.found:
         interrupt = Interrupt(1, place)
-        connection = interrupt.during(lambda: Connection(hub.ipc, hub_pidfd=pidfd))
+        connection = interrupt.during(lambda: Connection(hub.ipc, own=known))
         if connection is not None:
             connection.close()
         del connection
         if descriptors() > before:  # a collection takes a second in a process that has run many tests
             gc.collect()
         assert wait_until(lambda: descriptors() <= before), place
-    os.close(pidfd)
+    for descriptor in own:
+        os.close(descriptor)
 
 
 class PlacesOfPyzmq(Places):

@@ -8,7 +8,9 @@ The file need not have a path any more.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from io import FileIO
 
 NOWHERE = "/dev/null"  # a place that refuses every connection, as a socket does at which nothing listens
@@ -24,6 +26,8 @@ def open_socket_file(path: str) -> FileIO:
         PermissionError: another user has made it, or this user may not enter its folder.
         OSError: there is none.
     """
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise OSError(errno.ENOTSOCK, "is no socket", path)
     # Opened and held by one call into C: an interrupt in between would leave a descriptor without an owner.
     (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
     if (owner := os.fstat(file.fileno()).st_uid) != os.getuid():

@@ -20,6 +20,7 @@ from envhub.arena.spin import RING
 from envhub.protocol import messages
 from envhub.protocol.messages import Shared
 from envhub.transport.address import parse, side_path
+from envhub.transport.socket_file import NOWHERE
 
 Serve = Callable[[Callable[[socket.socket, threading.Event], None]], str]
 
@@ -110,3 +111,12 @@ def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
 
     with pytest.raises(OSError, match="timed out"):
         opened(serve(dribble))
+
+
+def test_folder_in_the_place_of_a_socket_is_none_and_costs_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        sockets = LocalSockets(str(tmp_path))
+        assert sockets.place() == NOWHERE and sockets.refuses() and not sockets.has_moved()
+        sockets.close()
+    assert len(os.listdir("/proc/self/fd")) == before

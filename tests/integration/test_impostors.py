@@ -119,9 +119,10 @@ def test_socket_that_another_user_puts_at_the_path_of_a_hub_is_not_used(tmp_path
 
 
 def test_socket_in_a_folder_that_this_user_may_not_enter_is_told_in_a_sentence(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
     program = (
         f"import os, envhub, envhub_client.client; os.setuid({NOBODY})\n"
-        "try: envhub.connect('ipc:///root/hub.sock')\n"
+        f"try: envhub.connect('ipc://{tmp_path}/hub.sock')\n"
         "except envhub.AddressError as error: print(error)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

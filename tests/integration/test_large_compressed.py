@@ -87,8 +87,8 @@ def test_hub_that_is_stopped_meanwhile_answers_what_it_has_begun(hub: ServedHub)
         with suppress(envhub.EnvHubError):
             while True:
                 envs.step_async(np.zeros(NUM_ENVS, int))
-                began.set()
                 seen.append(float(envs.step_wait()[0].max()))
+                began.set()
 
     stepping = threading.Thread(target=step)
     stepping.start()

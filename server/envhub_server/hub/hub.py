@@ -443,7 +443,7 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
-                if runtime.is_compressing:
+                if runtime.compressing is not None:
                     continue
                 # Between two steps a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING

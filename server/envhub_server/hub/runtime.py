@@ -95,6 +95,7 @@ class SessionRuntime:
     Attributes:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
+        compressing: the reply that a thread compresses; what was decided after it is carried out once it is sent.
         owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
         origin: from where that client made it or took it over, as in the audit.
         state: its state machine.
@@ -147,7 +148,7 @@ class SessionRuntime:
         self._has_infos = False  # whether a row of the last move has something to say besides its arrays
         method = state.make.compression
         self._compressors = LeafCompressors(method) if method else None
-        self._compressing: _Compressing | None = None
+        self.compressing: _Compressing | None = None
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         environ = None if world is None else world.environ
@@ -172,11 +173,6 @@ class SessionRuntime:
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
         return 0 if self._memory is None else self._memory.arena.layout.nbytes()
-
-    @property
-    def is_compressing(self) -> bool:
-        """Whether what was decided is carried out only once a reply is compressed."""
-        return self._compressing is not None
 
     @property
     def memory(self) -> Mapping[int, int]:
@@ -232,7 +228,7 @@ class SessionRuntime:
         budget.use(held)
         self._budget = budget
         # While a reply is compressed, the event of an earlier request still waits; it is answered in this one's place.
-        reported = self._compressing is not None and self._attach_request is not None
+        reported = self.compressing is not None and self._attach_request is not None
         self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
         if not reported:
             self._report(stimuli.Attached(self.quiescent))
@@ -314,8 +310,8 @@ class SessionRuntime:
 
     def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
-        if self._compressing is not None:
-            self._while_compressing(self._compressing, stimulus)
+        if self.compressing is not None:
+            self._while_compressing(self.compressing, stimulus)
             return
         if stimulus is _ROWS_STOOD_IN:
             self._on_bell()
@@ -345,8 +341,8 @@ class SessionRuntime:
     def _carry_out(self, wanted: Sequence[Instruction]) -> None:
         for number, instruction in enumerate(wanted):
             _CARRIED_OUT[type(instruction)](self, instruction)
-            if self._compressing is not None:
-                self._compressing.following = wanted[number + 1 :]
+            if self.compressing is not None:
+                self.compressing.following = wanted[number + 1 :]
                 return
 
     def _while_compressing(self, reply: _Compressing, stimulus: Stimulus | WorkerStarted) -> None:
@@ -354,7 +350,7 @@ class SessionRuntime:
         if stimulus is not _COMPRESSED:
             reply.stimuli.append(stimulus)
             return
-        self._compressing = None
+        self.compressing = None
         self._events.extendleft((self.number, each) for each in reversed(reply.stimuli))
         if reply.error is not None:
             raise reply.error
@@ -722,7 +718,7 @@ class SessionRuntime:
         except RuntimeError:  # no thread is left
             frames[place] = compressors.compress(frames[place])
             return False
-        self._compressing = reply
+        self.compressing = reply
         return True
 
     def _send_answer(self, request: Incoming, answer: instructions.Answer, frames: Frames) -> None:

@@ -36,6 +36,7 @@ def hub(tmp_path: Path, keys: KeyFolder) -> Iterator[ServedHub]:
         yield served
 
 
+@pytest.mark.long
 def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(hub: ServedHub, keys: KeyFolder) -> None:
     address = parse(address_of(admitted(keys, "alice"), hub.tcp))
     with relay(hub.tcp, seed=1, keys=address.keys) as between:

@@ -108,6 +108,7 @@ def equal_batches(found: Any, expected: Any) -> bool:
     return all(found[key].tobytes() == expected[key].tobytes() for key in expected)
 
 
+@pytest.mark.long
 def test_parallel_env_by_name_is_equal_to_the_env_itself(met: ServedHub, lane: str) -> None:
     alone = [other_sims.zombies() for _ in SEEDS]
     agents = alone[0].possible_agents

@@ -219,6 +219,7 @@ def test_killed_hub_is_reported_to_its_clients_and_leaves_nothing(tmp_path: Path
         envs.close()
 
 
+@pytest.mark.long
 def test_request_for_a_killed_hub_is_not_run_by_the_next_one(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as first:
         address = first.ipc

@@ -69,6 +69,7 @@ def test_frames_of_half_cheetah(served: ServedHub, backend: str) -> None:
     envs.close()
 
 
+@pytest.mark.long
 def test_rendering_that_does_not_work_is_told_with_what_to_do(served: ServedHub) -> None:
     needs("egl")
 

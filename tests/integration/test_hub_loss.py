@@ -239,6 +239,7 @@ def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
     envs.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 def test_step_after_the_truncation_returns_the_first_observation_whatever_the_actions(lane: str, mode: str) -> None:
@@ -471,6 +472,7 @@ def test_call_raises_and_the_next_step_tells_the_truncation(what: str) -> None:
         assert envs.step([5, 5])[0][:, 0].tolist() == [1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: str) -> None:
     with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:

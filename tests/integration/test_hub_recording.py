@@ -238,6 +238,7 @@ def test_hub_keeps_nothing_of_recordings_that_are_over(hub: ServedHub, tmp_path:
     assert not [each for each in process.children() if each.status() == psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param("NextStep", marks=pytest.mark.long), "SameStep"])
 def test_native_vector_env_is_recorded_as_seen(hub: ServedHub, tmp_path: Path, mode: str) -> None:
     kwargs = {"max_num_frames_per_episode": 120, "img_height": 20, "img_width": 20}
@@ -249,6 +250,7 @@ def test_native_vector_env_is_recorded_as_seen(hub: ServedHub, tmp_path: Path, m
     witness.assert_recorded(written(hub, tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "some", "others"),
     [("pole", [0, 3], [1, 2]), pytest.param("poles", [0, 2], [1, 3], marks=pytest.mark.long)],
@@ -273,6 +275,7 @@ def test_parts_of_a_batch_are_recorded(
     witness.assert_recorded(written(hub, tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["shared", pytest.param("wire", marks=pytest.mark.long)])
 def test_session_that_another_client_takes_over_goes_on_in_the_same_episodes(
     hub: ServedHub, tmp_path: Path, lane: str
@@ -448,6 +451,7 @@ def test_envs_of_other_interpreters_are_recorded(
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_only_the_episodes_in_which_an_env_failed(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "failed", 2, num_workers=2, env_kwargs={"length": 5})
     play_until_one_crashed(envs)
@@ -491,6 +495,7 @@ def test_env_that_hangs_or_exits_fails_with_what_is_known(hub: ServedHub, tmp_pa
     assert "step_timeout=5 s" in found[0]["failure"] and "exited with status 3" in found[1]["failure"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.long), "truncate"])
 def test_episode_in_which_an_env_raised_ends_as_failed(hub: ServedHub, tmp_path: Path, policy: str) -> None:
     envs = make(hub, "naughty", 3, num_workers=1, on_exception=policy)
@@ -552,6 +557,7 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
     witness.assert_recorded(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
 )

@@ -83,6 +83,7 @@ def test_only_the_modules_of_envs_are_imported_from_the_working_directory(tmp_pa
         check(decoys, hub.ipc)
 
 
+@pytest.mark.long
 def test_nor_is_what_is_installed_where_the_command_is_run_as_a_module(tmp_path: Path, decoys: Path) -> None:
     for name in sys.stdlib_module_names:  # which the package may need before any line of its command
         (decoys / f"{name}.py").unlink()
@@ -91,6 +92,7 @@ def test_nor_is_what_is_installed_where_the_command_is_run_as_a_module(tmp_path:
 
 
 # It is the working directory to Python, and easily left by PYTHONPATH=$PYTHONPATH:/more.
+@pytest.mark.long
 def test_an_empty_part_of_pythonpath_is_not_the_working_directory_of_workers(tmp_path: Path, decoys: Path) -> None:
     table = f'[envs.sim]\nenv = "my_sims:make"\nfolder = "{decoys}"\n'
     (tmp_path / "hub.toml").write_text(table)
@@ -163,6 +165,7 @@ def test_parent_folder_that_others_may_write_to_is_refused_and_a_link_is_followe
     assert found.returncode == 2 and f"chmod go-w {open_to_all}/sims/my_sims.py" in found.stderr, found
 
 
+@pytest.mark.long
 def test_hub_serves_installed_envs_in_such_a_folder_and_imports_nothing_from_it(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
@@ -182,6 +185,7 @@ def test_hub_serves_installed_envs_in_such_a_folder_and_imports_nothing_from_it(
     assert line["folder"] == str(folder) and "mode 1777" in str(line["why"]) and "not imported" in str(line["note"])
 
 
+@pytest.mark.long
 @root_only
 def test_folder_of_another_user_is_warned_of_and_used(tmp_path: Path) -> None:
     folder = tmp_path / "sims"
@@ -195,6 +199,7 @@ def test_folder_of_another_user_is_warned_of_and_used(tmp_path: Path) -> None:
     assert "belongs to the user 54321" in str(line["why"])
 
 
+@pytest.mark.long
 def test_folder_that_pythonpath_names_is_used_and_warned_of(tmp_path: Path) -> None:
     folder = tmp_path / "sims"
     folder.mkdir()
@@ -207,6 +212,7 @@ def test_folder_that_pythonpath_names_is_used_and_warned_of(tmp_path: Path) -> N
     assert "PYTHONPATH" in str(line["note"])
 
 
+@pytest.mark.long
 def test_module_that_an_installed_one_hides_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def make():\n    pass\n")
     done = started(tmp_path, "sim=colorsys:make")

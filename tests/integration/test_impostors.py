@@ -69,7 +69,7 @@ def told(process: subprocess.Popen[str]) -> list[str]:
     return process.communicate("begin\n", timeout=60)[0].splitlines()
 
 
-@pytest.mark.parametrize("lane", ["wire", "auto"])
+@pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "auto"])
 def test_nobody_is_taken_for_a_private_hub_that_has_ended(lane: str) -> None:
     with closing(envhub.make_vec(sims.Counter, 2, lane=lane)) as envs:
         envs.reset()

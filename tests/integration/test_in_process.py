@@ -196,6 +196,7 @@ def test_interrupt_in_an_env_is_told_once(begin: str, wait: str) -> None:
         assert envs.step(np.zeros(NUM_ENVS, int))[1].tolist() == [1.0] * NUM_ENVS
 
 
+@pytest.mark.long
 def test_interrupt_anywhere_in_a_step_leaves_envs_that_go_on() -> None:
     interrupts = 0
     with made() as envs:

@@ -270,6 +270,7 @@ def test_each_env_has_its_variables_libraries_and_folder_and_nothing_of_the_hubs
     assert places == {"plain": str(FOLDER), "own": str(tmp_path)}
 
 
+@pytest.mark.long
 def test_python_of_the_command_line_is_that_of_all_envs_without_one(tmp_path: Path) -> None:
     folder = environment(tmp_path / "venv", *WORKING)
     with serve(tmp_path, "sim=any_gym:unruly", "--python", str(folder), cwd=FOLDER) as hub:

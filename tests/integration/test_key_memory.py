@@ -86,6 +86,7 @@ def test_attributes_that_fill_a_worker_end_it_and_are_refused_meanwhile(clients:
         assert wait_until(lambda: makes(mallory), 10)  # it is measured again, and has no more than it may
 
 
+@pytest.mark.long
 def test_workers_of_all_sessions_of_a_key_count_together_and_the_largest_is_ended(
     clients: tuple[str, str],
 ) -> None:

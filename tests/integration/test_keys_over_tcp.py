@@ -156,6 +156,7 @@ def test_key_that_is_removed_ends_the_training_of_its_client_alone(
         assert "its key was removed" in hub.log
 
 
+@pytest.mark.long
 def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: Admit) -> None:
     with closing(envhub.make_vec("CartPole-v1", 2, hub=admit("alice"))) as envs:
         envs.reset()
@@ -201,6 +202,7 @@ class Forwarder:
         self._server.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [3, 4])
 def test_hub_that_comes_back_behind_a_forwarder_is_not_taken_for_one_with_another_key(
     common_hub: ServedHub, admit_for_now: Admit, broken: int
@@ -286,6 +288,7 @@ def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
             envs.step(np.zeros(8, int))
 
 
+@pytest.mark.long
 def test_workers_of_sessions_that_are_made_at_one_time_count(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", workers_max=8)
     with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
@@ -311,6 +314,7 @@ def fits(envs: envhub.HubVectorEnv) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", arena_bytes_max=1 << 20)
     with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
@@ -327,6 +331,7 @@ def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: 
             assert wait_until(lambda: fits(others))
 
 
+@pytest.mark.long
 def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, keys: KeyFolder) -> None:
     tokens = admitted(keys, "alice", arena_bytes_max=60_000), admitted(keys, "boss", "admin")
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
@@ -339,6 +344,7 @@ def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, k
             taken.reset()
 
 
+@pytest.mark.long
 def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", makes_per_minute_max=3)
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
@@ -411,6 +417,7 @@ def test_arguments_of_a_key_name_no_file_and_no_module(admit_for_now: Admit) -> 
         envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
 
 
+@pytest.mark.long
 def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
@@ -446,6 +453,7 @@ def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, 
                 assert "odd_sims.py" in told and ("/no/such/folder" in told) == tells
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verbose", [False, True])
 def test_health_names_no_folder_of_the_hub_to_its_remote_clients(
     tmp_path: Path, keys: KeyFolder, verbose: bool
@@ -751,6 +759,7 @@ def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path
     assert events["attribute_not_kept"] == events["request_failed"] == 1 and max(map(len, lines)) < 1000
 
 
+@pytest.mark.long
 def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--replays-max", "0") as hub:
         options = {"num_workers": 1, "on_exception": "truncate", "restarts_max": 1000}

@@ -31,7 +31,7 @@ def wide(hub: ServedHub, compression: str, **options: Any) -> envhub.HubVectorEn
     return envhub.make_vec("wide", NUM_ENVS, hub=hub.tcp, lane="wire", **arguments, **options)
 
 
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["lz4", pytest.param("zstd", marks=pytest.mark.long)])
 def test_replies_are_those_of_each_step_and_a_thread_makes_the_large_ones(hub: ServedHub, compression: str) -> None:
     assert NUM_ENVS * (MIB_EACH << 20) > INLINE_BYTES_MAX
     process = psutil.Process(hub.process.pid)
@@ -53,6 +53,7 @@ def test_replies_are_those_of_each_step_and_a_thread_makes_the_large_ones(hub: S
         assert process.num_threads() == threads + 1
 
 
+@pytest.mark.long
 def test_session_that_is_closed_meanwhile_ends_and_leaves_the_hub_as_it_is(hub: ServedHub) -> None:
     for number in range(4):
         envs = wide(hub, "zstd")
@@ -66,6 +67,7 @@ def test_session_that_is_closed_meanwhile_ends_and_leaves_the_hub_as_it_is(hub: 
         assert client.sessions() == []
 
 
+@pytest.mark.long
 def test_session_that_is_taken_over_meanwhile_goes_on_for_the_other(hub: ServedHub) -> None:
     envs = wide(hub, "zstd")
     envs.reset()
@@ -77,6 +79,7 @@ def test_session_that_is_taken_over_meanwhile_goes_on_for_the_other(hub: ServedH
         envs.close()
 
 
+@pytest.mark.long
 def test_hub_that_is_stopped_meanwhile_answers_what_it_has_begun(hub: ServedHub) -> None:
     envs = wide(hub, "zstd")
     envs.reset()

@@ -88,6 +88,7 @@ def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
         assert hub.wait(15) == 0
 
 
+@pytest.mark.long
 def test_env_that_allocates_without_end_is_reported_as_out_of_memory(unlimited_hub: ServedHub) -> None:
     with contextlib.closing(made(unlimited_hub.ipc, "hungry", 2, num_workers=2)) as envs:
         with pytest.raises(MemoryError) as caught:

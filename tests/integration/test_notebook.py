@@ -149,6 +149,7 @@ def test_interrupted_step_is_followed_by_a_reset(notebook: Notebook, tmp_path: P
     assert wait_until(lambda: not any(map(lives, before)))
 
 
+@pytest.mark.long
 def test_error_of_an_env_shows_its_frames_and_the_cell_only(notebook: Notebook) -> None:
     shown = notebook.run("""
 class Broken(Talking):

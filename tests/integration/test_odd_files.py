@@ -65,6 +65,7 @@ def refused(*words: str, **environ: str) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_replay_of_a_pipe_or_of_an_endless_file_ends_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.replay")
     assert "no regular file" in refused("replay", str(tmp_path / "pipe.replay"), "--trust")

@@ -125,6 +125,7 @@ def holds_nothing(found: Scene) -> bool:
     return not found.arenas & {inode for pid in others for inode in arenas(pid)}
 
 
+@pytest.mark.long
 @in_("idle")
 def test_killed_worker_takes_what_its_envs_started_along(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs) as found:
@@ -163,6 +164,7 @@ def test_hub_and_worker_killed_together_leave_neither_process_nor_memory(tmp_pat
         assert gone(found.everything) and holds_nothing(found)
 
 
+@pytest.mark.long
 @in_("idle")
 def test_killed_zygote_is_replaced_by_one_that_guards_the_workers(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs) as found:

@@ -121,7 +121,7 @@ def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kin
         assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "meanwhile"])
 def test_flood_ends_no_hub_whose_socket_somebody_has_removed(tmp_path: Path, when: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
         limit_descriptors(hub, DESCRIPTORS_MAX)
@@ -177,6 +177,7 @@ def _made(hub: ServedHub, num_workers: int) -> envhub.HubVectorEnv:
     return envs
 
 
+@pytest.mark.long
 def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are_some(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 2)) as envs:
         limit_descriptors(hub, descriptors(hub) - 6)

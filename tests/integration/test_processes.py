@@ -64,6 +64,7 @@ def test_hub_without_its_zygote_gets_another(own_hub: ServedHub) -> None:
         assert [process.pid != zygote.pid for process in zygotes(own_hub)] == [True]
 
 
+@pytest.mark.long
 def test_session_whose_zygote_is_killed_before_it_forks_is_refused(own_hub: ServedHub) -> None:
     with closing(envhub.make_vec("counter", 1, hub=own_hub.ipc)):
         (zygote,) = zygotes(own_hub)
@@ -101,6 +102,7 @@ def test_variable_that_any_process_may_change_needs_no_new_zygote(monkeypatch: p
     assert after and after <= before  # of which one of an earlier test may have been about to end
 
 
+@pytest.mark.long
 def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(envhub.make_vec([sims.Counter], 1)) as before:
         before.reset()
@@ -114,6 +116,7 @@ def test_workers_outlive_the_change_to_another_zygote(monkeypatch: pytest.Monkey
             assert before.step([0])[0][:, 0].tolist() == after.step([0])[0][:, 0].tolist() == [1]
 
 
+@pytest.mark.long
 def test_proxy_of_multiprocessing_works_in_a_factory() -> None:
     with multiprocessing.get_context("spawn").Manager() as manager:
         seen = manager.list()
@@ -200,6 +203,7 @@ for variables in ({}, {"FOO": "1"}, {"PYTHONHASHSEED": "7"}):
 """
 
 
+@pytest.mark.long
 def test_zygote_that_a_private_hub_starts_first_is_used_until_the_program_changes_what_it_needs() -> None:
     command = [sys.executable, "-c", ZYGOTE_OF_A_PROGRAM]
     environ = {**os.environ, "PYTHONHASHSEED": "random"}

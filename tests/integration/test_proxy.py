@@ -251,6 +251,7 @@ def test_large_message_passes_at_once_or_slowly(strangers: ServedHub, honest: en
         peer.receive()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [False, True])
 def test_large_values_pass_both_ways(tmp_path: Path, strangers: ServedHub, key: bool) -> None:
     with contextlib.ExitStack() as stack:
@@ -290,6 +291,7 @@ def test_hubs_own_user_has_no_more_rights_by_the_proxy_than_others(tmp_path: Pat
             envhub.make_vec(lambda: gymnasium.make("CartPole-v1"), 1, hub=hub.tcp)
 
 
+@pytest.mark.long
 def test_addresses_of_either_family_are_served(tmp_path: Path) -> None:
     binds = ["tcp://*:0", "tcp://[::1]:0", "tcp://lo:0"]
     with serve(tmp_path, "counter=sims:counter", "--insecure", binds=binds) as hub:
@@ -302,6 +304,7 @@ def test_addresses_of_either_family_are_served(tmp_path: Path) -> None:
             envhub.connect(address.replace("0.0.0.0", "127.0.0.1")).close()
 
 
+@pytest.mark.long
 def test_client_that_is_stopped_is_missed_and_comes_back(strangers: ServedHub) -> None:
     program = (
         "import sys, numpy, envhub\n"
@@ -374,6 +377,7 @@ def test_nobody_takes_the_names_of_connections_to_come(tmp_path: Path) -> None:
             assert client.health()
 
 
+@pytest.mark.long
 def test_no_proxy_is_left_after_the_end_of_its_hub(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with serve(tmp_path, "counter=sims:counter", "--insecure") as hub:
@@ -383,6 +387,7 @@ def test_no_proxy_is_left_after_the_end_of_its_hub(tmp_path: Path) -> None:
             peer.close()
 
 
+@pytest.mark.long
 def test_last_reply_of_a_hub_that_stops_passes(tmp_path: Path) -> None:
     with serve(tmp_path, "wide=odd_sims:Wide", "--insecure") as hub:
         options = {"env_kwargs": {"mebibytes": 16}, "on_hub_loss": "raise"}

@@ -77,6 +77,7 @@ def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None
     assert about["kwargs"] == [{"raises_at": 7, "length": 3}, {"raises_at": 7, "length": 4}]
 
 
+@pytest.mark.long
 def test_frames_are_compressed_and_read_back_as_they_were(tmp_path: Path) -> None:
     with contextlib.closing(envhub.make_vec("ALE/Pong-v5", 1, record=tmp_path)) as envs:
         seen = [envs.reset(seed=3)[0]]
@@ -137,6 +138,7 @@ def test_infos_by_env_are_recorded_alike(tmp_path: Path) -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_only_the_episodes_in_which_an_env_failed(tmp_path: Path) -> None:
     options = envhub.RecordOptions(tmp_path, only="failed")
     with_worker_each = {"num_workers": 2, "record": options}
@@ -148,6 +150,7 @@ def test_only_the_episodes_in_which_an_env_failed(tmp_path: Path) -> None:
     assert found[0].truncations.tolist() == [False, False, True]
 
 
+@pytest.mark.long
 def test_episode_in_which_an_env_raised_ends_with_its_last_result(tmp_path: Path) -> None:
     factories = [lambda: recorded_sims.Parts(length=50), lambda: recorded_sims.Parts(raises_at=4, length=50)]
     envs = envhub.make_vec(factories, record=tmp_path)
@@ -287,6 +290,7 @@ def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_recording_ends_at_its_limit_of_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = envhub.RecordOptions(tmp_path, episodes_max=3)
     envs = envhub.make_vec(lambda: sims.Counter(length=2), 2, record=options, autoreset_mode="SameStep")

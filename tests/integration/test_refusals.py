@@ -127,6 +127,7 @@ def listening(handle: Callable[[socket.socket], object]) -> Iterator[str]:
 # --- what is silent ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_training_goes_on_after_a_hub_was_stopped_for_many_handshakes(
     keyed: Keyed, hub: ServedHub, quick: None, failures: Failures
 ) -> None:
@@ -226,8 +227,12 @@ def _end_or_wait(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize(
     "does",
-    [socket.socket.close, _wait_for_its_end, _greet_and_end, _end_or_wait],
-    ids=["it ends", "it waits", "it greets and ends", "it ends or waits"],
+    [
+        pytest.param(socket.socket.close, id="it ends"),
+        pytest.param(_wait_for_its_end, id="it waits", marks=pytest.mark.long),
+        pytest.param(_greet_and_end, id="it greets and ends"),
+        pytest.param(_end_or_wait, id="it ends or waits", marks=pytest.mark.long),
+    ],
 )
 def test_forwarder_whose_hub_is_gone_refuses_nobody(
     keyed: Keyed, quick: None, failures: Failures, does: Callable[[socket.socket], Any]

@@ -66,6 +66,7 @@ def test_env_that_died_shows_its_last_frame_until_it_is_reset(address: str | Non
         assert values(envs.render()) == [0, 4]
 
 
+@pytest.mark.long
 def test_env_that_was_never_shown_shows_a_blank_frame_like_those_of_the_others(address: str | None) -> None:
     with made(address) as envs:
         step(envs, 0, 0)
@@ -82,6 +83,7 @@ def test_envs_that_nobody_has_seen_show_their_first_frames(address: str | None) 
         assert values(envs.render()) == [1, 0]
 
 
+@pytest.mark.long
 def test_env_that_dies_when_it_is_seen_first_is_blank_and_dies_once(address: str | None) -> None:
     with made(address) as envs:
         envs.set_attr("doomed", True)
@@ -93,6 +95,7 @@ def test_env_that_dies_when_it_is_seen_first_is_blank_and_dies_once(address: str
         assert values(envs.render()) == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("vector", [False, True])
 def test_env_that_cannot_be_reset_to_be_shown_is_blank(error: type[BaseException], vector: bool) -> None:
@@ -168,6 +171,7 @@ class OnScreen(Sulking):
         return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("seed", [3, None])
@@ -218,6 +222,7 @@ class Resetting(Sulking):
         return np.array([self.count, self.resets], np.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("env", "told"), [(Drawing, "failed alike"), (Resetting, "not run again: calls of reset")])
 def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any, told: str) -> None:
     with contextlib.closing(envhub.make_vec(env, 1, on_exception="truncate")) as envs:
@@ -257,6 +262,7 @@ def test_env_that_was_made_again_in_its_process_shows_its_last_frame(address: st
         assert values(envs.render()) == [1, 2]
 
 
+@pytest.mark.long
 def test_env_of_a_lost_hub_shows_its_last_frame() -> None:
     with made(None, on_hub_loss="recreate") as envs:
         step(envs, 0, 0)
@@ -287,6 +293,7 @@ def test_only_chosen_envs_are_rendered(address: str | None) -> None:
                 envs.render(wrong)
 
 
+@pytest.mark.long
 def test_frame_of_chosen_env_that_was_never_shown_is_as_large_as_the_others(address: str | None) -> None:
     with made(address) as envs:
         step(envs, 0, 0)
@@ -312,6 +319,7 @@ def test_calls_of_render_go_on_as_render_does(address: str | None) -> None:
         assert step(envs, 0, 0)[3].tolist() == [False, True]
 
 
+@pytest.mark.long
 def test_death_in_a_call_of_render_is_raised_where_deaths_are(address: str | None) -> None:
     with made(address, on_crash="raise") as envs:
         envs.set_attr("doomed", [True, False])
@@ -340,6 +348,7 @@ def test_video_goes_on_when_a_worker_dies(address: str | None, tmp_path: Path) -
         assert frames_of(video) >= 5  # moviepy may leave out the last one
 
 
+@pytest.mark.long
 def test_video_begins_with_the_step_in_which_every_env_dies(address: str | None, tmp_path: Path) -> None:
     with made(address) as envs:
         recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count == 2, video_length=8)

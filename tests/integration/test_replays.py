@@ -131,6 +131,7 @@ def test_failed_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode, add
             assert verdict.alike, verdict.text
 
 
+@pytest.mark.long
 def test_reset_that_fails_is_run_after_the_episode_before_it(address: str | None) -> None:
     with made(address, "exit", rate=0.0, restarts_max=1) as envs:
         envs.reset(seed=3)
@@ -157,6 +158,7 @@ def test_exception_that_is_raised_names_its_replay(address: str | None) -> None:
         assert verdict.alike, verdict.text
 
 
+@pytest.mark.long
 def test_exceptions_that_the_env_outlived_are_run_again_before_the_one_that_is_told(address: str | None) -> None:
     with made(address, "exception", num_workers=1, on_exception="raise", rate=0.05) as envs:
         envs.reset(seed=3)
@@ -190,6 +192,7 @@ class WarmsUp(Brittle):
         return super().step(action)
 
 
+@pytest.mark.long
 def test_exception_of_the_first_reset_after_a_crash_shows_no_observation_to_compare() -> None:
     with contextlib.closing(envhub.make_vec(partial(WarmsUp, "exception", 0.0), on_exception="raise")) as envs:
 
@@ -489,6 +492,7 @@ def test_env_that_was_killed_observes_the_same_again(
         assert replay.run(path).text.startswith("did not fail, and every observation was the same")
 
 
+@pytest.mark.long
 def test_part_of_a_batch_fails_alike(address: str | None) -> None:
     with made(address, "exception", 4, num_workers=1, rate=0.1) as envs:
         envs.reset(seed=3)

@@ -88,6 +88,7 @@ def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
         assert process.wait(15) == 0
 
 
+@pytest.mark.long
 def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
     with serve(tmp_path, "parent=sims:parent") as hub:
         envs = envhub.make_vec("parent", 1, hub=hub.ipc)
@@ -279,8 +280,9 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
-@pytest.mark.parametrize("place", ["127.0.0.1:0", "10.1.2.3:4567", "10.1.2.3:4567:8"])
-@pytest.mark.parametrize("entries", [["CartPole-v1"], []])
+@pytest.mark.parametrize(
+    ("place", "entries"), [("127.0.0.1:0", ["CartPole-v1"]), ("10.1.2.3:4567", []), ("10.1.2.3:4567:8", [])]
+)
 def test_address_of_a_client_is_not_bound_and_its_key_not_shown(place: str, entries: list[str]) -> None:
     keys = HubKeys(*sockets.new_key_pair())
     ended = command("serve", "--bind", f" envhub://{token_of(keys).reveal_secret()}@{place}", *entries)
@@ -338,6 +340,7 @@ def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest
     assert list((tmp_path / "envhub").iterdir()) == []
 
 
+@pytest.mark.long
 def test_health_reports_what_is_wrong(hub: ServedHub) -> None:
     well = command("health", hub.tcp)
     assert well.returncode == 0 and well.stdout.startswith("ok")

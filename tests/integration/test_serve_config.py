@@ -24,6 +24,7 @@ env = "CartPole-v1"
 """
 
 
+@pytest.mark.long
 def test_hub_offers_the_envs_of_its_file_and_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text(FILE)
     arguments = ("Pendulum-v1", "--config", str(tmp_path / "hub.toml"))

@@ -31,6 +31,7 @@ def test_env_that_is_made_again_has_the_attributes_of_the_one_before(num_workers
             assert envs.get_attr("note") == ("first", "third")
 
 
+@pytest.mark.long
 def test_attribute_that_cannot_be_set_again_is_logged_and_the_env_goes_on(tmp_path: Path) -> None:
     with serve(tmp_path, "late=odd_sims:Late") as hub, closing(envhub.make_vec("late", 1, hub=hub.ipc)) as envs:
         envs.reset()

@@ -73,6 +73,7 @@ def shared(folder: Path, *sessions: int | None, steps: int = 1, **environ: str) 
     return [[word == "True" for word in line.split()] for line in found.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> None:
     written(folder)
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [OTHERS, ALL]

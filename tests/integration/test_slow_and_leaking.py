@@ -119,6 +119,7 @@ def test_spare_of_factories_that_differ_fits_its_own_worker_only() -> None:
             assert envs.get_attr("length") == (2, 3, 4)
 
 
+@pytest.mark.long
 def test_spares_that_fail_are_not_made_again_and_again(tmp_path: Path) -> None:
     class OnlyTwo(sims.Counter):
         def __init__(self) -> None:
@@ -229,6 +230,7 @@ def test_several_envs_of_a_worker_are_taken_over_when_all_are_between_episodes(h
         make(sims.Leaky, 4, hub.tcp, num_workers=2, recycle={"episodes": 20}, autoreset_mode="SameStep")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lane", "mode", "recycle", "steps"),
     [
@@ -281,6 +283,7 @@ def test_envs_of_a_worker_that_are_never_between_episodes_at_one_time_are_cut(
         assert most_bytes < 600 * MIB  # also of what is leaked while a successor is made
 
 
+@pytest.mark.long
 def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
     with closing(envhub.make_vec("CartPole-v1", 8, vector=True, recycle={"episodes": 30})) as envs:
         envs.reset(seed=1)
@@ -296,6 +299,7 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
         assert {process.pid for process in worker_processes(os.getpid())} != before
 
 
+@pytest.mark.long
 def test_vector_envs_of_one_env_each_that_reset_it_within_a_step_are_recycled() -> None:
     how = {"vector": True, "num_workers": 2, "autoreset_mode": "SameStep", "recycle": {"episodes": 10}}
     with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
@@ -322,6 +326,7 @@ class Words(sims.Leaky):
         return np.array([float(action)]), *results
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_no_action_that_travels_out_of_band_is_taken_twice_when_a_worker_is_recycled(lane: str) -> None:
     how = {"autoreset_mode": "SameStep", "recycle": {"episodes": 3}, "lane": lane}

@@ -71,6 +71,7 @@ def _goes_on(hub: ServedHub) -> bool:
         return peer.ask(Op.STEP, b"\x04", TOKEN, 3, bytes(8)).prelude.op == REPLY | Op.STEP
 
 
+@pytest.mark.long
 def test_step_whose_info_a_stopped_hub_has_times_out_and_can_be_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,7 @@ def test_trainer_that_ends_is_followed_by_another_process(hub: ServedHub, lane: 
         assert wait_until(lambda: not hub.workers())
 
 
+@pytest.mark.long
 def test_session_without_a_new_owner_ends_with_its_lease(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
         envs = client.make_vec("counter", 3)

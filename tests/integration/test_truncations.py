@@ -375,6 +375,7 @@ def test_env_that_dies_in_a_call_fails_it_and_the_session_goes_on(address: str |
         assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]
 
 
+@pytest.mark.long
 def test_call_that_an_env_had_not_read_when_it_died_is_answered_by_the_next_one(address: str | None) -> None:
     with made(address, 3) as envs:
         envs.reset()
@@ -397,6 +398,7 @@ def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str 
             envs.reset(options={"act": [SLEEP]})
 
 
+@pytest.mark.long
 def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
     begun = time.monotonic()
     with (
@@ -459,6 +461,7 @@ def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp
         assert step(envs, 0, 0)[0][0, 0] == 1
 
 
+@pytest.mark.long
 def test_session_of_an_env_that_cannot_be_built_again_fails_with_the_reason(tmp_path: Path) -> None:
     with made(None, 1, marks=str(tmp_path), fail_from=1) as envs:
         envs.reset()

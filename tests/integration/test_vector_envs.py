@@ -74,6 +74,7 @@ def shares_of_chatty(workers: int, num_envs: int) -> VectorEnv[Any, Any, Any]:
 # --- autoreset modes that are not the env's own ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("own", "wanted"), [("NextStep", "SameStep"), ("NextStep", "Disabled"), ("Disabled", "SameStep")]
 )
@@ -185,6 +186,7 @@ def test_what_a_vector_env_does_not_take_is_refused() -> None:
 # --- parts of a batch and calls -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_parts_of_a_batch_are_whole_shares(lane: str) -> None:
     factory = functools.partial(shares_of_chatty, 2)
@@ -331,6 +333,7 @@ class SlowToMake(vector_sims.Failing):
         return observation, reward, bool(action == 9), truncated, info
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_step_right_after_the_end_of_a_batch_in_which_one_episode_had_ended(lane: str) -> None:
     def make(num_envs: int) -> VectorEnv[Any, Any, Any]:

@@ -77,6 +77,7 @@ def test_vector_env_fails_alike_as_a_whole(cause: str, lane: str, tmp_path: Path
         check(envs, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_vector_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode) -> None:
     factory = partial(vector_sims.brittles, cause="exception", rate=0.02)

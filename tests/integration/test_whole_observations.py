@@ -99,6 +99,7 @@ def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str
                 break
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lane", "repeats", "mode"),
     every_pair(LANES, [SHORT, LONG], ["NextStep", "Disabled"], some=(), others=pytest.mark.long),

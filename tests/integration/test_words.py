@@ -194,6 +194,7 @@ main()
 LIBRARY = ("envhub_client", "envhub_server", os.path.join("gymnasium", "wrappers"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "begin",
     [

@@ -192,6 +192,7 @@ def test_drop_in_takes_the_number_of_workers(keyword: str, workers: int) -> None
         envhub.AsyncVectorEnv([sims.Counter] * 5, max_concurrency=2, num_workers=2)
 
 
+@pytest.mark.long
 def test_operator_sets_how_many_workers_a_session_gets(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", "--workers", "3") as hub,

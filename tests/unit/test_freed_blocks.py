@@ -20,6 +20,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "kept", "size", "taken"),
     [

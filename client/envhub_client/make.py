@@ -64,11 +64,12 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
             (not for factories); without that a private hub, which starts and ends with this program.
-        num_workers: processes that host the envs. Without it, or with ``"auto"``, what is known of the env decides:
-            what its steps took before, or whether it is one that computes in its own process; where nothing is known
-            every env gets a process. ``envs.sizing`` says how many there are, and why. With 0 the envs are in the
-            program's own process and run in the thread that steps them, for debuggers and profilers: with the same
-            results and errors, but nothing ends an env that hangs, and one that crashes ends the program.
+        num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
+            package is known to keep nothing per process, or ``shared_process=True`` says that it does not; such envs
+            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0
+            the envs are in the program's own process and run in the thread that steps them, for debuggers and
+            profilers: with the same results and errors, but nothing ends an env that hangs, and one that crashes ends
+            the program.
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
         copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step

@@ -123,6 +123,7 @@ class Hosting(Frozen):
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
     spares: Optional[int] = None  # workers that are made ahead, to take the place of those that end
     recycle: Recycle = field(default_factory=Recycle)  # these or the operator's, what comes first
+    shares_process: Optional[bool] = None  # whether envs may share a process; False: each has its own
 
 
 class Make(Frozen):

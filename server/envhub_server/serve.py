@@ -66,7 +66,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
     try:
         return HubConfig(
             envs=tuple(entries),
-            hosting=Hosting(**_given({name: getattr(chosen, name) for name in vars(Hosting())}, list)),
+            hosting=Hosting(**_given({name: getattr(chosen, name) for name in _HOSTING}, list)),
             tables=said.envs,
             record=said.record,
             limits=Limits(**_given(limits)),
@@ -75,6 +75,9 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         )
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
+
+
+_HOSTING = ("gpus", "memory_max", "spares", "recycle")  # what the hub says of all envs
 
 
 def _given(values: Mapping[str, Any], sequence: type = tuple) -> dict[str, Any]:

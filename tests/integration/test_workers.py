@@ -65,7 +65,7 @@ def test_env_of_which_nothing_is_known_gets_a_process_each(caplog: pytest.LogCap
 @pytest.mark.parametrize("make", [envhub.make_vec, envhub.AsyncVectorEnv])
 def test_env_that_computes_in_its_process_gets_a_worker_per_cpu(make: Callable[[Any], envhub.HubVectorEnv]) -> None:
     with closing(make([lambda: gymnasium.make("CartPole-v1")] * (2 * CPUS + 1))) as envs:
-        assert envs.num_workers == CPUS and "known to compute in their process" in envs.sizing.reason
+        assert envs.num_workers == CPUS and "known to share a process well" in envs.sizing.reason
         envs.reset(seed=1)
         assert envs.step([1] * (2 * CPUS + 1))[0].shape == (2 * CPUS + 1, 4)
 
@@ -108,10 +108,12 @@ def test_second_session_of_an_env_knows_what_its_steps_took(tmp_path: Path, capl
                 (row,) = [row for row in client.sessions() if row["env"] == kind]
                 assert (len(row["workers"]), row["sizing"]) == (num_envs, envs.sizing.reason)
         with closing(envhub.make_vec("Computes", num_envs, hub=hub.tcp)) as envs:
+            assert envs.num_workers == num_envs and "nobody says that its envs may share one" in envs.sizing.reason
+        with closing(envhub.make_vec("Computes", num_envs, hub=hub.tcp, shared_process=True)) as envs:
             assert envs.num_workers == CPUS and "ms of CPU and" in envs.sizing.reason
             assert step(envs, 3) == [3] * num_envs
     assert re.search(r"\"num_workers\": \d+, \"why\": \"a step of this env took", hub.log)
-    assert "worker_count_wrong" not in hub.log  # of those that chose the number themselves, either
+    assert hub.log.count("worker_count_wrong") <= 1  # not of those that chose the number, nor of what was told before
 
 
 def learn_and_look(script: str, cache: Path, **environ: str) -> list[str]:
@@ -135,7 +137,7 @@ class Waits(gymnasium.Env):
     def step(self, action):
         time.sleep(0.002)
         return 0, 0.0, False, False, {}
-envs = envhub.AsyncVectorEnv([lambda: Waits() for _ in range(5)], num_workers=%s)
+envs = envhub.AsyncVectorEnv([lambda: Waits() for _ in range(5)], num_workers=%s, shared_process=True)
 envs.reset()
 for _ in range(40):
     envs.step([0] * 5)
@@ -180,6 +182,69 @@ def waits_as_if_in_process() -> sims.Counter:
     """An env that waits although it is of a package that is known not to."""
     kind = type("Known", (sims.Waits,), {"__module__": "gymnasium"})
     return kind()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_results_are_the_same_however_often_an_env_was_used_before(tmp_path: Path, lane: str) -> None:
+    num_envs = CPUS + 2
+    expected = [np.random.RandomState(seed).random_sample(STEPS_TOLD + 1)[-1] for seed in range(num_envs)]
+    with serve(tmp_path, "draws=sims:Draws") as hub:
+        for _ in range(3):
+            with closing(envhub.make_vec("draws", num_envs, hub=hub.ipc, lane=lane)) as envs:
+                envs.reset(seed=0)
+                for _ in range(STEPS_TOLD):
+                    observations = envs.step([0] * num_envs)[0]
+                assert observations[:, 0].tolist() == pytest.approx(expected)
+                assert envs.num_workers == num_envs
+
+
+def test_what_envs_change_that_their_process_shares_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(envhub.make_vec([sims.Draws] * 4, num_workers=2)) as envs:
+        envs.reset(seed=0)
+        for _ in range(STEPS_TOLD):
+            envs.step([0] * 4)
+        assert wait_until(lambda: "numpy.random, which all envs of a process have in common" in caplog.text)
+        envs.step([0] * 4)
+    assert caplog.text.count("have in common") == 1
+    caplog.clear()
+    for options in ({"num_workers": 4}, {"one_per_process": True}):
+        with closing(envhub.make_vec([sims.Draws] * 4, **options)) as envs:
+            step(envs, STEPS_TOLD)
+    assert "have in common" not in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["raises", pytest.param("exits", marks=pytest.mark.long)])
+def test_env_of_which_a_process_can_have_one_gets_its_own_and_that_is_remembered(tmp_path: Path, fails: str) -> None:
+    num_envs = CPUS + 1
+    file = tmp_path / "hub.toml"
+    file.write_text('[envs.one]\nenv = "sims:OnePerProcess"\nshared_process = true\n')
+    with serve(tmp_path, "--config", str(file), "--allow-arguments", "one=fails") as hub:
+        for _ in range(2):
+            with closing(envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails)) as envs:
+                assert (envs.num_workers, step(envs, 3)) == (num_envs, [3] * num_envs)
+                assert "a process per env: a second" in envs.sizing.reason
+        assert hub.log.count("envs_separated") == 1
+        with pytest.raises(envhub.EnvHubError, match=r"only one|while it built its envs"):  # as the client wants it
+            envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails, num_workers=1)
+
+
+def test_operator_and_client_say_which_envs_share_a_process(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    file.write_text('[envs.CartPole-v1]\none_per_process = true\n[envs.counter]\nenv = "sims:counter"\n')
+    with serve(tmp_path, "--config", str(file)) as hub:
+        with closing(envhub.make_vec("CartPole-v1", CPUS + 2, hub=hub.tcp)) as envs:
+            assert envs.sizing == (CPUS + 2, "a process per env: one_per_process")
+        for refused in ({"shared_process": True}, {"num_workers": 2}):
+            with pytest.raises(envhub.EnvHubError, match="a process"):
+                envhub.make_vec("CartPole-v1", CPUS + 2, hub=hub.tcp, **refused)
+        with closing(envhub.make_vec("counter", CPUS + 2, hub=hub.tcp, shared_process=True)) as envs:
+            assert envs.sizing == (CPUS, "one per CPU: shared_process")
+    file.write_text("[envs.CartPole-v1]\none_per_process = true\nshared_process = true\n")
+    with pytest.raises(RuntimeError, match="exclude each other"), serve(tmp_path, "--config", str(file)):
+        pass
+    for wrong in ({"num_workers": 0, "one_per_process": True}, {"shared_process": True, "one_per_process": True}):
+        with pytest.raises(ValueError, match="one_per_process"):
+            envhub.make_vec("CartPole-v1", 2, **wrong)
 
 
 @pytest.mark.parametrize(

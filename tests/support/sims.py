@@ -88,6 +88,35 @@ class Counter(gym.Env[np.ndarray, int]):
         print(text, flush=True)
 
 
+class Draws(Counter):
+    """Observes a number of ``numpy.random``, which it seeds in each reset, as many old envs do."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        np.random.seed(seed)
+        return super().reset(seed=seed, options=options)
+
+    def observation(self) -> np.ndarray:
+        return np.array([np.random.random()])
+
+
+class OnePerProcess(Counter):
+    """Of these a process can have one, as of many simulators: making a second one raises, or ends the process."""
+
+    made = False
+
+    def __init__(self, fails: str = "raises") -> None:
+        super().__init__()
+        if OnePerProcess.made and fails == "raises":
+            raise RuntimeError("only one per process")
+        if OnePerProcess.made:
+            os._exit(3)
+        OnePerProcess.made = True
+
+
 class Hoarder(Counter):
     """Keeps as many MiB of memory as its action says, or has a process keep them: a child, or a daemon."""
 

@@ -12,6 +12,7 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.hub.runtime import _CARRIED_OUT
 from envhub_server.ipc.control import (
+    Building,
     BuildRest,
     CallFailed,
     CallResults,
@@ -26,13 +27,14 @@ from envhub_server.ipc.control import (
     RowInfo,
     Serve,
     SetAttrRows,
+    SharedChanged,
     StepTimes,
 )
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.hang_detector import Late
+from envhub_server.session.hang_detector import Late, Progress
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
@@ -47,6 +49,7 @@ from envhub_server.session.instructions import (
     Grant,
     HandOver,
     Instruction,
+    Instructions,
     Kill,
     LearnCost,
     MakeArena,
@@ -131,9 +134,85 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
     assert len(blocks) == max(1, min(workers, num_envs))
 
 
+# --- a process that cannot have two envs ------------------------------------------------------------------------------
+
+SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
+
+
+def separated(session: Session, instructions: Instructions) -> None:
+    """See that each of three envs gets its own process, and that a later session of them is known to need that."""
+    started = [each for each in instructions if isinstance(each, StartProcesses)]
+    assert Warn("envs_separated", {"worker": 0}) in instructions and [worker.rows for worker in session.workers] == [
+        [0],
+        [1],
+        [2],
+    ]
+    killed = [each.worker for each in instructions if isinstance(each, Kill)]
+    assert [number for each in started for number in each.workers] == [each for each in range(3) if each not in killed]
+    for number in killed:
+        assert session.said(number, built()) == []  # of the envs that it made before
+        again, build = session.exited(number)
+        assert again == StartProcesses((number,)) and isinstance(build, Tell) and build.message.rows == [number]
+    for number in range(3):
+        session.said(number, built())
+    answers = [session.said(number, Mapped()) for number in range(3)][-1]
+    assert LearnCost(StepCost(0.0, 0.0, alone=True)) in answers
+    (answer,) = (each for each in answers if isinstance(each, Answer))
+    assert answer.message.num_workers == 3 and "a second env could not be made" in answer.message.sizing
+
+
+def test_second_env_that_cannot_be_made_gets_a_process_of_its_own() -> None:
+    session = begun()
+    separated(session, session.said(0, RowFailed(SECOND)))
+
+
+def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None:
+    session = begun()
+    session.said(0, Building(1))
+    separated(session, session.exited(0))
+    session = begun()
+    session.said(0, Building(1))
+    late = session.sampled(0.0, session.make.faults.init_s + 2.0, *[Progress(0, 0, 0)] * 2)
+    assert Kill(0) in late
+    separated(session, session.exited(0))
+
+
+@pytest.mark.parametrize("failure", [replace(SECOND, env_index=0), replace(SECOND, env_index=None)])
+def test_first_env_that_cannot_be_made_fails_the_session(failure: Failure) -> None:
+    assert begun().said(0, RowFailed(failure))[0] == Fail(failure)
+
+
+def test_second_env_fails_the_session_where_processes_are_shared_as_told_or_there_is_no_room() -> None:
+    told = WorkerCount(2, "told", told=True)
+    few = Machine((0,), 1, workers_max=2)
+    for sizing, machine in ((told, MACHINE), (replace(told, told=False), few)):
+        session = Session(Make(3, "CartPole-v1"), RECIPE, sizing, INFO_BYTES, machine, restarts(), WorkerRules())
+        session.handle(stimuli.SessionMade())
+        assert session.said(0, RowFailed(SECOND))[0] == Fail(SECOND)
+
+
+def test_what_steps_took_is_learned_with_whether_envs_may_share_a_process() -> None:
+    for fit in (True, False):
+        session = begun()
+        for number in range(2):
+            session.said(number, replace(built(), fit=fit))
+        for number in range(2):
+            session.said(number, Mapped())
+        (learned, *_) = session.said(0, StepTimes(100, 10**6, 0))
+        assert isinstance(learned, LearnCost) and learned.cost.fit is fit and not learned.cost.alone
+
+
+def test_client_is_told_once_what_envs_change_that_their_process_shares() -> None:
+    session = ready()
+    (told,) = session.said(0, SharedChanged(["os.environ", "a bad word"]))
+    assert isinstance(told, Notify) and "change os.environ, which all envs of a process" in told.text
+    assert session.said(1, SharedChanged(["os.environ"])) == []
+    assert ready().said(0, SharedChanged(["nothing that is shared"])) == []
+
+
 # --- how many workers -------------------------------------------------------------------------------------------------
 
-IN_PROCESS, UNKNOWN = FirstBuilt(True, 1 << 20, []), FirstBuilt(False, 1 << 20, [])
+FIT, UNKNOWN = FirstBuilt(True, 1 << 20, []), FirstBuilt(False, 1 << 20, [])
 
 
 def undecided(num_envs: int = 16) -> Session:
@@ -151,9 +230,9 @@ def undecided(num_envs: int = 16) -> Session:
 @pytest.mark.parametrize(
     ("first", "workers", "why"),
     [
-        ([IN_PROCESS] * 4, 4, "known to compute in their process"),
+        ([FIT] * 4, 4, "known to share a process well"),
         ([UNKNOWN] * 4, 16, "nothing is known of this env"),
-        ([IN_PROCESS, UNKNOWN, IN_PROCESS, IN_PROCESS], 16, "nothing is known of this env"),
+        ([FIT, UNKNOWN, FIT, FIT], 16, "nothing is known of this env"),
     ],
 )
 def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBuilt], workers: int, why: str) -> None:

@@ -48,7 +48,7 @@ def test_libraries_of_an_env_are_kept_with_its_cost() -> None:
 
 @pytest.mark.parametrize("libraries", [["os"], [["torch"]], [{"torch": 1}], [None, 3], ["torch" * 10_000]])
 def test_libraries_of_a_file_that_are_none_are_left_out(libraries: list[object]) -> None:
-    read_back = StepCosts.of_text(json.dumps({"format": 2, "costs": {A: [0.001, 0, 0, libraries]}}))
+    read_back = StepCosts.of_text(json.dumps({"format": 3, "costs": {A: [0.001, 0, 0, libraries, False, False]}}))
     assert read_back.find(A) == replace(COST, libraries=())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc.control import FirstBuilt
@@ -16,7 +18,9 @@ from envhub_server.session.worker_count import (
     batch_s,
     better_count,
     better_count_text,
+    crowded_text,
     known,
+    lacking,
     of_first_envs,
     soonest,
     told,
@@ -64,8 +68,9 @@ def test_given_number_of_workers_is_used() -> None:
     ],
 )
 def test_what_steps_took_before_decides(machine: Machine, num_envs: int, cost: StepCost, workers: int) -> None:
-    found = known(num_envs, cost, machine)
+    found = known(num_envs, replace(cost, fit=True), machine)
     assert found is not None
+    assert found == known(num_envs, cost, machine, shares=True)
     assert found.workers == workers
     assert found.reason == f"a step of this env took {cost} before" and not found.told
 
@@ -85,7 +90,7 @@ def test_no_more_envs_than_cpus_are_a_process_each() -> None:
 
 
 def test_known_env_gets_no_more_workers_than_there_are_descriptors_for() -> None:
-    found = known(64, WAIT_10_MS, Machine((0, 1), 2, workers_max=20))
+    found = known(64, replace(WAIT_10_MS, fit=True), Machine((0, 1), 2, workers_max=20))
     assert found is not None and found.workers == 20
     assert "64 are more than the memory, descriptors and processes that are to be had allow" in found.reason
 
@@ -119,7 +124,7 @@ def test_best_number_is_no_more_than_envs_and_nothing_is_better(
     num_envs: int, cost: StepCost, cpus: int, workers_max: int
 ) -> None:
     machine = Machine((0,), cpus, workers_max=workers_max)
-    best = known(num_envs, cost, machine)
+    best = known(num_envs, cost, machine, shares=True)
     assert best is not None and 1 <= best.workers <= num_envs
     assert better_count(num_envs, best.workers, cost, machine) is None
 
@@ -130,7 +135,7 @@ def test_number_that_is_reported_as_better_is_the_one_that_the_next_session_gets
     assert better_count(16, 16, WAIT_10_MS, TWO) is None
     assert better_count(64, 64, CARTPOLE, TWO) is not None
     small = Machine((0, 1), 2, workers_max=8)
-    found, next_one = better_count(64, 1, WAIT_10_MS, small), known(64, WAIT_10_MS, small)
+    found, next_one = better_count(64, 1, WAIT_10_MS, small), known(64, WAIT_10_MS, small, shares=True)
     assert found is not None and next_one is not None and found[0] == next_one.workers == 8
     assert better_count(64, 8, WAIT_10_MS, small) is None
 
@@ -139,11 +144,38 @@ def test_next_session_is_promised_the_number_only_where_it_knows_the_env_again()
     texts = [better_count_text(16, 1, 16, 12.0, WAIT_10_MS, known_again) for known_again in (True, False)]
     assert ["by itself" in text for text in texts] == [True, False]
     assert texts[1].endswith("pass num_workers=16")
+    fewer = better_count_text(16, 16, 2, 12.0, CARTPOLE, known_again=False)
+    assert fewer.endswith("pass num_workers=2, or shared_process=True, if its envs may share a process")
+
+
+@pytest.mark.parametrize("cost", [CARTPOLE, BUSY, WAIT_10_MS])
+def test_what_steps_took_is_no_leave_to_share_a_process(cost: StepCost) -> None:
+    found = known(64, cost, TWO)
+    assert found == WorkerCount(64, "a process per env: nobody says that its envs may share one")
+    few = known(64, cost, Machine((0, 1), 2, workers_max=20))
+    assert few is not None and (few.workers, few.crowded) == (20, True)
+    assert "64 envs in 20 processes" in crowded_text(64, 20)
+
+
+def test_env_of_which_a_process_cannot_have_two_gets_one_each_whatever_is_said() -> None:
+    alone = StepCost(0.0, 0.0, alone=True)
+    found = known(64, alone, Machine((0, 1), 2, workers_max=20))
+    assert found is not None and (found.workers, found.told, found.alone) == (64, True, True)
+    assert known(64, alone, TWO, shares=True) == found
+    assert "there is room for 20" in lacking(64, found, Machine((0, 1), 2, workers_max=20))
+    assert "there are to be 4, told by num_workers=4" in lacking(64, told(64, 4, "num_workers=4"), TWO)
+    assert lacking(64, found, TWO) == ""
+
+
+def test_first_envs_share_a_process_where_somebody_says_so() -> None:
+    assert of_first_envs(64, [FirstBuilt(False, MIB)] * 2, TWO, shares=True) == WorkerCount(
+        2, "one per CPU: shared_process"
+    )
 
 
 def test_known_env_gets_no_more_workers_than_there_is_memory_for() -> None:
     large = StepCost(60e-6, 10e-3, env_bytes=256 * MIB)
-    found = known(64, large, Machine((0, 1), 2, memory_bytes=4096 * MIB))
+    found = known(64, replace(large, fit=True), Machine((0, 1), 2, memory_bytes=4096 * MIB))
     assert found is not None and found.workers == 8
 
 

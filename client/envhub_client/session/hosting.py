@@ -33,19 +33,27 @@ class HostingOptions:
             env is truncated, and no restart is counted. There is one spare, unless ``spares`` says otherwise. Without
             ``num_workers`` every env gets a process of its own then; several envs of one worker are taken over when all
             of them are between episodes at once.
+        shared_process: True if several of the envs may share a process, which steps cheap envs faster. Without it they
+            do only where ``num_workers`` says so, or where the env and its wrappers are of packages that are known to
+            keep nothing per process: an env that draws from ``numpy.random``, or keeps anything in a module or a
+            library, gives other results there.
+        one_per_process: True if each env has a process of its own in any case: for simulators of which a process can
+            have only one.
     """
 
     gpus: Sequence[int] = ()
     memory_max: int | None = None
     spares: int | None = None
     recycle: Mapping[str, float] | None = None
+    shared_process: bool = False
+    one_per_process: bool = False
 
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
             TypeError: a field is of another type.
-            ValueError: a number is out of its bounds.
+            ValueError: a number is out of its bounds, or the envs are to share a process and not to share one.
         """
         gpus = self.gpus
         if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
@@ -55,12 +63,23 @@ class HostingOptions:
         _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
         _check_count("spares", "workers", self.spares, ROWS_MAX)
         _check_recycle(self.recycle)
+        for name in ("shared_process", "one_per_process"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+        if self.shared_process and self.one_per_process:
+            raise ValueError("shared_process=True and one_per_process=True exclude each other")
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""
         recycle: dict[str, Any] = dict(self.recycle or {})
         recycle["age_s"] = float(recycle.get("age_s", 0))
-        return messages.Hosting(**{**vars(self), "gpus": list(self.gpus), "recycle": messages.Recycle(**recycle)})
+        return messages.Hosting(
+            gpus=list(self.gpus),
+            memory_max=self.memory_max,
+            spares=self.spares,
+            recycle=messages.Recycle(**recycle),
+            shares_process=False if self.one_per_process else self.shared_process or None,
+        )
 
 
 def _check_recycle(recycle: object) -> None:

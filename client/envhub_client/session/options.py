@@ -89,6 +89,8 @@ class SessionOptions:
             object.__setattr__(self, "num_workers", workers)
         if not (workers is None or (type(workers) is int and workers >= 0) or str(workers) == "auto"):
             raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {workers!r}")
+        if workers == 0 and self.hosting.one_per_process:
+            raise ValueError("num_workers=0 steps all envs in this process; one_per_process=True gives each its own")
         if not isinstance(self.pin, bool):
             raise TypeError(f"pin must be True or False, got {self.pin!r}")
         if not isinstance(seconds, Real):

@@ -33,6 +33,8 @@ class EnvSettings:
         memory_max: bytes of memory that each of its workers may have; 0 for no limit.
         spares: how many workers are made ahead.
         recycle: when another worker takes over from one.
+        shared_process: whether several of its envs may share a process.
+        one_per_process: whether each of its envs has a process of its own, in any case.
         record: which episodes of its sessions are recorded on the hub's machine, or a folder for all; empty for none.
 
     None is what the hub's options say.
@@ -49,7 +51,23 @@ class EnvSettings:
     memory_max: int | None = None
     spares: int | None = None
     recycle: Recycle | None = None
+    shared_process: bool = False
+    one_per_process: bool = False
     record: str | RecordSettings | None = None
+
+    def __post_init__(self) -> None:
+        """Check that what is said goes together.
+
+        Raises:
+            ValueError: envs are to share a process and not to share one.
+        """
+        if self.shared_process and self.one_per_process:
+            raise ValueError("shared_process and one_per_process exclude each other")
+
+    @property
+    def shares_process(self) -> bool | None:
+        """Whether its envs may share a process; None where nobody says so."""
+        return False if self.one_per_process else self.shared_process or None
 
     @property
     def recorded(self) -> RecordSettings | None:

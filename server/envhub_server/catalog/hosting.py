@@ -11,6 +11,8 @@ def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
     """What a client of a shared hub wants beyond what its operator allows; empty if nothing is."""
     if (wanted.spares or 0) > max(spares_max, allowed.spares or 0):
         return f"spares={wanted.spares}: this hub makes at most spares_max={spares_max} of a session ahead"
+    if wanted.shares_process and allowed.shares_process is False:
+        return "shared_process=True: this hub's operator says that each of these envs has a process of its own"
     if foreign := sorted(set(wanted.gpus) - set(allowed.gpus)):
         dealt = ", ".join(map(str, allowed.gpus)) or "no devices"
         return f"gpus={foreign}: this hub deals {dealt} to its workers; its operator names others by --gpus"

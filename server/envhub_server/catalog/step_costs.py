@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Make
 from envhub_server.ipc.control import StepTimes
@@ -17,7 +17,7 @@ STEPS_MIN = 24  # fewer give no useful average; one env times as many between it
 STEP_S_MAX = 3600.0
 ENV_BYTES_MAX = 1 << 50
 KEY_CHARACTERS = 32
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,16 @@ class StepCost:
         wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
         env_bytes: the memory of a worker with one env.
         libraries: shared ones that its workers have; None where that is not known.
+        fit: whether such envs are known to be fit to share a process.
+        alone: whether a process cannot have two of them, as was seen; the times may be 0 then, which nobody measured.
     """
 
     cpu_s: float
     wait_s: float
     env_bytes: int = 0
     libraries: tuple[str, ...] | None = None
+    fit: bool = False
+    alone: bool = False
 
     def __str__(self) -> str:
         """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
@@ -85,7 +89,7 @@ class StepCosts:
 
     def text(self) -> str:
         """The table as text for a file."""
-        costs = {key: [cost.cpu_s, cost.wait_s, cost.env_bytes, cost.libraries] for key, cost in self._costs.items()}
+        costs = {key: [*vars(cost).values()] for key, cost in self._costs.items()}
         return json.dumps({"format": FORMAT, "costs": costs}, indent=1)
 
     @classmethod
@@ -95,10 +99,10 @@ class StepCosts:
         try:
             read = json.loads(text)
             costs = read["costs"] if read["format"] == FORMAT else {}
-            for key, (cpu_s, wait_s, env_bytes, libraries) in costs.items():
+            for key, (cpu_s, wait_s, env_bytes, libraries, fit, alone) in costs.items():
                 cost = _checked(cpu_s, wait_s, env_bytes, libraries)
                 if cost is not None and len(key) == KEY_CHARACTERS:
-                    table.note(key, cost)
+                    table.note(key, replace(cost, fit=fit is True, alone=alone is True))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return cls()
         return table

@@ -78,7 +78,7 @@ from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
-from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, told
+from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, lacking, separate, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
@@ -824,7 +824,10 @@ class Hub:
         machine = self._machine(holder, spares)
         recycled = hosting.recycle != messages.Recycle()
         cost = self._costs.find(make)
-        sizing = self._sizing(make, found, machine, recycled, cost)
+        sizing = self._sizing(make, found, machine, cost, hosting)
+        alone = hosting.shares_process is False or (sizing is not None and sizing.alone)
+        if alone and sizing is not None and (why := lacking(make.num_envs, sizing, machine)):
+            return Failure("refused", "request", why)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
         if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
             why = "recycle with SameStep needs a process per env: num_workers=num_envs"
@@ -837,7 +840,7 @@ class Hub:
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
         libraries = None if cost is None else cost.libraries
-        rules = WorkerRules(memory_max, hides_folders, name, hosting, replays, libraries)
+        rules = WorkerRules(memory_max, hides_folders, name, hosting, replays, libraries, cost is not None)
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
@@ -873,20 +876,22 @@ class Hub:
         return Machine(affinity, cpus, has_quota(), workers_max, memory_available_bytes())
 
     def _sizing(
-        self, make: Make, recipe: Recipe, machine: Machine, recycled: bool, cost: StepCost | None
+        self, make: Make, recipe: Recipe, machine: Machine, cost: StepCost | None, hosting: messages.Hosting
     ) -> WorkerCount | None:
         """How many workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
         if recipe.settings.vector:
             return WorkerCount(1, "a vector env, which one worker steps in one call", told=True)
+        if hosting.shares_process is False:
+            return separate(make.num_envs, "one_per_process")
         if self.config.workers:
             workers = min(self.config.workers, max(1, machine.workers_max))
             return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
-        if recycled:
+        if hosting.recycle != messages.Recycle():
             workers = min(make.num_envs, max(1, machine.workers_max))
             return told(make.num_envs, workers, "a process per env, which is recycled by itself")
-        return known(make.num_envs, cost, machine)
+        return known(make.num_envs, cost, machine, bool(hosting.shares_process))
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
         """Give a session to this client, or say why not."""

@@ -766,7 +766,7 @@ class SessionRuntime:
         self._services.protocol.goodbye(self.token, goodbye.why)
 
     def _on_Notify(self, notice: instructions.Notify) -> None:
-        self.log.warning("worker_count_wrong", note=notice.text)
+        self.log.warning(notice.event, note=notice.text)
         self._services.protocol.notice(self.token, notice.text)
 
     def _on_LearnCost(self, learned: instructions.LearnCost) -> None:

@@ -107,6 +107,7 @@ class Built(Frozen):
     # The spec of the first env as data only; empty where it is none, and None where it is that of the session's first.
     plain_spec: Optional[bytes] = b""
     libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
+    fit: bool = False  # whether its envs are known to be fit to share a process, see ``env_family``
 
 
 class Building(Frozen):
@@ -125,7 +126,7 @@ class Imported(Frozen):
 class FirstBuilt(Frozen):
     """Worker to hub: its first env is built; the hub derives the number of workers from this."""
 
-    in_process: bool  # whether the env is known to compute in its own process
+    fit: bool  # as of ``Built``, of this env
     private_bytes: int  # memory that this worker shares with no other process
     libraries: Optional[List[str]] = None  # as of ``Built``
 
@@ -248,6 +249,16 @@ class Suspicious(Frozen):
 
     row: int
     what: str
+
+
+# What all envs of a process share.
+SHARED = ("the random numbers of numpy.random", "the random numbers of random", "os.environ", "the working directory")
+
+
+class SharedChanged(Frozen):
+    """Worker of several envs to hub, once: which of ``SHARED`` their steps have changed."""
+
+    what: List[str]
 
 
 class ResetRows(Frozen):

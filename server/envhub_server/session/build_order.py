@@ -26,6 +26,7 @@ class WorkerRules:
         hosting: what it gets besides its envs.
         replays: what the names of the session's replays begin with; empty where none are kept.
         libraries: shared ones that its workers have from their zygote; None where the first workers are to tell.
+        cost_known: whether it was known before what a step of its envs takes.
     """
 
     memory_bytes_max: int = 0
@@ -34,6 +35,7 @@ class WorkerRules:
     hosting: Hosting = field(default_factory=Hosting)
     replays: str = ""
     libraries: tuple[str, ...] | None = ()
+    cost_known: bool = False
 
 
 NO_RULES = WorkerRules()

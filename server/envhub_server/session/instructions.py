@@ -244,8 +244,9 @@ class Goodbye(Instruction):
 
 
 class Notify(Instruction):
-    """Tell the session's client and the log something that it did not ask for."""
+    """Tell the session's client and the log, by this event, something that nobody asked for."""
 
+    event: str
     text: str
 
 

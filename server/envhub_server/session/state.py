@@ -41,7 +41,7 @@ from envhub.protocol.messages import (
 )
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.step_costs import average, key
+from envhub_server.catalog.step_costs import StepCost, average, key
 from envhub_server.ipc import control
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.reseeding import reseeded
@@ -57,7 +57,16 @@ from envhub_server.session.hang_detector import HangDetector, Late, Progress
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.stimuli import Requested, Stimulus
-from envhub_server.session.worker_count import Machine, WorkerCount, better_count, better_count_text, of_first_envs
+from envhub_server.session.worker_count import (
+    Machine,
+    WorkerCount,
+    better_count,
+    better_count_text,
+    crowded_text,
+    of_first_envs,
+    separate,
+    shared_text,
+)
 
 SAMPLE_S = 0.1  # how often the arena is read while envs are at work
 MEMORY_S = 0.2  # how often the workers' memory is measured, where it has a limit
@@ -153,7 +162,7 @@ class WorkerState:
         moving: whether it was given the second arena and has not mapped it yet.
         shares: whether its process has the session's libraries from its zygote.
         imported: whether it has loaded what makes its envs.
-        again: whether it makes its envs once more, without libraries, when its process has ended.
+        again: whether it makes its envs once more when its process has ended: without libraries, or only one.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
         templates: the examples of the forms of infos that its processes announced last, by number, oldest first.
     """
@@ -279,7 +288,10 @@ class SessionState:
         self._machine = machine
         self._restarts = restarts
         self._sharing_tried = False  # whether a worker that shares libraries has made its envs
+        self._separated = False  # whether its envs have a process each since a second one could not be made in one
         self._warned = False  # that another number of workers would be better
+        self._fit = False  # whether its envs are known to be fit to share a process
+        self._shared_told = False  # whether its client knows that they change what a process shares
         self._map_message: control.MapArena | None = None  # what a worker is told with the arena
         self._calls = 0  # the number of the last call, which its answers repeat
         self._failure: Failure | None = None  # of the request under way, or of the session
@@ -475,7 +487,30 @@ class SessionState:
         count = len(self.workers)
         if self.rules.libraries is None:
             count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
-        return self._start(range(count), now_s)
+        return [*self._start(range(count), now_s), *self._tell_if_crowded()]
+
+    def _tell_if_crowded(self) -> Instructions:
+        if self.sizing is None or not self.sizing.crowded:
+            return []
+        return [do.Notify("processes_shared", crowded_text(self.make.num_envs, len(self.workers)))]
+
+    def _separate(self, number: int, now_s: float) -> Instructions:
+        """Give each env its own process, since the second one of this worker could not be made."""
+        begun = [each for each, worker in enumerate(self.workers) if worker.alive]
+        self._separated = True
+        self.sizing = separate(self.make.num_envs, "a second env could not be made in its process", alone=True)
+        self._resize(self.sizing.workers)
+        self._wait_for_all()
+        for each in begun:
+            self.workers[each].again = True
+        started = self._start([each for each, worker in enumerate(self.workers) if not worker.alive], now_s)
+        return [do.Warn("envs_separated", {"worker": number}), *map(do.Kill, begun), *started]
+
+    def _separable(self, worker: WorkerState) -> bool:
+        """Whether more than one env is to be made in a worker's process, which nobody has told."""
+        told = self.sizing is None or self.sizing.told or self.recipe.settings.vector
+        enough = self.make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
+        return self.phase is Phase.BUILDING and not told and len(worker.rows) > 1 and enough
 
     def _wait_for_all(self) -> None:
         for worker in self.workers:
@@ -529,7 +564,8 @@ class SessionState:
         first = [each.first for each in self.workers if each.first is not None]
         if len(first) < len(self.workers):
             return []
-        self.sizing = of_first_envs(self.make.num_envs, first, self._machine)
+        shares = bool(self.rules.hosting.shares_process)
+        self.sizing = of_first_envs(self.make.num_envs, first, self._machine, shares)
         begun = len(self.workers)
         self._resize(self.sizing.workers)
         self._wait_for_all()
@@ -537,7 +573,7 @@ class SessionState:
             each.stage = Stage.BUILDING
         rest = [do.Tell(number, build_rest(self.make, self.rules, self._place(number))) for number in range(begun)]
         started = self._start(range(begun, len(self.workers)), now_s)
-        return [*started[:1], *rest, *started[1:]]
+        return [*started[:1], *rest, *started[1:], *self._tell_if_crowded()]
 
     @property
     def _libraries(self) -> tuple[str, ...]:
@@ -585,6 +621,7 @@ class SessionState:
             self._note_libraries(worker, said.message.libraries)
         if any(each.waiting for each in self.workers):
             return []
+        self._fit = all(each.made is not None and each.made.fit for each in self.workers)
         self._share(self.rules.libraries or ())  # where none was found, that is known from now on
         first = self.workers[0].made
         assert first is not None
@@ -635,7 +672,8 @@ class SessionState:
         for number, each in enumerate(self.workers):
             each.stage, each.made, each.serves_since_s = Stage.SERVING, None, now_s
             served.append(do.HandOver(number, control.Serve(info=self.make.lost)))
-        return [*served, *self._answered(do.Answer(made)), *self._make_spares(now_s)]
+        learned = [do.LearnCost(StepCost(0.0, 0.0, alone=True))] if self._separated else []
+        return [*served, *learned, *self._answered(do.Answer(made)), *self._make_spares(now_s)]
 
     def _describe(self) -> messages.Made:
         made = [worker.made for worker in self.workers]
@@ -658,9 +696,12 @@ class SessionState:
         )
 
     def _on_making_failed(self, said: WorkerSaid, now_s: float) -> Instructions:
-        if self.workers[said.worker].shares and self.phase is Phase.BUILDING:
+        worker, failure = self.workers[said.worker], said.message.failure
+        if worker.shares and self.phase is Phase.BUILDING:
             return self._make_again(said.worker)
-        return self._abandon(said.message.failure, now_s)
+        if self._separable(worker) and failure.env_index in worker.rows[1:]:
+            return self._separate(said.worker, now_s)
+        return self._abandon(failure, now_s)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -998,13 +1039,25 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        learned: Instructions = [do.LearnCost(replace(cost, libraries=self.rules.libraries))]
+        cost = replace(cost, libraries=self.rules.libraries, fit=self._fit, alone=self.sizing.alone)
+        learned: Instructions = [do.LearnCost(cost)]
         count, num_envs = len(self.workers), self.make.num_envs
-        better = None if self._warned or self.sizing.told else better_count(num_envs, count, cost, self._machine)
+        by_itself = self._fit or bool(self.rules.hosting.shares_process)
+        # That envs could share a process, if they may, is told once, and not in each session of theirs.
+        told = self._warned or self.sizing.told or (self.rules.cost_known and not by_itself)
+        better = None if told else better_count(num_envs, count, cost, self._machine)
         if better is None:
             return learned
         self._warned = True
-        return [*learned, do.Notify(better_count_text(num_envs, count, *better, cost, bool(key(self.make))))]
+        text = better_count_text(num_envs, count, *better, cost, bool(key(self.make)) and by_itself)
+        return [*learned, do.Notify("worker_count_wrong", text)]
+
+    def _on_shared_changed(self, said: WorkerSaid, now_s: float) -> Instructions:
+        what = [each for each in control.SHARED if each in said.message.what]
+        if self._shared_told or not what:
+            return []
+        self._shared_told = True
+        return [do.Notify("process_state_shared", shared_text(what))]
 
     # --- workers that end, and those that take their place ------------------------------------------------------------
 
@@ -1017,10 +1070,14 @@ class SessionState:
         if self.phase is Phase.BROKEN:
             return []
         failure = failure_text.failure(number, worker.rows, exited.cause, why, self.rules.hide_folders)
-        if self.phase is Phase.BUILDING and worker.shares and (worker.again or why is None or not worker.imported):
-            self._share(())
+        unshared = worker.shares and (why is None or not worker.imported)
+        if self.phase is Phase.BUILDING and (worker.again or unshared):
+            if worker.shares:
+                self._share(())
             worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
+        if self._separable(worker) and worker.built and not isinstance(why, Overrun):
+            return self._separate(number, now_s)
         if self.making and exited.cause.unready:
             return self._abandon(failure_text.unready(self.make, exited.cause.unready, self.rules), now_s)
         if self.making:
@@ -1750,6 +1807,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = {
         _in(_SERVING, _S._on_call_answered) | _in([_P.CALLING], _S._on_call_answered, _P.READY, _P.HANDING_OVER),
     ),
     control.StepTimes: _in(_LIVE, _S._on_step_times),
+    control.SharedChanged: _in(_LIVE, _S._on_shared_changed),
     control.Faulted: _in(_SERVING, _S._on_faulted, _P.BROKEN),
     control.EpisodesDone: _in(_SERVING, _S._on_episodes_done),
     control.Left: _in(_SERVING, _S._on_left) | _in([_P.HANDING_OVER], _S._on_left, _P.READY),

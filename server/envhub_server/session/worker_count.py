@@ -6,16 +6,22 @@ What is known of the env decides; of these, the first that there is:
 known                    workers
 =======================  ==============================================================================================
 a number that was told   that many: ``num_workers``, or the hub's ``--workers``
-its steps before         those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
+it shares no process     a process per env: ``one_per_process``, or a second env could not be made in a process before
+its steps before,        those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
+and it may share one
 .. that wait for long    a process per env, so that no wait is added to another
 .. that compute for long one per CPU
 .. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
                          and as many workers as CPUs leave the driver no CPU of its own
-its family               one per CPU: the env and its wrappers are of packages that compute in their own process
+it may share a process   one per CPU
 nothing                  a process per env, within a share of the memory, descriptors and processes
 =======================  ==============================================================================================
 
-Where there are no more envs than CPUs, nothing and the family say the same: a process per env.
+An env may share a process with others of its session where somebody says so (``shared_process``), or where it and its
+wrappers are of packages that keep nothing per process, see ``worker.env_family``. What its steps took before is no
+leave: the first session of an env and all later ones give the same results.
+
+Where there are no more envs than CPUs, and nothing is known of their steps, there is a process per env.
 """
 
 from __future__ import annotations
@@ -45,11 +51,15 @@ class WorkerCount:
         workers: how many.
         reason: why so many, for people.
         told: whether somebody chose the number, so that no other will be taken by itself.
+        alone: whether a process cannot have two of the envs, as was seen.
+        crowded: whether envs share processes though nobody knows that they may: there is no room for more.
     """
 
     workers: int
     reason: str
     told: bool = False
+    alone: bool = False
+    crowded: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,8 +90,29 @@ def told(num_envs: int, wanted: int, by: str) -> WorkerCount:
     return WorkerCount(min(wanted, num_envs), f"told by {by}", told=True)
 
 
-def known(num_envs: int, cost: StepCost | None, machine: Machine) -> WorkerCount | None:
-    """What is best before any env is made; None where that is to be seen of the first envs."""
+def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
+    """A process per env, however many that are."""
+    return WorkerCount(num_envs, f"a process per env: {why}", told=True, alone=alone)
+
+
+def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
+    """Why envs that need a process each cannot have them; empty if they can."""
+    need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
+    if sizing.workers < num_envs:
+        return f"{need}, and there are to be {sizing.workers}, {sizing.reason}"
+    room = max(machine.workers_max, machine.cpus)
+    return f"{need}, and there is room for {room}" if sizing.workers > room else ""
+
+
+def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool = False) -> WorkerCount | None:
+    """What is best before any env is made; None where that is to be seen of the first envs.
+
+    ``shares`` is whether somebody says that the envs may share a process.
+    """
+    if cost is not None and cost.alone:
+        return separate(num_envs, "a second env could not be made in a process before", alone=True)
+    if cost is not None and not (cost.fit or shares):
+        return _separate_if_possible(num_envs, cost.env_bytes, "nobody says that its envs may share one", machine)
     if cost is not None:
         best = soonest(num_envs, cost, machine.cpus)
         workers = _within(best, cost.env_bytes, machine)
@@ -91,13 +122,37 @@ def known(num_envs: int, cost: StepCost | None, machine: Machine) -> WorkerCount
     return None
 
 
-def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine) -> WorkerCount:
+def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
     """What suits envs of which nobody knows what a step takes, but of which the first ones are made."""
     found = list(first)
-    if all(each.in_process for each in found):
-        return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to compute in their process")
-    workers = _within(num_envs, max(each.private_bytes for each in found), machine)
-    return WorkerCount(workers, f"a process per env: nothing is known of this env{_limited(num_envs, workers)}")
+    if shares:
+        return WorkerCount(machine.cpus, "one per CPU: shared_process")
+    if all(each.fit for each in found):
+        return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
+    nbytes = max(each.private_bytes for each in found)
+    return _separate_if_possible(num_envs, nbytes, "nothing is known of this env", machine)
+
+
+def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Machine) -> WorkerCount:
+    workers = _within(num_envs, each_bytes, machine)
+    reason = f"a process per env: {why}{_limited(num_envs, workers)}"
+    return WorkerCount(workers, reason, crowded=workers < num_envs)
+
+
+def crowded_text(num_envs: int, workers: int) -> str:
+    """What is told where envs share processes though nobody knows that they may."""
+    return (
+        f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
+        "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
+    )
+
+
+def shared_text(what: Iterable[str]) -> str:
+    """What is told where the steps of envs change what all envs of their process share."""
+    return (
+        f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
+        "results depend on each other; one_per_process=True gives each env a process of its own"
+    )
 
 
 def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
@@ -141,7 +196,7 @@ def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
 def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) -> tuple[int, float] | None:
     """A number of workers that is more than ``NOTABLY`` times as fast, and how many times; None if there is none.
 
-    It is the number that ``known`` gives the next session.
+    It is the number that ``known`` gives the next session, if such envs may share a process.
     """
     best = _within(soonest(num_envs, cost, machine.cpus), cost.env_bytes, machine)
     taken_s, best_s = (batch_s(num_envs, count, cost, machine.cpus) for count in (workers, best))
@@ -151,8 +206,10 @@ def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) 
 def better_count_text(
     num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost, known_again: bool
 ) -> str:
-    """What is told where ``better_count`` found a better number; ``known_again``: the next session finds the cost."""
+    """What is told where ``better_count`` found a better number; ``known_again``: the next session takes it."""
     then = "the next session of this env gets them by itself" if known_again else f"pass num_workers={best}"
+    if best < num_envs and not known_again:
+        then += ", or shared_process=True, if its envs may share a process"
     return (
         f"{num_envs} envs in {workers} workers: {best} would step them about {times_as_fast:.1f} times as fast, for a "
         f"step takes {cost}; {then}"

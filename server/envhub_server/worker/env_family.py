@@ -1,21 +1,22 @@
-"""Whether an env belongs to a package whose envs compute in their own process and never wait."""
+"""Whether an env is of a package whose envs may share a process: they compute there, and keep nothing per process."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Top-level packages of envs and wrappers. Any other env may be a simulator behind a socket, on a GPU, or a robot.
-IN_PROCESS = frozenset(
+# Top-level packages of envs and wrappers. Any other env may draw from the random numbers of its process, be a simulator
+# of which a process can have one, stand behind a socket, on a GPU, or be a robot.
+FIT = frozenset(
     [
         *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
-        *("minigrid", "gymnasium_robotics", "mo_gymnasium", "metaworld", "highway_env", "procgen", "crafter"),
-        *("nle", "minihack", "bsuite", "dm_control", "shimmy", "envhub_server"),
+        *("minigrid", "gymnasium_robotics", "mo_gymnasium", "highway_env", "procgen", "crafter"),
+        *("nle", "minihack", "bsuite", "dm_control", "envhub_server"),
     ]
 )
 LAYERS_MAX = 100
 
 
-def computes_in_process(env: Any, runner: Any) -> bool:
+def may_share_process(env: Any, runner: Any) -> bool:
     """Whether the env, each wrapper around it and the class of its runner are of known packages.
 
     An env with ``render_mode="human"`` does not count: it waits for the screen.
@@ -26,4 +27,4 @@ def computes_in_process(env: Any, runner: Any) -> bool:
     while env is not None and len(kinds) < LAYERS_MAX:
         kinds.append(type(env))
         env = getattr(env, "__dict__", {}).get("env")
-    return all(kind.__module__.partition(".")[0] in IN_PROCESS for kind in kinds)
+    return all(kind.__module__.partition(".")[0] in FIT for kind in kinds)

@@ -59,7 +59,7 @@ from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.worker import rendering
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, Part, SubEnv
-from envhub_server.worker.env_family import computes_in_process
+from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_sources import (
     adopt_environment,
     factories,
@@ -78,6 +78,7 @@ from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
 from envhub_server.worker.shared_imports import shareable
+from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.step_timer import StepTimer
@@ -131,6 +132,7 @@ class Worker:
         self._build: Any = None
         self._row_built = -1
         self._timer = StepTimer()
+        self._shared: SharedState | None = None  # until the hub is told that it was changed
         self._broken: list[Part] = []  # whose env raised and must be built again
         self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
         self._leaving = False  # whether another worker takes over once all envs are between episodes
@@ -277,8 +279,11 @@ class Worker:
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
-        in_process = computes_in_process(self._rows[0].env, self._runner)
-        return control.FirstBuilt(in_process, private_bytes(), shareable(self._variables))
+        return control.FirstBuilt(self._fit(), private_bytes(), shareable(self._variables))
+
+    def _fit(self) -> bool:
+        """Whether its envs are known to be fit to share a process."""
+        return all(may_share_process(row.env, self._runner) for row in self._rows)
 
     def _build_row(self, row: int) -> None:
         self._row_built = row
@@ -316,7 +321,8 @@ class Worker:
             rows, sources = (), rows[:1]  # which is that of all
         for row in rows:
             self._build_row(row)
-            if time.monotonic() > sent_s + PROGRESS_S:
+            second = len(self._rows) == 1 and len(rows) > 1  # which may be one too many for a process
+            if second or time.monotonic() > sent_s + PROGRESS_S:
                 sent_s = time.monotonic()
                 self._channel.send(control.Building(len(self._rows)))
         first = self._rows[0].env
@@ -344,6 +350,7 @@ class Worker:
             cwd=_folder(),
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
             libraries=shareable(self._variables),
+            fit=self._fit(),
         )
 
     def _described(self, space: Any) -> bytes:
@@ -470,6 +477,8 @@ class Worker:
         self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
         self._spinner = Spinner(self._spin_us, time.perf_counter_ns)  # only now: before Serve the rows are the hub's
         self._serving = True
+        if len(self._rows) > 1:
+            self._shared = SharedState()
         if serve.ending:
             (row,) = self._rows
             assert isinstance(row, Row)
@@ -545,12 +554,19 @@ class Worker:
             self._record(self._episodes.end, self._rendering)
         if report_due:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
+            self._look_at_what_is_shared()
         if self._broken:
             self._rebuild_broken()
         if self._episodes_left:
             self._count_episodes(rows)
         if self._leaving:
             self._leave_between_episodes()
+
+    def _look_at_what_is_shared(self) -> None:
+        """Tell the hub, once, which of it the envs have changed."""
+        if self._shared is not None and (what := self._shared.changed()):
+            self._shared = None
+            self._channel.send(control.SharedChanged(what))
 
     # --- leaving --------------------------------------------------------------------------------------------------
 

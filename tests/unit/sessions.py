@@ -96,7 +96,9 @@ def restarts(restarts_max: int = 5) -> Restarts:
 
 
 def built(*observations: bytes) -> Built:
-    return Built(list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}")
+    return Built(
+        list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}", fit=True
+    )
 
 
 def session_of(make: Make, workers: int | None, recipe: Recipe = RECIPE, restarts_max: int = 5) -> Session:

@@ -142,11 +142,8 @@ SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, w
 def separated(session: Session, instructions: Instructions) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
     started = [each for each in instructions if isinstance(each, StartProcesses)]
-    assert Warn("envs_separated", {"worker": 0}) in instructions and [worker.rows for worker in session.workers] == [
-        [0],
-        [1],
-        [2],
-    ]
+    assert Warn("envs_separated", {"worker": 0, "why": state.SECOND_FAILED}) in instructions
+    assert [worker.rows for worker in session.workers] == [[0], [1], [2]]
     killed = [each.worker for each in instructions if isinstance(each, Kill)]
     assert [number for each in started for number in each.workers] == [each for each in range(3) if each not in killed]
     for number in killed:
@@ -177,6 +174,14 @@ def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None
     separated(session, session.exited(0))
 
 
+def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> None:
+    session = begun()
+    started = session.said(0, replace(built(), fit=False))
+    assert Kill(0) in started and Kill(1) in started and StartProcesses((2,)) in started
+    assert session.sizing is not None and not session.sizing.alone
+    assert begun(hosting=messages.Hosting(shares_process=True)).said(0, replace(built(), fit=False)) == []
+
+
 @pytest.mark.parametrize("failure", [replace(SECOND, env_index=0), replace(SECOND, env_index=None)])
 def test_first_env_that_cannot_be_made_fails_the_session(failure: Failure) -> None:
     assert begun().said(0, RowFailed(failure))[0] == Fail(failure)
@@ -193,10 +198,10 @@ def test_second_env_fails_the_session_where_processes_are_shared_as_told_or_ther
 
 def test_what_steps_took_is_learned_with_whether_envs_may_share_a_process() -> None:
     for fit in (True, False):
-        session = begun()
-        for number in range(2):
+        session = begun(workers=3)
+        for number in range(3):
             session.said(number, replace(built(), fit=fit))
-        for number in range(2):
+        for number in range(3):
             session.said(number, Mapped())
         (learned, *_) = session.said(0, StepTimes(100, 10**6, 0))
         assert isinstance(learned, LearnCost) and learned.cost.fit is fit and not learned.cost.alone
@@ -322,7 +327,7 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     session.said(1, replace(built(), libraries=["torch"]))
     assert session.phase is Phase.MAPPING
     learned, *_ = session.said(0, StepTimes(64, 0, 0))
-    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=()))  # later sessions do without from the start
+    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=(), fit=True))  # later sessions do without from the start
 
 
 def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_libraries() -> None:

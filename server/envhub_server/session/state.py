@@ -74,6 +74,7 @@ SPARE_RETRY_S = 1.0  # before another spare is made in place of one that ended, 
 SPARE_RETRY_MAX_S = 60.0
 SAMPLE_IDLE_S = 1.0  # while the client drives and does not step
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a worker: those of its process, and as many of the ones before it
+SECOND_FAILED = "a second env could not be made in its process"
 HISTORY_MAX = 100  # stimuli that are logged with an internal error
 NO_TURN = -1  # in place of a progress word, while the worker maps an arena
 STACKS_S = 1.0  # for a worker on a busy machine to write where its threads are, before it is killed
@@ -494,21 +495,21 @@ class SessionState:
             return []
         return [do.Notify("processes_shared", crowded_text(self.make.num_envs, len(self.workers)))]
 
-    def _separate(self, number: int, now_s: float) -> Instructions:
-        """Give each env its own process, since the second one of this worker could not be made."""
+    def _separate(self, number: int, now_s: float, why: str = SECOND_FAILED) -> Instructions:
+        """Give each env its own process, since those of this worker cannot share one."""
         begun = [each for each, worker in enumerate(self.workers) if worker.alive]
-        self._separated = True
-        self.sizing = separate(self.make.num_envs, "a second env could not be made in its process", alone=True)
+        self._separated = why == SECOND_FAILED
+        self.sizing = separate(self.make.num_envs, why, alone=self._separated)
         self._resize(self.sizing.workers)
         self._wait_for_all()
         for each in begun:
             self.workers[each].again = True
         started = self._start([each for each, worker in enumerate(self.workers) if not worker.alive], now_s)
-        return [do.Warn("envs_separated", {"worker": number}), *map(do.Kill, begun), *started]
+        return [do.Warn("envs_separated", {"worker": number, "why": why}), *map(do.Kill, begun), *started]
 
     def _separable(self, worker: WorkerState) -> bool:
         """Whether more than one env is to be made in a worker's process, which nobody has told."""
-        told = self.sizing is None or self.sizing.told or self.recipe.settings.vector
+        told = self.sizing is None or self.sizing.told or self.sizing.crowded or self.recipe.settings.vector
         enough = self.make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
         return self.phase is Phase.BUILDING and not told and len(worker.rows) > 1 and enough
 
@@ -614,6 +615,8 @@ class SessionState:
 
     def _on_built(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]
+        if self._separable(worker) and not (said.message.fit or self.rules.hosting.shares_process):
+            return self._separate(said.worker, now_s, "not all of its envs are known to share one well")
         worker.made, worker.waiting = said.message, False
         worker.stage, worker.built = Stage.BUILT, len(worker.rows)
         self._sharing_tried |= worker.shares

@@ -168,7 +168,12 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
         ("pole", "NextStep", ["shared", "tcp"]),
         pytest.param("pole", "NextStep", ["wire"], marks=pytest.mark.long),
         *(
-            pytest.param(name, mode, ["shared", "wire", "tcp"], marks=pytest.mark.long)
+            pytest.param(
+                name,
+                mode,
+                ["shared", "wire", "tcp"],
+                marks=pytest.mark.chaos if mode == MODES[-1] else pytest.mark.long,
+            )
             for name in ("pole", "poles")
             for mode in MODES
             if (name, mode) != ("pole", "NextStep")
@@ -559,7 +564,7 @@ def test_recycled_workers_lose_no_step(hub: ServedHub, tmp_path: Path, mode: str
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
+    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.chaos) for mode in ("SameStep", "Disabled"))]
 )
 @pytest.mark.parametrize(
     "cause", ["killed", *(pytest.param(cause, marks=pytest.mark.long) for cause in ("raised", "recycled"))]

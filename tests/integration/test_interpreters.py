@@ -77,12 +77,11 @@ def hosted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Hosted(combination, folder, hub)
 
 
-@pytest.fixture(params=["auto", "wire"])
+@pytest.fixture(params=["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 def lane(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-FEWER = pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 Run = tuple[str, dict[str, Any], int, list[Any]]  # of one env: its name and arguments, its seed, its actions
 
 
@@ -150,7 +149,6 @@ def test_every_kind_of_space_gives_what_it_gives_directly(hosted: Hosted, lane: 
     check(hosted, lane, *(("kinds", "kinds", {"kind": kind}) for kind in kinds_of(hosted.combination)))
 
 
-@FEWER
 def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
     envs = hosted.make("unruly", lane, num_workers=2, step_timeout=5.0)
     nothing, deeds = np.zeros(2, int), {name: number for number, name in enumerate(Unruly.DEEDS)}
@@ -172,7 +170,6 @@ def test_failures_are_told_and_survived(hosted: Hosted, lane: str) -> None:
         envs.close()
 
 
-@FEWER
 @pytest.mark.timeout(300)
 def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted, lane: str) -> None:
     options = {"num_workers": 2, "step_timeout": 5.0, "on_exception": "truncate"}

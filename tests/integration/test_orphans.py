@@ -28,10 +28,11 @@ OFFERED = [f"{name.lower()}=launchers:{name}" for name in ("Launcher", "Passing"
 
 
 def in_(*quick: str) -> pytest.MarkDecorator:
-    """While an env is in any of its functions; the quick ones always, all of them where there is time."""
-    long = pytest.mark.long
+    """While an env is in any of its functions: the quick ones always, in a step where there is time, or all of them."""
+    longer = {"step": pytest.mark.long}
     return pytest.mark.parametrize(
-        "hangs", [pytest.param(name, marks=() if name in quick else long) for name in FUNCTIONS]
+        "hangs",
+        [pytest.param(name, marks=() if name in quick else longer.get(name, pytest.mark.chaos)) for name in FUNCTIONS],
     )
 
 

@@ -254,7 +254,7 @@ if "envhub.recording.process" in " ".join(sys.orig_argv):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.chaos)])
 def test_episodes_count_of_which_a_killed_process_could_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:

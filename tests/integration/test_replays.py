@@ -69,9 +69,10 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
 
 
 def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
-    """All of these on every lane, of which all but a few are long."""
+    """All of these on every lane: a few always, and by ipc, which has the memory of one and the hub of another, last."""
+    long, chaos = pytest.mark.long, pytest.mark.chaos
     combined = itertools.product(LANES, among)
-    return [pytest.param(*each, marks=() if each in few else pytest.mark.long) for each in combined]
+    return [pytest.param(*each, marks=() if each in few else chaos if each[0] == "ipc" else long) for each in combined]
 
 
 def session_of(path: Path) -> str:
@@ -245,6 +246,9 @@ def test_simulator_that_is_not_deterministic_is_told_as_such(address: str | None
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "address", ["embedded", *(pytest.param(lane, marks=pytest.mark.chaos) for lane in ("ipc", "tcp"))], indirect=True
+)
 def test_failure_after_long_training_is_run_from_known_random_numbers(address: str | None) -> None:
     """The journal has long forgotten the reset with a seed, which is 20,000 steps ago."""
     with made(address, "exception", rate=0.0, length=50, width=2) as envs:

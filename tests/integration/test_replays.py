@@ -69,7 +69,7 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
 
 
 def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
-    """All of these on every lane: a few always, and by ipc, which has the memory of one and the hub of another, last."""
+    """All of these on every lane: a few always, others where there is time, and by ipc in the chaos tests."""
     long, chaos = pytest.mark.long, pytest.mark.chaos
     combined = itertools.product(LANES, among)
     return [pytest.param(*each, marks=() if each in few else chaos if each[0] == "ipc" else long) for each in combined]

@@ -71,7 +71,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             profilers: with the same results and errors, but nothing ends an env that hangs, and one that crashes ends
             the program.
         autoreset_mode: as in Gymnasium.
-        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
+        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``; or ``"first"`` where envs
+            differ in the bounds of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are
+            the first env's then.
         copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by

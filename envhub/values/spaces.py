@@ -298,13 +298,16 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
         )
 
 
-def check_action_space(space: Any, wanted: Any) -> None:
+def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
     """Refuse an action space that is not the session's; the text is Gymnasium's.
+
+    With the observation mode ``"first"`` it may have other bounds.
 
     Raises:
         RuntimeError: the space differs.
     """
-    if not _equal(space, wanted):
+    fits = structure(space) == structure(wanted) if observation_mode == "first" else _equal(space, wanted)
+    if not fits:
         raise RuntimeError(
             f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "
             "spaces from all environments must be equal."

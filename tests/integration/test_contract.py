@@ -394,3 +394,24 @@ def test_autoreset_mode_is_an_attribute_as_of_gymnasiums(hub: ServedHub, mode: A
             assert heir.autoreset_mode is mode
     with closing(gym.make_vec("EnvHub/Remote-v0", 2, env_id="counter", url=hub.tcp)) as remote:
         assert remote.unwrapped.autoreset_mode is AutoresetMode.NEXT_STEP
+
+
+def test_envs_may_differ_in_their_bounds_where_the_first_ones_are_told(address: str | None) -> None:
+    def make(row: int) -> gym.Env[Any, Any]:
+        wide = gym.spaces.Box(-1.0 - row, 1.0 + row, (2,))
+        return sims.Anything(wide, gym.spaces.Discrete(3 + row, start=row), [{}])
+
+    factories = [functools.partial(make, row) for row in range(3)]
+    options: dict[str, Any] = {"hub": address, "num_workers": 2}
+    if address is not None:
+        options |= {"hub": None, "lane": "auto" if address.startswith("ipc") else "wire"}
+    with closing(envhub.make_vec(factories, observation_mode="first", **options)) as envs:
+        assert envs.single_action_space == gym.spaces.Discrete(3)
+        assert envs.single_observation_space == gym.spaces.Box(-1.0, 1.0, (2,))
+        envs.reset(seed=1)
+        assert envs.step([2, 3, 4])[0].shape == (3, 2)
+        assert [space.n for space in envs.get_attr("action_space")] == [3, 4, 5]
+    with pytest.raises(RuntimeError, match="observation spaces"):
+        envhub.make_vec(factories, **options)
+    with pytest.raises(RuntimeError, match="action spaces from all environments must be equal"):
+        envhub.make_vec(factories, observation_mode="different", **options)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium import Space, logger, spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envhub.errors import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -47,7 +47,7 @@ def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result
     return logged
 
 
-class AsyncVectorEnv(HubVectorEnv):
+class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
     """``gymnasium.vector.AsyncVectorEnv``, hosted by a private hub: change the import, keep the program.
 
     The envs live in worker processes that share neither memory nor descriptors with this program; factories travel by

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from envhub.errors import ConnectionInUse, HubTimeout, raised_by_env
 from envhub.protocol.messages import Make
@@ -27,7 +28,7 @@ PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
 Result = TypeVar("Result")
 
 
-class RecordedVectorEnv(HubVectorEnv):
+class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
     """A ``HubVectorEnv`` that writes down what the trainer sees; ``envhub.make_vec(..., record=...)`` makes one.
 
     ``begin_recording`` has to be called once, before the first reset. Parts of a batch (``send``, ``recv``) are not

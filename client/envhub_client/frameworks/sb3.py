@@ -61,6 +61,7 @@ class HubVecEnv(VecEnv):
         """
         refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
         with by_value(env, *PACKAGES):
+            options = {"observation_mode": "first", **options}  # as ``SubprocVecEnv``, which asks no other env
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:
             super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)

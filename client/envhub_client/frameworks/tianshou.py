@@ -106,6 +106,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self.is_async = wait_num not in (None, count) or timeout is not None
         refuse_decided(options, "tianshou", "autoreset_mode")
         with by_value(env_fns, "tianshou"):
+            options = {"observation_mode": "first", **options}  # tianshou asks each env for its spaces
             self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False
         self.env_num = count

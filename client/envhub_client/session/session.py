@@ -201,7 +201,7 @@ class Session:
             make,
             num_workers=self.sizing.num_workers if lost and self.vector else num_workers,  # type: ignore[arg-type]
             autoreset_mode=options.autoreset_mode.value,
-            observation_mode="same" if options.observation_mode == "same" else "different",
+            observation_mode=options.observation_mode if isinstance(options.observation_mode, str) else "different",
             world=environment,
             columns=True,
             spin_us=options.spin_us,

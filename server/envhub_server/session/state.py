@@ -683,7 +683,7 @@ class SessionState:
         first = made[0]
         assert first is not None
         spaces = first.observation_spaces
-        if self.make.observation_mode != "same":
+        if self.make.observation_mode == "different":
             by_worker = [each.observation_spaces for each in made if each is not None]
             spaces = [by_worker[row % len(made)][row // len(made)] for row in range(self.make.num_envs)]
         return messages.Made(

@@ -327,7 +327,7 @@ class Worker:
                 self._channel.send(control.Building(len(self._rows)))
         first = self._rows[0].env
         has_first = self._number == 0  # the session takes its spaces from its first env
-        differ = self._build.observation_mode != "same"
+        differ = self._build.observation_mode == "different"
         described = self._rows if differ else self._rows[:1] if has_first else []
         leaves = spaces.leaves(first.observation_space)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
@@ -462,7 +462,7 @@ class Worker:
     def _check_spaces(self, row: Part) -> None:
         observation_space, action_space, mode = self._spaces
         spaces.check_equivalent(row.env.observation_space, observation_space, mode)
-        spaces.check_action_space(row.env.action_space, action_space)
+        spaces.check_action_space(row.env.action_space, action_space, mode)
 
     def _on_Serve(self, serve: Any) -> None:
         failure = None if serve.failure is None else PendingFailure(serve.failure)

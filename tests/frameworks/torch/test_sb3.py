@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete
 from hubs import serve, signalled_in_a_wait, stopped, worker_processes
 from same import assert_same
@@ -563,3 +564,15 @@ def test_errors_of_envs_are_raised_and_the_session_goes_on() -> None:
             envs.step(np.zeros(3, int))
         envs.reset()
         envs.step(np.zeros(2, int))
+
+
+def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
+    factories = [functools.partial(Bounded, row) for row in range(3)]
+    found = []
+    for kind in (SubprocVecEnv, HubVecEnv):
+        with contextlib.closing(kind(factories)) as envs:
+            envs.reset()
+            observations = envs.step(np.array([1, 2, 3]))[0]
+            spaces = envs.observation_space, envs.action_space, envs.get_attr("action_space")
+            found.append((spaces, observations.tolist()))
+    assert found[0] == found[1]

@@ -112,3 +112,17 @@ def test_infos_tell_of_an_episode_that_a_crash_cut_short(mode: str) -> None:
         assert (observations[row].abs() <= 0.05).all() and rewards[row] == 0 and not (terminated | truncated)[row]
         _, rewards, _, _, infos = envs.step(actions)
         assert (rewards == 1).all() and "invalid_transition" not in infos
+
+
+def test_vector_envs_of_every_class_are_known_to_skrl(tmp_path: Path) -> None:
+    factories = [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS
+    for make in (
+        functools.partial(envhub.AsyncVectorEnv, factories),
+        functools.partial(envhub.make_vec, factories),
+        functools.partial(envhub.make_vec, factories, record=tmp_path),
+    ):
+        envs = make()
+        try:
+            assert isinstance(wrap_env(envs), GymnasiumWrapper)
+        finally:
+            envs.close()

@@ -20,6 +20,7 @@ import pytest
 import tianshou.env
 import tianshou_envs
 import torch
+from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from hubs import kill_worker, serve, signalled_in_a_wait, stopped, worker_processes
 from same import assert_same
@@ -619,3 +620,14 @@ def test_high_level_factory_makes_envs_to_watch() -> None:
     finally:
         for each in (envs.env, envs.training_envs, envs.test_envs, envs.watch_env):
             each.close()
+
+
+def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
+    factories = [functools.partial(Bounded, row) for row in range(3)]
+    found = []
+    for kind in (SubprocVectorEnv, HubVectorEnv):
+        with contextlib.closing(kind(factories)) as envs:
+            envs.reset()
+            observations = envs.step(np.array([1, 2, 3]))[0]
+            found.append((envs.observation_space, envs.action_space, observations.tolist()))
+    assert found[0] == found[1]

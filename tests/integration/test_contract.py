@@ -415,3 +415,14 @@ def test_envs_may_differ_in_their_bounds_where_the_first_ones_are_told(address: 
         envhub.make_vec(factories, **options)
     with pytest.raises(RuntimeError, match="action spaces from all environments must be equal"):
         envhub.make_vec(factories, observation_mode="different", **options)
+
+
+def test_actions_that_lack_a_part_are_refused_by_its_name() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1, 1, (1,))})
+    with closing(envhub.make_vec([lambda: sims.Anything(gym.spaces.Discrete(2), space, [{}])] * 2)) as envs:
+        envs.reset()
+        with pytest.raises(envhub.SpaceMismatch, match="actions has no 'b', which its space has; no env has moved"):
+            envs.step({"a": [0, 1]})
+        with pytest.raises(envhub.SpaceMismatch, match="actions is None"):
+            envs.send(None, [1])
+        envs.step({"a": [0, 1], "b": [[0.0], [0.0]]})

@@ -268,6 +268,20 @@ def test_info_that_is_no_dict_raises() -> None:
         place.step()
 
 
+@pytest.mark.parametrize(("results", "told"), [((1, 2), "a tuple of 2"), (None, "a NoneType")])
+def test_step_that_does_not_return_five_values_is_named(results: Any, told: str) -> None:
+    class Odd(ScriptedEnv):
+        def step(self, action: int) -> Any:
+            return results
+
+    place = placed(env=Odd())
+    place.reset()
+    with pytest.raises(
+        TypeError, match=rf"step of env \d returned {told}, and not an observation, a reward, terminated"
+    ):
+        place.step()
+
+
 # --- a step that fails ------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, Set
 from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.values.actions import pack
+from envhub.values.misfit import misfit
 from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.deadline import Deadline
@@ -308,11 +309,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.check_free("step_async")
-        parts = [actions] if self._flat_actions else spaces.flatten(self.single_action_space, actions)
+        parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
         session = self._session
         codes, arrays, elements = pack(parts, session.action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
         session.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+
+    def _parts(self, actions: Any, count: int) -> list[Any]:
+        """The leaves of the actions of so many envs."""
+        try:
+            return spaces.flatten(self.single_action_space, actions)
+        except (LookupError, TypeError, ValueError) as error:
+            why = misfit(batch_space(self.single_action_space, count), actions, "actions") or error
+            raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
 
     @exclusive
     def step_wait(self, timeout: float | None = None) -> StepReturn:
@@ -386,8 +395,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             text = "Calling `send` after a `recv` that timed out, which is to be called again first."
             raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
-        flat = spaces.flatten(self.single_action_space, actions)
-        codes, arrays, elements = pack(flat, self._session.action_leaves, len(rows))
+        codes, arrays, elements = pack(self._parts(actions, len(rows)), self._session.action_leaves, len(rows))
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)

@@ -21,6 +21,7 @@ from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
+from envhub.values.misfit import misfit
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
@@ -183,7 +184,14 @@ class Row:
         if needs_reset and self._mode == NEXT_STEP:
             self.autoreset()
             return
-        observation, reward, terminated, truncated, info = self._runner.step(self._action())
+        results = self._runner.step(self._action())
+        try:
+            observation, reward, terminated, truncated, info = results
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"step of env {self.index} returned {_counted(results)}, and not an observation, a reward, terminated, "
+                "truncated and an info"
+            ) from error
         self._steps_to_check -= 1
         if not self._steps_to_check:
             self._check_space(observation)
@@ -204,7 +212,7 @@ class Row:
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
             self._needs_reset[self.index] = ONGOING
             return
-        self._store(observation, reward, terminated, truncated, info)
+        self._store(observation, reward, terminated, truncated, info, "step")
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
@@ -310,9 +318,42 @@ class Row:
         else:
             self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
-    def _store(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+    def _store(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
+    ) -> None:
+        """Store what a method of the env has returned.
+
+        Raises:
+            TypeError, ValueError, AttributeError: it does not fit; the text names the method, the env and the part.
+        """
         if type(info) is not dict:
-            info = _as_dict(info)
+            info = _as_dict(info, f"{method} of env {self.index}")
+        try:
+            objects = self._store_observation(observation)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if why := misfit(self._observation_space, observation, "observation"):
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"{method} of env {self.index} returned an observation that does not fit: {why}") from error
+            raise
+        index = self.index
+        try:
+            self._rewards[index] = reward
+        except (TypeError, ValueError) as error:  # an array of one number, as some envs give
+            if np.ndim(reward):
+                text = f"{method} of env {index} returned a reward of shape {np.shape(reward)}, and not one number"
+                raise ValueError(text) from error
+            self._arena.rewards[index] = reward
+        self._terminations[index], self._truncations[index] = terminated, truncated
+        self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
+        if objects:
+            encoded = codec.encode(objects, self._exact)
+            self._info.store(info, encoded)
+            self._last_objects = encoded
+        else:
+            self._info.store(info)
+
+    def _store_observation(self, observation: Any) -> list[Any]:
+        """Put an observation into the row, but for its object leaves, which are returned."""
         index = self.index
         batches = self._batches[self._request[index] & 1]
         objects: list[Any] = []
@@ -333,20 +374,7 @@ class Row:
                     objects.append(part)
                 else:
                     _store_leaf(next(remaining), index, part)
-        try:
-            self._rewards[index] = reward
-        except (TypeError, ValueError) as error:  # an array of one number, as some envs give
-            if np.ndim(reward):
-                raise ValueError(f"a reward of shape {np.shape(reward)}, where a step gives one number") from error
-            self._arena.rewards[index] = reward
-        self._terminations[index], self._truncations[index] = terminated, truncated
-        self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
-        if objects:
-            encoded = codec.encode(objects, self._exact)
-            self._info.store(info, encoded)
-            self._last_objects = encoded
-        else:
-            self._info.store(info)
+        return objects
 
 
 def why_not_finite(space: Any, observation: Any) -> str:
@@ -368,8 +396,13 @@ def _not_finite(part: Any) -> int:
     return 0
 
 
-def _as_dict(info: Any) -> dict[Any, Any]:
-    """The info as a dict; Gymnasium's vector envs accept any mapping.
+def _counted(results: Any) -> str:
+    """What a step returned, in place of five values."""
+    return f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
+
+
+def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
+    """The info as a dict; Gymnasium's vector envs accept any mapping. ``source`` says what returned it.
 
     Raises:
         AttributeError: the info is no mapping, as in Gymnasium.
@@ -377,7 +410,7 @@ def _as_dict(info: Any) -> dict[Any, Any]:
     try:
         items = info.items()
     except AttributeError as error:
-        raise AttributeError(f"{error}: the env returned an info that is not a dict: {info!r:.100}") from error
+        raise AttributeError(f"{error}: {source} returned an info that is not a dict: {info!r:.100}") from error
     return dict(items)
 
 

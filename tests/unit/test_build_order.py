@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import Recipe
 from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, variables
 from sessions import RECIPE
 
-from envhub.protocol.messages import Hosting, Make
+from envhub.protocol.messages import Faults, Hosting, Make, Recycle, World
 
 OF_A_SESSION = WorkerRules(session="0badcafe")
 
@@ -39,3 +43,57 @@ def test_worker_is_told_the_arguments_of_its_own_envs() -> None:
     assert build(make, RECIPE, NO_RULES, Place(1, 2, [1, 3])).kwargs_each == [b"1", b"3"]
     assert build_rest(make, NO_RULES, Place(0, 2, [0, 2])).kwargs_each == [b"0", b"2"]
     assert build(Make(4, kwargs=b"all"), RECIPE, NO_RULES, Place(1, 2, [1, 3])).kwargs_each == []
+
+
+def test_worker_is_told_all_that_the_client_asked_for() -> None:
+    make = Make(
+        2,
+        kwargs=b"kwargs",
+        factories=b"factories",
+        python="3.11",
+        autoreset_mode="SameStep",
+        observation_mode="different",
+        runner=b"runner",
+        wrappers=["wrappers:Own"],
+        wrapper_kwargs=[b"wrapper"],
+        columns=True,
+    )
+    told = build(make, RECIPE, NO_RULES, Place(0, 1, [0, 1]))
+    shared = {field.name for field in fields(Make)} & {field.name for field in fields(told)} - {"name", "kwargs_each"}
+    assert len(shared) == 9
+    for name in shared:
+        assert getattr(told, name) == getattr(make, name) != getattr(Make(2), name), name
+    faults = Faults(on_exception="truncate", on_invalid="raise")
+    strict = build(Make(2, faults=faults), RECIPE, NO_RULES, Place(0, 1, [0, 1]))
+    assert (strict.on_exception, strict.on_invalid) == ("truncate", "raise")
+
+
+def test_worker_is_told_what_the_hub_says_of_the_env_and_of_its_workers() -> None:
+    recipe = Recipe("walk", modules=("sims", "more"), entry="sims:make", settings=EnvSettings(vector=True))
+    hosting = Hosting(recycle=Recycle(episodes=7))
+    rules = WorkerRules(1 << 30, True, "0badcafe", hosting, "replay", libraries=None)
+    told = build(Make(4), recipe, rules, Place(1, 2, [1, 3], cpu=5))
+    assert (told.worker, told.rows, told.cpu, told.shares, told.first_only) == (1, [1, 3], 5, 2, False)
+    assert (told.name, told.modules, told.entry) == ("walk", ["sims", "more"], "sims:make")
+    assert (told.memory_bytes_max, told.hide_folders, told.replays, told.episodes_max) == (1 << 30, True, "replay", 7)
+    assert told.says_imported and told.variables == variables(rules, Place(1, 2, [1, 3]))
+
+
+def test_worker_makes_only_its_first_env_until_the_number_of_workers_is_decided() -> None:
+    assert build(Make(4), RECIPE, NO_RULES, Place(0, None, [0, 1])).first_only
+    vector = replace(RECIPE, settings=EnvSettings(vector=True))
+    assert build(Make(4), vector, NO_RULES, Place(0, None, [0, 1])).shares == 1
+
+
+def test_without_rules_a_worker_has_no_limits_and_says_where_an_env_failed() -> None:
+    told = build(Make(1), RECIPE, NO_RULES, Place(0, 1, [0]))
+    assert (told.memory_bytes_max, told.episodes_max, told.shares, told.replays) == (0, 0, 0, "")
+    assert not (told.hide_folders or told.says_imported or told.allow_pickle) and told.cpu is None
+
+
+def test_worker_of_a_private_hub_adopts_the_programs_environment_with_one_thread_per_library() -> None:
+    world = World(["/sims"], "/here", {"HOME": "/home", "OMP_NUM_THREADS": "8"}, b"registry", b"authkey")
+    told = build(Make(1, world=world), RECIPE, NO_RULES, Place(0, 1, [0]))
+    assert told.allow_pickle
+    assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
+    assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "1"

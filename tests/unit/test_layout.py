@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envhub.arena.layout import ACTION_ITEM_BYTES, ALIGNMENT, HEADER_BYTES, HEADER_WORDS, ROW_WORDS, SLOTS, Layout
+from envhub.arena.layout import (
+    ACTION_ITEM_BYTES,
+    ALIGNMENT,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    ROW_WORDS,
+    SLOTS,
+    Layout,
+    split_results,
+    split_share,
+    whole_shares,
+)
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 dtypes = st.sampled_from(["<f4", "<f8", "|u1", "<i8", "<f2", "|i1", "|b1"])
@@ -111,3 +122,26 @@ def test_layout_has_a_limit_of_leaves_and_no_observation_without_a_size() -> Non
     for observations, actions in (((*most, most[0]), ()), ((), (*most, OBJECT)), ((OBJECT,), ())):
         with pytest.raises(ValueError, match=r"leaves; at most|no fixed size"):
             Layout(1, observations, actions, 0)
+
+
+def test_observation_has_the_bytes_of_its_leaves_and_a_batch_those_of_all_rows() -> None:
+    layout = Layout(3, (Leaf("<f4", (2, 5)), Leaf("|u1", (7,))), (), 0)
+    assert layout.row_bytes() == 47
+    assert [layout.batch_bytes(leaf) for leaf in layout.observations] == [120, 21]
+
+
+def test_results_are_rewards_then_terminations_then_truncations() -> None:
+    results = bytearray(np.array([0.5, -1.0, 2.0]).tobytes() + bytes([1, 0, 0]) + bytes([1, 0, 1]))
+    rewards, terminations, truncations = split_results(results, 3)
+    assert rewards.tolist() == [0.5, -1.0, 2.0]
+    assert terminations.tolist() == [True, False, False] and truncations.tolist() == [True, False, True]
+    rewards[1] = 7.0
+    assert np.frombuffer(results, np.float64, 3)[1] == 7.0  # a view
+    with pytest.raises(ValueError, match="30 bytes of results for 2 rows"):
+        split_results(results, 2)
+
+
+def test_part_of_a_batch_is_whole_shares() -> None:
+    assert whole_shares([0, 2, 4], 5, 2) and whole_shares([3, 1], 5, 2) and whole_shares(range(5), 5, 2)
+    assert not whole_shares([0, 2], 5, 2) and not whole_shares([1, 0, 3], 5, 2)
+    assert "[[0, 2, 4], [1, 3]]" in split_share(5, 2)

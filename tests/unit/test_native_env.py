@@ -10,8 +10,6 @@ from envhub_server.worker.native_env import Share, made_by, takes, unfit_batch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envhub.arena.layout import split_share, whole_shares
-
 
 class Env(VectorEnv[Any, Any, Any]):
     single_observation_space = single_action_space = spaces.Discrete(2)
@@ -120,12 +118,6 @@ def test_function_takes_an_argument_by_name_or_any() -> None:
     assert takes(lambda **others: None, "seed", by_name=False) and not takes(
         lambda num_envs: None, "seed", by_name=False
     )
-
-
-def test_part_of_a_batch_is_whole_shares() -> None:
-    assert whole_shares([0, 2, 4], 5, 2) and whole_shares([3, 1], 5, 2) and whole_shares(range(5), 5, 2)
-    assert not whole_shares([0, 2], 5, 2) and not whole_shares([1, 0, 3], 5, 2)
-    assert "[[0, 2, 4], [1, 3]]" in split_share(5, 2)
 
 
 def test_version_without_these_vector_envs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

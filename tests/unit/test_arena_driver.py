@@ -92,6 +92,21 @@ def test_actions_are_taken_from_bytes_as_from_arrays(sides: Sides) -> None:
     assert integers(sides.arena) == [2, 3, 4, 5]
 
 
+def test_observations_before_the_first_post_are_a_view_of_what_the_arena_holds(sides: Sides) -> None:
+    shown = sides.driver.observations()[0]
+    sides.arena.observations[0][0] = 7
+    assert shown[:, 0].tolist() == [7] * ROWS and not sides.driver.mixed
+
+
+def test_arena_may_have_one_row() -> None:
+    for arena in mapped(Layout(1, LAYOUT.observations, (), INFO_BYTES)):
+        alone = ArenaDriver(arena)
+        for value in (1.0, 2.0):
+            alone.post(OP_STEP)
+            Sides(alone, arena).finish([0], value)
+            assert alone.observations()[0].tolist() == [[value] * 2]
+
+
 def test_results_alternate_between_the_slots(sides: Sides) -> None:
     assert sides.step(1) == [1] * ROWS
     first = sides.driver.observations()[0]
@@ -112,6 +127,9 @@ def test_codes_are_written_when_they_change(sides: Sides) -> None:
     for column in sides.arena.action_codes:
         column[:] = 0  # so that a write is seen
     sides.step(2)
+    sides.driver.post(OP_RESET)
+    sides.finish()
+    sides.step(3)
     assert not sides.arena.action_codes[0].any()
     sides.driver.post(OP_STEP, bytes([INT64 | PYTHON, FLOAT32]), actions(ROWS))
     assert sides.arena.action_codes[0].tolist() == [INT64 | PYTHON] * ROWS
@@ -177,6 +195,34 @@ def test_post_that_was_interrupted_is_looked_up_in_the_arena(sides: Sides, monke
     assert last_but_one.tolist() == [2] * ROWS
 
 
+def test_post_that_was_interrupted_before_its_words_were_written_is_made_again(sides: Sides) -> None:
+    class Interrupted(int):
+        def to_bytes(self, *_: object, **__: object) -> bytes:
+            raise KeyboardInterrupt
+
+    sides.step(1)
+    with pytest.raises(KeyboardInterrupt):
+        sides.driver.post(Interrupted(OP_STEP), CODES, actions(ROWS))
+    assert sides.step(2) == [2] * ROWS
+    last_but_one = sides.arena.observations[0][1 - (sides.arena.done & 1), np.arange(ROWS), 0]
+    assert last_but_one.tolist() == [1] * ROWS
+
+
+def test_codes_of_which_an_interrupt_let_only_some_be_written_are_written_again(sides: Sides) -> None:
+    def interrupted() -> Iterator[np.ndarray]:
+        yield columns[0]
+        raise KeyboardInterrupt
+
+    sides.step(1)
+    columns = sides.arena.action_codes
+    sides.arena.action_codes = interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sides.driver.post(OP_STEP, bytes([INT64 | PYTHON, FLOAT32]), actions(ROWS))
+    sides.arena.action_codes = columns
+    sides.step(2)
+    assert [column.tolist() for column in columns] == [[INT64] * ROWS, [FLOAT32] * ROWS]
+
+
 def test_post_that_ended_with_its_driver_is_gone_on_with(sides: Sides) -> None:
     sides.step(1)
     sides.arena.op[:] = OP_STEP
@@ -198,6 +244,18 @@ def test_rows_that_are_sent_step_alone(sides: Sides) -> None:
     assert [integers(sides.arena)[row] for row in (3, 1)] == [7, 8]
     assert sides.driver.outstanding == 2 and sides.driver.done() == 0
     assert list(sides.driver.sent) == [0, 1, 0, 1]
+
+
+def test_rows_are_sent_while_others_are_under_way(sides: Sides) -> None:
+    sides.driver.post_rows(np.array([0]), CODES, actions(1, first=5))
+    sides.driver.post_rows(np.array([2]), CODES, actions(1, first=6))
+    assert sides.driver.outstanding == 2 and [integers(sides.arena)[row] for row in (0, 2)] == [5, 6]
+    sides.finish([0], value=1)
+    sides.driver.taken([0])
+    sides.send(0)
+    sides.finish([0, 2], value=2)
+    observations, *_ = sides.driver.results(np.array([0, 2]))  # which are in different slots
+    assert observations[0].tolist() == [[2, 2]] * 2
 
 
 def test_rows_are_reported_when_they_are_done_until_they_are_taken(sides: Sides) -> None:
@@ -282,6 +340,8 @@ def test_infos_are_in_the_arena_if_they_are_small_enough(sides: Sides) -> None:
     sides.finish(status=STATUS_INFO)
     assert sides.driver.infos(np.arange(ROWS)) == ({1: blob}, [2])
     assert sides.driver.infos(np.array([0, 3])) == ({}, [])
+    sides.arena.info_length[0] = 1
+    assert sides.driver.infos(np.array([0])) == ({0: b"s"}, [])
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -42,12 +42,13 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
     codes, arrays, beside = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
         batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
-        python, array = (False, None) if leaf.dtype == OBJECT.dtype else _as_array(batch)
-        if array is None:
+        found = None if leaf.dtype == OBJECT.dtype else _as_array(batch)
+        if found is None:
             _check_elements(batch, leaf, num_envs)
             codes.append(BESIDE)
             beside.append(batch)
             continue
+        python, array = found
         if array.shape != (num_envs, *leaf.shape):
             raise _mismatch(array.shape, leaf, num_envs)
         codes.append(_CODES[array.dtype] | PYTHON if python else _CODES[array.dtype])
@@ -65,7 +66,7 @@ def _as_batch(part: Any, num_envs: int) -> Any:
     return batch if isinstance(batch, np.ndarray) else list(batch)
 
 
-def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
+def _as_array(batch: Any) -> tuple[bool, np.ndarray] | None:
     """Whether the elements are Python numbers, and their array; None where an array would change the elements."""
     python = False
     if not isinstance(batch, np.ndarray):
@@ -73,12 +74,12 @@ def _as_array(batch: Any) -> tuple[bool, np.ndarray | None]:
         kind = kinds.pop() if len(kinds) == 1 else object
         python = kind in _NUMBERS
         if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _have_one_shape(batch))):
-            return False, None
+            return None
         batch = np.asarray(batch)
         if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers for which NumPy has no common integer dtype
-            return False, None
+            return None
     if batch.dtype not in _CODES:
-        return False, None
+        return None
     return python, batch if batch.flags.c_contiguous else np.ascontiguousarray(batch)
 
 

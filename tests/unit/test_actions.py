@@ -62,6 +62,13 @@ def test_python_numbers_are_seen_as_python_numbers(batch: Any) -> None:
     assert [type(action) for action in seen] == [type(action) for action in batch]
 
 
+def test_row_of_an_array_of_python_numbers_is_seen_as_a_list() -> None:
+    batch = np.array([[1, 2, 3], [4, 5, 6]])
+    code = actions.DTYPES.index(batch.dtype) | actions.PYTHON
+    seen = [actions.reader(batch.view(np.uint8).ravel(), VECTOR, 2, row, code)() for row in range(2)]
+    assert seen == [[1, 2, 3], [4, 5, 6]] and type(seen[0][0]) is int
+
+
 def test_nested_lists_are_seen_as_lists() -> None:
     assert seen_by_envs([[1, 2, 3], [4, 5, 6]], VECTOR, 2) == [[1, 2, 3], [4, 5, 6]]
 
@@ -72,8 +79,38 @@ def test_list_of_arrays_is_seen_as_arrays() -> None:
     assert seen[1].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [np.array(1), np.array(2)],
+        [np.zeros(3, np.float32), np.zeros(3, np.float64)],
+        [np.int32(1), np.int32(2)],
+        [np.int32(1), np.int64(2)],
+    ],
+    ids=["without dimensions", "of two dtypes", "scalars", "scalars of two dtypes"],
+)
+def test_arrays_and_scalars_in_a_list_are_seen_as_they_are(batch: Any) -> None:
+    seen = seen_by_envs(batch, VECTOR if np.ndim(batch[0]) else SCALAR, 2)
+    assert [type(action) for action in seen] == [type(action) for action in batch]
+    assert [action.dtype for action in seen] == [action.dtype for action in batch]
+    assert all(map(np.array_equal, seen, batch))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[np.zeros(3, np.float32)], [np.zeros(3, np.float32)] * 2, [np.float32(1)] * 2, [1.0, 2.0], np.zeros(2)],
+    ids=["array", "arrays", "scalars", "numbers", "batch"],
+)
+def test_batch_that_an_array_can_hold_travels_as_one(batch: Any) -> None:
+    packed = actions.pack([batch], [Leaf("<f4", np.shape(batch)[1:])], len(batch))
+    assert packed.codes != bytes([actions.BESIDE]) and np.array_equal(packed.arrays[0], batch)
+
+
 def test_array_that_is_not_contiguous_is_packed_row_by_row() -> None:
     batch = np.arange(12, dtype=np.float32).reshape(6, 2).T[:, ::2]
+    (packed,) = actions.pack([batch], [VECTOR], 2).arrays
+    assert packed.flags.c_contiguous and np.array_equal(packed, batch)
+    assert actions.pack([packed], [VECTOR], 2).arrays[0] is packed  # without a copy
     assert [seen.tolist() for seen in seen_by_envs(batch, VECTOR, 2)] == batch.tolist()
 
 
@@ -86,8 +123,8 @@ def test_env_may_keep_its_action() -> None:
 
 
 def test_reader_sees_what_the_arena_holds_when_it_is_called() -> None:
-    buffer = np.zeros(2 * ACTION_ITEM_BYTES, np.uint8)
     for code, value in ((4, np.int64(7)), (4 | actions.PYTHON, 7)):
+        buffer = np.zeros(2 * ACTION_ITEM_BYTES, np.uint8)
         read = actions.reader(buffer, SCALAR, 2, 1, code)
         buffer.view(np.int64)[1] = 7
         assert read() == value
@@ -146,20 +183,27 @@ def test_batch_that_is_no_array_of_numbers_is_seen_element_by_element(batch: Any
     assert seen == wanted and list(map(type, seen)) == list(map(type, wanted))
 
 
-@pytest.mark.parametrize("batch", [[[1, 2, 3], [1, 2]], [[1, [2, 3]], [1, 2]]], ids=str)
+RAGGED = [
+    [[1, 2, 3], [1, 2]],
+    [[1, [2, 3]], [1, 2]],
+    [np.zeros(3), np.zeros(2)],
+]
+
+
+@pytest.mark.parametrize("batch", RAGGED, ids=str)
 def test_ragged_batch_is_refused(batch: Any) -> None:
     with pytest.raises(SpaceMismatch, match="no env has moved"):
         actions.pack([batch], [VECTOR], 2)
 
 
 def test_values_of_no_fixed_size_are_taken_as_they_are() -> None:
-    batch = ("a", "longer")
+    batch = ("a", [1, 2])
     assert actions.pack([batch], [OBJECT], 2) == (bytes([actions.BESIDE]), [], [batch])
     with pytest.raises(SpaceMismatch, match="no env has moved"):
         actions.pack([batch], [OBJECT], 3)
 
 
-@pytest.mark.parametrize("batch", [1, 0.5, np.int64(1), np.array(1)])
+@pytest.mark.parametrize("batch", [1, 0.5, np.int64(1), np.array(1), "ab", b"ab", {"a": 1, "b": 2}])
 def test_single_value_is_refused(batch: Any) -> None:
     with pytest.raises(TypeError, match="batch of 2"):
         actions.pack([batch], [SCALAR], 2)

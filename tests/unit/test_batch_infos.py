@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from envhub_server.worker import batch_infos
 from gymnasium.vector import VectorEnv
 
-from envhub.values.info_columns import BatchWriter, Writer
+from envhub.values.info_columns import TEMPLATES_MAX, BatchWriter, Writer
 
 EACH: list[list[dict[str, Any]]] = [
     [{"a": 1, "b": {"c": 0.5, "d": np.arange(2)}}, {"a": 2, "b": {"c": 1.5, "d": np.arange(2) + 5}}],
@@ -88,3 +89,11 @@ def test_batch_of_infos_that_is_too_large_is_not_written() -> None:
     batch = {"n": np.zeros((2, 100))}
     writer = BatchWriter(Writer(64, lambda number, example: None), np.zeros((2, 64), np.uint8), slice(0, 2))
     assert writer.write(batch, lambda: batch_infos.by_env(batch, 2)[0]) == (0, 0)
+
+
+def test_batches_of_infos_have_a_limit_of_forms() -> None:
+    writer = BatchWriter(Writer(64, lambda number, example: None), np.zeros((2, 64), np.uint8), slice(0, 2))
+    batches = [{str(key): np.arange(2)} for key in range(TEMPLATES_MAX + 2)]
+    written = [writer.write(batch, partial(dict.fromkeys, batch, 0)) for batch in batches]
+    assert [nbytes for _, nbytes in written] == [8] * TEMPLATES_MAX + [0, 0]
+    assert writer.write(batches[0], dict) == written[0]  # its form is known

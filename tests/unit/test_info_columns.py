@@ -16,6 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from envhub.values import codec
 from envhub.values.info_columns import (
+    EXAMPLE_BYTES_MAX,
+    NESTING_MAX,
     TEMPLATES_MAX,
     NotInColumns,
     Rows,
@@ -151,6 +153,43 @@ def test_what_is_too_large_deep_or_odd_is_left_to_the_codec() -> None:
     deep["deep"] = deep
     odd: list[dict[Any, Any]] = [{"n": np.zeros(9)}, deep, {1: 2}, {"n": 1 + 2j}, {}, {"n": 2**64}, {"k" * 20000: 1}]
     assert [writer.write(info, bytearray(64)) for info in odd] == [(0, 0)] * len(odd)
+
+
+def test_info_and_example_may_be_as_large_as_their_limits() -> None:
+    announced: list[bytes] = []
+    writer = Writer(8, lambda number, example: announced.append(example))
+    key = "k" * (EXAMPLE_BYTES_MAX - len(codec.encode({"k" * 1000: 1})) + 1000)
+    assert writer.write({key: 1}, bytearray(8))[1] == 8 and len(announced[0]) == EXAMPLE_BYTES_MAX
+    assert writer.write({key + "k": 1}, bytearray(8)) == writer.write({"a": 1, "b": 2}, bytearray(8)) == (0, 0)
+
+
+def nested(maps: int) -> dict[str, Any]:
+    info: dict[str, Any] = {"n": 1.0}
+    for _ in range(maps - 1):
+        info = {"in": info}
+    return info
+
+
+def test_template_nests_as_deep_as_a_writers_infos_and_not_without_end() -> None:
+    example = nested(NESTING_MAX)
+    assert Writer(64, lambda number, example: None).write(example, bytearray(64))[1] == 8
+    template = Template(example)
+    assert template.infos(np.ones(1, template.dtype)) == [example]
+    with pytest.raises(NotInColumns):
+        Template(nested(NESTING_MAX + 2))
+
+
+@pytest.mark.parametrize("dtype", [">i4", "c8", "O", "U3", "S3", "M8[s]", "i4,f4"])
+def test_array_of_what_is_no_native_number_is_in_no_column(dtype: str) -> None:
+    with pytest.raises(NotInColumns):
+        Template({"n": np.zeros(2, dtype)})
+
+
+def test_last_observations_are_in_columns_unless_gymnasium_keeps_them_apart() -> None:
+    for final, groups in (({"x": 1.0}, 0), (np.arange(2.0), 1)):
+        infos = [{"final_obs": final, "n": row} for row in range(ENVS)]
+        assert len(carried(infos)._groups) == groups
+        assert_equal(carried(infos).batched(Batch(ENVS)), one_by_one(infos))
 
 
 def test_number_of_templates_has_a_limit() -> None:

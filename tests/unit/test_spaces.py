@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import tracemalloc
 from typing import Any
 
@@ -167,6 +168,14 @@ def test_any_space_travels_pickled_within_a_program() -> None:
         codec.decode(description)
 
 
+def test_space_of_old_gym_is_native_as_one_of_gymnasium() -> None:
+    kind = type("Discrete", (), {"__module__": "gym.spaces.discrete", "n": 3, "dtype": np.dtype(np.int64)})
+    assert spaces.native(kind()) == gym_spaces.Discrete(3)
+    other = type("Discrete", (), {"__module__": "gymlike.discrete", "n": 3, "dtype": np.dtype(np.int64)})
+    with pytest.raises(UnsupportedSpace):
+        spaces.native(other())
+
+
 def test_leaf_of_no_fixed_size_is_an_object() -> None:
     space = gym_spaces.Tuple([gym_spaces.Text(4), gym_spaces.Discrete(3), gym_spaces.Space()])
     assert spaces.leaves(space) == [OBJECT, Leaf("<i8", ()), OBJECT]
@@ -181,6 +190,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "items that are none": {"space": "Sequence", "item": None, "stack": False},
     "nodes that are none": {"space": "Graph", "nodes": {"space": "Text"}, "edges": None},
     "pickled": {"space": "Pickled", "value": b"cos\nsystem\n"},
+    "value of another space": {"space": "Cube", "value": gym_spaces.Discrete(2)},
     "name of another class": {"space": "Space"},
     "name is a number": {"space": 1},
     "name is a list": {"space": ["Box"]},
@@ -218,7 +228,12 @@ def test_malformed_description_is_refused(description: dict[str, Any]) -> None:
         spaces.build(description)
 
 
-def box(*shape: int) -> dict[str, Any]:
+def test_space_that_only_a_newer_version_knows_is_named() -> None:
+    with pytest.raises(UnsupportedSpace, match="this version of EnvHub knows no space 'Cube'"):
+        spaces.build({"space": "Cube", "n": 2})
+
+
+def box(*shape: float) -> dict[str, Any]:
     bound = np.zeros((), np.float32)
     return {"space": "Box", "dtype": "<f4", "shape": [*shape], "low": bound, "high": bound}
 
@@ -242,6 +257,32 @@ def test_space_that_a_short_description_makes_huge_is_refused_before_it_is_built
         spaces.build(description)
     assert tracemalloc.get_traced_memory()[1] < 1 << 21
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("other", [-(2**28), math.nan, -0.5], ids=str)
+def test_size_that_is_none_hides_no_huge_one(other: float) -> None:
+    tracemalloc.start()
+    with pytest.raises(UnsupportedSpace, match="a dimension that is no number"):
+        spaces.build({"space": "Tuple", "spaces": [box(2**28 + 1), box(other)]})
+    assert tracemalloc.get_traced_memory()[1] < 1 << 21
+    tracemalloc.stop()
+
+
+def test_sizes_are_the_bytes_of_arrays_and_none_for_what_has_no_fixed_size() -> None:
+    space = gym_spaces.Dict(
+        {
+            "box": gym_spaces.Box(0, 1, (3,), np.float32),
+            "bits": gym_spaces.MultiBinary([2, 5]),
+            "numbers": gym_spaces.MultiDiscrete([2, 3]),
+            "texts": gym_spaces.Sequence(gym_spaces.Text(3)),
+        }
+    )
+    assert sorted(spaces.sizes(spaces.describe(space))) == [0, 0, 0, 10, 12, 16]
+
+
+def test_as_many_spaces_as_the_limit_may_be_inside_one() -> None:
+    part = spaces.describe(gym_spaces.Discrete(2))
+    assert len(spaces.build({"space": "Tuple", "spaces": [part] * (spaces.SPACES_MAX - 1)})) == spaces.SPACES_MAX - 1
 
 
 def test_space_may_be_as_large_as_the_caller_says() -> None:

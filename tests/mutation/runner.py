@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,25 @@ class _Hypothesis:
         settings.load_profile("mutation")
 
 
+class _Quickest:
+    """The quickest tests come first, as they were when the module's tests ran without a mutant, into this file."""
+
+    def __init__(self, seconds: Path) -> None:
+        self._path = seconds
+        self._known: dict[str, float] = json.loads(seconds.read_text()) if seconds.exists() else {}
+        self._seconds: dict[str, float] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._known.get(item.nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        if not self._known:
+            self._path.write_text(json.dumps(self._seconds))
+
+
 def module_of(path: str) -> str:
     """The module in this file."""
     prefix = next(each for each in PACKAGES if path.startswith(each))
@@ -96,8 +116,11 @@ def preload() -> None:
     assert not loaded, f"imported before they can be mutated: {loaded}"
 
 
-def passes(path: str, source: str, timeout_s: float, output: Path | None = None) -> bool:
-    """True if the module's tests pass with this source; not if they do not end in time."""
+def passes(path: str, source: str, timeout_s: float, seconds: Path, output: Path | None = None) -> bool:
+    """True if the module's tests pass with this source; not if they do not end in time.
+
+    Their ``seconds`` are written to this file, or, where it exists, say in which order they run.
+    """
     files = [str(ROOT / f"tests/unit/{name}.py") for name in TARGETS[path]]
     child = os.fork()
     if child == 0:
@@ -108,7 +131,7 @@ def passes(path: str, source: str, timeout_s: float, output: Path | None = None)
             os.dup2(target, 1), os.dup2(target, 2)
             os.chdir(ROOT)
             sys.meta_path.insert(0, _Mutated(module_of(path), ROOT / path, source))
-            code = int(pytest.main([*_OPTIONS, *_SELECTED, *files], plugins=[_Hypothesis()]))
+            code = int(pytest.main([*_OPTIONS, *_SELECTED, *files], plugins=[_Hypothesis(), _Quickest(seconds)]))
         os._exit(code)
     return _ended(child, time.monotonic() + timeout_s) == 0
 
@@ -147,18 +170,19 @@ def run(path: str, wanted: Sequence[Mutant], jobs: int, until_s: float) -> Itera
     """
     source = (ROOT / path).read_text()
     begun_s = time.monotonic()
-    if not passes(path, source, 600.0):
-        raise RuntimeError(f"the tests of {path} fail without a mutant: {TARGETS[path]}")
-    limit_s = max(TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - begun_s))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        seconds = Path(folder, "seconds.json")
+        if not passes(path, source, 600.0, seconds):
+            raise RuntimeError(f"the tests of {path} fail without a mutant: {TARGETS[path]}")
+        limit_s = max(TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - begun_s))
 
-    def judge(mutant: Mutant) -> Verdict | None:
-        now_s = time.monotonic()
-        if now_s > until_s:
-            return None
-        alive = passes(path, mutant.apply(source), limit_s)
-        return Verdict(mutant.name, not alive, time.monotonic() - now_s)
+        def judge(mutant: Mutant) -> Verdict | None:
+            now_s = time.monotonic()
+            if now_s > until_s:
+                return None
+            alive = passes(path, mutant.apply(source), limit_s, seconds)
+            return Verdict(mutant.name, not alive, time.monotonic() - now_s)
 
-    with ThreadPoolExecutor(jobs) as pool:
         for verdict in pool.map(judge, wanted):
             if verdict is not None:
                 yield verdict

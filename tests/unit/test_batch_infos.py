@@ -96,4 +96,17 @@ def test_batches_of_infos_have_a_limit_of_forms() -> None:
     batches = [{str(key): np.arange(2)} for key in range(TEMPLATES_MAX + 2)]
     written = [writer.write(batch, partial(dict.fromkeys, batch, 0)) for batch in batches]
     assert [nbytes for _, nbytes in written] == [8] * TEMPLATES_MAX + [0, 0]
+    assert len({number for number, _ in written}) == TEMPLATES_MAX + 1 and written[-1] == (0, 0)
     assert writer.write(batches[0], dict) == written[0]  # its form is known
+
+
+def test_batches_of_infos_that_nest_otherwise_are_of_other_forms() -> None:
+    numbers = np.arange(2)
+    nested = (
+        {"a": {"b": numbers}, "c": numbers},
+        {"a": {"b": numbers, "c": numbers}},
+        {"a": {"c": numbers, "b": numbers}},
+    )
+    writer = BatchWriter(Writer(64, lambda number, example: None), np.zeros((2, 64), np.uint8), slice(0, 2))
+    written = [writer.write(batch, batch_infos.by_env(batch, 2)[0].copy) for batch in nested]
+    assert len(set(written)) == 3 and (0, 0) not in written

@@ -16,7 +16,7 @@ from strategies import any_space
 
 from envhub.errors import UnsupportedSpace
 from envhub.values import codec, spaces
-from envhub.values.leaf import OBJECT, Leaf
+from envhub.values.leaf import LEAF_DIMENSIONS_MAX, OBJECT, Leaf
 
 SOME = settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -95,8 +95,9 @@ def test_unbounded_and_boolean_boxes_are_carried() -> None:
         assert over_the_wire(space) == space
 
 
-def test_empty_box_is_carried() -> None:
-    space = gym_spaces.Box(0, 1, (0, 3), np.float32)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_empty_box_is_carried(dtype: Any) -> None:
+    space = gym_spaces.Box(0, 1, (0, 3), dtype)
     assert over_the_wire(space) == space
 
 
@@ -171,6 +172,11 @@ def test_any_space_travels_pickled_within_a_program() -> None:
 def test_space_of_old_gym_is_native_as_one_of_gymnasium() -> None:
     kind = type("Discrete", (), {"__module__": "gym.spaces.discrete", "n": 3, "dtype": np.dtype(np.int64)})
     assert spaces.native(kind()) == gym_spaces.Discrete(3)
+    spaces.check_action_space(kind(), gym_spaces.Discrete(3))
+    keyed = type("Dict", (), {"__module__": "gym.spaces.dict", "spaces": {"b": kind(), "a": kind()}})
+    native = spaces.native(keyed())
+    assert native == gym_spaces.Dict([("b", gym_spaces.Discrete(3)), ("a", gym_spaces.Discrete(3))])
+    assert list(native.spaces) == ["b", "a"] and not spaces.describe(keyed())["sort_keys"]
     other = type("Discrete", (), {"__module__": "gymlike.discrete", "n": 3, "dtype": np.dtype(np.int64)})
     with pytest.raises(UnsupportedSpace):
         spaces.native(other())
@@ -206,6 +212,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "bounds the wrong way round": {**BOX, "low": np.array(2, np.float32), "high": np.array(1, np.float32)},
     "shape of text": {**BOX, "shape": "two"},
     "negative shape": {**BOX, "shape": [-2]},
+    "more dimensions than an arena has": {**BOX, "shape": [1] * (LEAF_DIMENSIONS_MAX + 1)},
     "shape beyond memory": {**BOX, "shape": [1 << 60]},
     "empty nvec": {
         "space": "MultiDiscrete",
@@ -346,5 +353,11 @@ def test_spaces_that_cannot_be_batched_are_refused() -> None:
         spaces.check_equivalent(larger, wanted, "different")
     with pytest.raises(RuntimeError, match="common shape and dtype"):
         spaces.check_equivalent(gym_spaces.Text(3), gym_spaces.Text(4), "different")
+    for nest in (lambda box: gym_spaces.Dict({"a": box, "b": wanted}), lambda box: gym_spaces.Tuple([wanted, box])):
+        spaces.check_equivalent(nest(wider), nest(wanted), "different")
+        with pytest.raises(RuntimeError, match="common shape and dtype"):
+            spaces.check_equivalent(nest(larger), nest(wanted), "different")
     with pytest.raises(RuntimeError, match="action space"):
         spaces.check_action_space(wider, wanted)
+    with pytest.raises(RuntimeError, match="action space"):
+        spaces.check_action_space(gym_spaces.Space((2,), np.float32), wanted)

@@ -276,7 +276,7 @@ def unpack_columns(frame: Any, rows: int) -> list[Rows]:
             raise DecodeError("a frame of columns ends in the middle of a head")
         template, count, width = _HEAD.unpack_from(view, start)
         start += _HEAD.size
-        if not count or count > rows or len(view) - start < count * (4 + width) or len(found) >= rows:
+        if not count or len(view) - start < count * (4 + width) or len(found) >= rows:
             raise DecodeError(f"a frame of columns with {count} rows of {width} bytes")
         numbers = _numbers(bytes(view[start : start + 4 * count]), rows)
         data = np.frombuffer(view, np.uint8, count * width, start + 4 * count).reshape(count, width)

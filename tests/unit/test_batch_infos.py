@@ -100,13 +100,14 @@ def test_batches_of_infos_have_a_limit_of_forms() -> None:
     assert writer.write(batches[0], dict) == written[0]  # its form is known
 
 
-def test_batches_of_infos_that_nest_otherwise_are_of_other_forms() -> None:
+def test_batches_of_infos_that_nest_otherwise_or_have_other_types_are_of_other_forms() -> None:
     numbers = np.arange(2)
     nested = (
         {"a": {"b": numbers}, "c": numbers},
         {"a": {"b": numbers, "c": numbers}},
         {"a": {"c": numbers, "b": numbers}},
+        {"a": {"c": numbers, "b": numbers + 0.5}},
     )
     writer = BatchWriter(Writer(64, lambda number, example: None), np.zeros((2, 64), np.uint8), slice(0, 2))
     written = [writer.write(batch, batch_infos.by_env(batch, 2)[0].copy) for batch in nested]
-    assert len(set(written)) == 3 and (0, 0) not in written
+    assert len(set(written)) == len(nested) and (0, 0) not in written

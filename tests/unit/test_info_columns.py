@@ -132,6 +132,13 @@ def test_each_env_s_info_keeps_its_types(infos: list[dict[str, Any]]) -> None:
     assert_equal(carried(infos).by_env(), {row: info for row, info in enumerate(infos) if info})
 
 
+def test_equal_numbers_of_several_types_keep_their_types() -> None:
+    values = [1, True, 1.0, np.int8(1), np.float64(1)], [np.ones(2, kind) for kind in ("i4", "u4", "f4", "?")]
+    for several in values:
+        infos = [{"n": value} for value in several]
+        assert_equal(carried(infos).by_env(), dict(enumerate(infos)))
+
+
 def test_most_infos_do_come_in_columns() -> None:
     infos = [{"lives": row, "reward": {"x": float(row), "all": np.arange(3.0)}, "won": np.True_} for row in range(ENVS)]
     (group,) = carried(infos)._groups
@@ -210,11 +217,20 @@ def test_number_of_templates_has_a_limit() -> None:
         struct.pack("<QIII", 1, 1, 8, 0),
         struct.pack("<QIII", 1, 1, 0, ENVS),
         struct.pack("<QIIII", 1, 2, 0, 1, 1),
+        struct.pack("<QIIIII", 1, 3, 0, 0, 2, 1),
+        struct.pack("<QIII", 1, 1, 0, 0) * (ENVS + 1),
     ],
 )
 def test_frames_that_do_not_add_up_are_refused(frame: bytes) -> None:
     with pytest.raises(codec.DecodeError):
         unpack_columns(frame, ENVS)
+
+
+def test_frame_has_at_most_a_group_for_each_row() -> None:
+    frame = b"".join(struct.pack("<QIIIB", number, 1, 1, number, 7) for number in range(ENVS))
+    groups = unpack_columns(frame, ENVS)
+    assert [group.rows.tolist() for group in groups] == [[number] for number in range(ENVS)]
+    assert not groups[0].rows.flags.writeable  # the next frame may be given the same array
 
 
 def test_a_template_of_other_things_is_refused() -> None:

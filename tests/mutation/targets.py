@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SESSION = ["test_session", "test_session_workers", "test_session_spares", "test_attach"]
+_SESSION = ["test_session", "test_session_workers", "test_session_spares"]
 _HUB_PROTOCOL = ["test_hub_protocol", "test_protocol", "test_exactly_once", "test_client_liveness", "test_any_network"]
 _CLIENT_PROTOCOL = ["test_client_protocol", "test_protocol", "test_exactly_once", "test_any_network"]
 _RECORDED = ["test_row", "test_worker_loop"]

@@ -116,7 +116,7 @@ from envhub.protocol.messages import (
     Step,
     World,
 )
-from envhub.values.leaf import Leaf
+from envhub.values.leaf import LEAVES_MAX, Leaf
 
 DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 
@@ -395,6 +395,19 @@ def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None
     alive = [1, 2, 3] if exits else [0, 1, 2, 3]
     assert isinstance(answer, Fail) and kills == [Kill(worker) for worker in alive]
     assert session.said(1, UNKNOWN) == []
+
+
+def test_session_whose_interpreter_cannot_be_used_is_not_made() -> None:
+    answer, *kills = begun().exited(0, replace(KILLED, unready="it lacks numpy"))
+    assert answer == Fail(Failure("env_unready", "hub", "'CartPole-v1' is not ready: it lacks numpy"))
+    assert kills == [Kill(1)]
+
+
+def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None:
+    session = begun(1, 1)
+    answer, *kills = session.said(0, replace(built(), observation_leaves=[["<f4", []]] * (LEAVES_MAX + 1)))
+    assert isinstance(answer, Fail) and answer.failure.code == "limit" and kills == [Kill(0)]
+    assert "have no place in shared memory: an observation space of 1001 leaves" in answer.failure.message
 
 
 def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
@@ -1160,6 +1173,14 @@ def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_takeover_that_has_failed_meanwhile_is_dropped() -> None:
+    session = shared(faults=Faults(restarts_max=0))
+    attached(session)
+    (fail,) = session.exited(0)
+    assert isinstance(fail, FailAttach) and session.phase is Phase.BROKEN
+    assert session.handle(stimuli.OtherArenaMade()) == [DropOtherArena()]
 
 
 def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:

@@ -17,6 +17,7 @@ from envhub_server.ipc.control import (
     CloseEnvs,
     Faulted,
     FirstBuilt,
+    InfoTemplate,
     Mapped,
     ResetRows,
     RowFailed,
@@ -29,11 +30,12 @@ from envhub_server.ipc.set_attributes import BYTES_MAX
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
-from envhub_server.session.failure_text import MIB, WorkerLoss
+from envhub_server.session.failure_text import MIB, Overrun, WorkerLoss
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
+    AnswerHops,
     DropOtherArena,
     End,
     Fail,
@@ -58,7 +60,17 @@ from envhub_server.session.instructions import (
     UseOtherArena,
     Warn,
 )
-from envhub_server.session.state import MEMORY_S, SAMPLE_S, STACKS_S, Driver, LaneName, Phase, Stage, Takeover
+from envhub_server.session.state import (
+    KEPT_TEMPLATES_MAX,
+    MEMORY_S,
+    SAMPLE_S,
+    STACKS_S,
+    Driver,
+    LaneName,
+    Phase,
+    Stage,
+    Takeover,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, begun, built, ready, session_of, shared
@@ -70,6 +82,7 @@ from envhub.protocol.messages import (
     Done,
     Failure,
     Faults,
+    HopsRequest,
     Hosting,
     Make,
     Receive,
@@ -77,8 +90,11 @@ from envhub.protocol.messages import (
     Send,
     SetAttr,
     Step,
+    Templates,
+    TemplatesRequest,
 )
 from envhub.values import codec
+from envhub.values.info_columns import EXAMPLE_BYTES_MAX
 
 # --- workers that end -------------------------------------------------------------------------------------------------
 
@@ -125,6 +141,21 @@ def test_worker_that_builds_its_envs_with_too_much_memory_is_ended() -> None:
     failed, *_ = session.exited(1)
     assert isinstance(failed, Fail)
     assert failed.failure.message.endswith("memory_max=104857600 bytes, and was ended while it built its envs")
+
+
+def test_worker_with_most_of_too_much_memory_of_a_client_is_ended_once_and_its_rows_are_told_why() -> None:
+    session = ready()
+    overrun = Overrun(200 * MIB, 100 * MIB, "alice", 300 * MIB)
+    assert session.handle(stimuli.QuotaOverrun(0, overrun)) == [Kill(0)]
+    assert session.overruns(0) and not session.overruns(1) and not session.overruns(9)
+    assert session.handle(stimuli.QuotaOverrun(0, overrun)) == []  # it is about to end
+    (taken,) = session.exited(0)
+    assert isinstance(taken, TakeRows)
+    told = env_failure(taken.loss)
+    assert told["cause"] == "memory" and "the most of the workers of alice, which had 300 MiB" in told["message"]
+    assert not session.overruns(0)
+    for gone in (0, 9):
+        assert session.handle(stimuli.QuotaOverrun(gone, overrun)) == []
 
 
 def test_memory_without_a_limit_is_not_measured() -> None:
@@ -415,6 +446,55 @@ def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
     session.request(Reset([1, 2, 3]))
     (taken,) = session.exited(0)
     assert isinstance(taken, TakeRows) and taken.resetting == (0, 2)
+
+
+def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
+    session = ready()
+    assert session.said(0, built()) == session.said(0, Mapped()) == session.said(0, FirstBuilt(True, 1)) == []
+    assert session.workers[0].stage is Stage.SERVING
+    session = begun()
+    assert session.said(0, FirstBuilt(True, 1)) == [] and session.workers[0].first is None  # the number is decided
+
+
+def test_spare_that_has_ended_is_nothing_any_more() -> None:
+    session = ready()
+    assert session.said(7, Mapped()) == session.exited(7) == []
+
+
+def test_client_that_drives_is_given_the_forms_of_infos_that_it_asks_for() -> None:
+    session = shared()
+    assert session.said(0, InfoTemplate(5, b"five")) == session.said(1, InfoTemplate(6, b"six")) == []
+    asked = session.request(TemplatesRequest([6, 7, 5]))
+    assert asked == [Answer(Templates([6, 5], [b"six", b"five"]))] and session.driver is Driver.CLIENT
+
+
+def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_large() -> None:
+    def known(*numbers: int) -> list[int]:
+        (answer,) = session.request(TemplatesRequest([*numbers]))
+        assert isinstance(answer, Answer)
+        found: list[int] = answer.message.numbers
+        return found
+
+    session = ready()
+    session.said(0, InfoTemplate(0, bytes(EXAMPLE_BYTES_MAX)))
+    session.said(0, InfoTemplate(1, bytes(EXAMPLE_BYTES_MAX + 1)))  # which no honest worker sends
+    for number in range(2, KEPT_TEMPLATES_MAX + 1):
+        session.said(0, InfoTemplate(number, b"example"))
+    assert known(0, 1, 2, KEPT_TEMPLATES_MAX) == [0, 2, KEPT_TEMPLATES_MAX]
+    session.said(0, InfoTemplate(0, b"again"))
+    session.said(0, InfoTemplate(KEPT_TEMPLATES_MAX + 1, b"one more"))
+    assert known(0, 2, 3, KEPT_TEMPLATES_MAX + 1) == [0, 3, KEPT_TEMPLATES_MAX + 1]
+
+
+def test_large_info_in_place_of_a_worker_takes_the_place_of_the_rows_last_failure() -> None:
+    session = shared()
+    session.said(1, RowFailed(RAISED))
+    assert session.handle(stimuli.StandInInfo(1, b"info")) == []
+    assert session.request(Collect([0, 1])) == [Answer(Done(), rows=((1, b"info"),))]
+
+
+def test_client_may_ask_when_its_last_step_passed_the_hub() -> None:
+    assert ready().request(HopsRequest()) == [AnswerHops()]
 
 
 def test_answer_to_an_earlier_call_is_dropped() -> None:

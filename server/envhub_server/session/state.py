@@ -394,8 +394,6 @@ class SessionState:
             return self._abandon(_refusal(f"worker {stimulus.worker} sent a {kind.__name__}"), now_s)
         if isinstance(stimulus, WorkerSaid):
             return []  # the worker sent it before it was told of what brought about this phase
-        if kind not in TABLE and isinstance(stimulus, Requested):
-            return self._refuse(f"a session does not carry out {kind.__name__}")
         raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}")
 
     def next_deadline_s(self) -> float:

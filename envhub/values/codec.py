@@ -297,7 +297,8 @@ class _Encoder:
         if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
             array = np.array(value)
             if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
-                return value.item()  # a text that ends in a zero, which an array would drop
+                # A text that ends in a zero, which an array would drop, as does NumPy's own ``item``.
+                return str.__str__(value) if isinstance(value, np.str_) else bytes(value)
             return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
         if value.ndim > NDIM_MAX:
             return self._unknown(value)
@@ -478,9 +479,7 @@ def _check_complete(blob: Any, nbytes: int) -> None:
     """Refuse lists and maps that announce more items than the message has bytes: msgpack would allocate for all."""
     unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
     unpacker.feed(blob)
-    unpacker.skip()
-    if unpacker.tell() != nbytes:
-        raise DecodeError("bytes follow the value")
+    unpacker.skip()  # raises where the value does not end
 
 
 def _problem_of_keys(keys: Collection[Any]) -> str:

@@ -46,6 +46,8 @@ def test_numpy_scalars_keep_their_type_and_do_not_become_python_numbers() -> Non
 def test_text_scalars_become_python_text() -> None:
     assert round_trip(np.str_("left")) == "left"
     assert round_trip(np.bytes_(b"left")) == b"left"
+    for ends_in_zero in (np.str_("a\0"), np.bytes_(b"a\0")):  # which an array would drop
+        assert round_trip(ends_in_zero) == ends_in_zero
 
 
 def test_containers_keep_their_kind() -> None:
@@ -153,6 +155,11 @@ def test_value_without_a_form_is_refused(value: Any) -> None:
 def test_value_without_a_form_travels_as_its_repr_where_that_is_allowed(value: Any) -> None:
     found = codec.decode(codec.encode({"deep": [value]}, codec.as_repr))
     assert found == {"deep": [repr(value)[: codec.REPR_CHARS_MAX]]}
+
+
+def test_text_in_place_of_a_value_is_passed_on_as_such() -> None:
+    found = round_trip(codec.Represented("<a simulator>"))
+    assert type(found) is codec.Represented and repr(found) == "<a simulator>"
 
 
 def test_repr_that_raises_does_not_fail_the_encoding() -> None:

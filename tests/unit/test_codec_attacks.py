@@ -164,6 +164,25 @@ def test_header_is_measured_as_msgpack_reads_it(value: Any) -> None:
             codec.check_header(wrong, limits._replace(bytes_max=limits.bytes_max + 1))
 
 
+@pytest.mark.parametrize("length", [b"\x00" * 8, b"\x03", b"\x00\x03", b"\x00\x00\x00\x03"], ids=bytes.hex)
+def test_item_is_measured_as_msgpack_reads_it_whatever_its_first_byte_is(length: bytes) -> None:
+    for lead in range(256):
+        blob = bytes([lead]) + length + b"\x01" * 64
+        unpacker = msgpack.Unpacker(max_buffer_size=len(blob))
+        unpacker.feed(blob)
+        try:
+            unpacker.skip()
+        except msgpack.OutOfData:
+            continue  # of so many bytes and items
+        except msgpack.FormatError:
+            refused(codec.check_header, blob, codec.KNOWN)
+            continue
+        end = unpacker.tell()
+        codec.check_header(blob[:end], codec.KNOWN)
+        refused(codec.check_header, blob[: end - 1], codec.KNOWN)
+        refused(codec.check_header, blob[: end + 1], codec.KNOWN)
+
+
 def nested(levels: int) -> bytes:
     return b"\x91" * levels + b"\x01"
 
@@ -194,6 +213,13 @@ def test_header_that_is_too_large_costs_no_memory(head: bytes, repeated: bytes, 
 def test_lists_that_a_value_only_announces_are_refused_before_they_are_allocated() -> None:
     blob = b"\xdd\x00\x0f\x00\x00" * 200 + bytes(1_000_000)  # by itself msgpack allocates 1.6 GB for it
     assert peak_bytes(lambda: refused(codec.decode, blob)) < 16 << 20
+
+
+def test_bytes_after_a_large_value_are_refused() -> None:
+    blob = codec.encode([*range(codec.CHECKED_BYTES_MIN)])
+    assert len(codec.decode(blob)) == codec.CHECKED_BYTES_MIN
+    refused(codec.decode, blob + b"\x01")
+    refused(codec.decode, blob[:-1])
 
 
 def refused(decode: Any, *arguments: Any) -> None:

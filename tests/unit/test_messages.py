@@ -50,8 +50,10 @@ def test_message_is_read_as_it_was_written(message: Any) -> None:
 
 def test_large_bytes_are_passed_on_without_a_copy() -> None:
     large = bytes(codec.PIECE_BYTES)
-    pieces = control.pack(Build(0, [0], "x", b"small", large, "", [], "NextStep", False))
+    message = Build(0, [0], "x", b"small", large, "", [], "NextStep", False)
+    pieces = control.pack(message)
     assert any(piece is large for piece in pieces) and len(pieces) == 3
+    assert control.unpack(b"".join(pieces)) == message
 
 
 @pytest.mark.parametrize("message", FULL, ids=lambda message: type(message).__name__)

@@ -97,6 +97,7 @@ ATTACKS = {
     "integer extension of words": packed(msgpack.ExtType(codec.INTEGER, b"ten")),
     "integer extension beyond ascii": packed(msgpack.ExtType(codec.INTEGER, b"\xff")),
     "complex extension too short": packed(msgpack.ExtType(codec.COMPLEX, bytes(8))),
+    "complex extension too long": packed(msgpack.ExtType(codec.COMPLEX, bytes(32))),
     "repr extension that is no text": packed(msgpack.ExtType(codec.REPR, b"\xff")),
     "unknown generator": extension(codec.GENERATOR, ["RandomState", {}]),
     "generator by attribute": extension(codec.GENERATOR, ["Generator", {}]),

@@ -182,6 +182,12 @@ def test_cycle_is_refused_or_ended_by_a_repr() -> None:
     assert codec.decode(codec.encode(cycle, codec.as_repr)) == [1, {"again": repr(cycle)}]
 
 
+def test_array_may_have_as_many_dimensions_as_the_limit() -> None:
+    for dtype in (np.float64, "U1"):
+        array = np.zeros((1,) * codec.NDIM_MAX, dtype)
+        assert same(round_trip(array), array)
+
+
 def test_same_value_twice_is_no_cycle() -> None:
     twice = [1]
     assert round_trip([twice, twice]) == [[1], [1]]

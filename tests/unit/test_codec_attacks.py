@@ -400,6 +400,16 @@ def test_spaces_are_carried() -> None:
         codec.encode(type("OwnSpace", (gym_spaces.Discrete,), {"__module__": "gymnasium.spaces.box"})(2))
 
 
+def test_spaces_in_one_value_are_limited_together() -> None:
+    bound = np.zeros((), np.float32)
+    shape = [codec.SPACES_BYTES_MAX // 8]
+    description = {"space": "Box", "dtype": "<f4", "shape": shape, "low": bound, "high": bound}
+    half = msgpack.ExtType(codec.SPACE, codec.encode(description))
+    assert len(codec.decode(packed([half, half]))) == 2
+    with pytest.raises(codec.DecodeError, match="at most"):
+        codec.decode(packed([half, half, half]))
+
+
 def test_specs_are_carried_where_they_name_what_they_make() -> None:
     spec = copy.deepcopy(gym.spec("CartPole-v1"))
     spec.kwargs = {"size": (1, 2), "by": {1: "one"}}

@@ -5,7 +5,6 @@ import tracemalloc
 from typing import Any
 
 import gymnasium as gym
-import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
@@ -296,13 +295,6 @@ def test_space_may_be_as_large_as_the_caller_says() -> None:
     assert spaces.build(box(256), bytes_max=1024).shape == (256,)
     with pytest.raises(UnsupportedSpace, match="1028 bytes; at most 1024"):
         spaces.build(box(257), bytes_max=1024)
-
-
-def test_spaces_in_one_value_are_limited_together() -> None:
-    half = msgpack.ExtType(codec.SPACE, codec.encode(box(codec.SPACES_BYTES_MAX // 8)))
-    assert len(codec.decode(msgpack.packb([half]))) == 1
-    with pytest.raises(codec.DecodeError, match="at most"):
-        codec.decode(msgpack.packb([half, half, half]))
 
 
 def test_descriptions_nested_without_end_are_refused() -> None:

@@ -297,6 +297,9 @@ def test_pickled_value_is_unpickled_only_where_it_is_allowed(trapped_pickle: lis
     assert trapped_pickle == []
     codec.decode(blob, allow_pickle=True)
     assert len(trapped_pickle) == 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode(packed(msgpack.ExtType(codec.COMPLEX, PICKLED)), allow_pickle=True)
+    assert len(trapped_pickle) == 1
 
 
 def test_values_with_a_form_are_never_pickled() -> None:

@@ -42,6 +42,7 @@ ATTACKS = {
     "structure": array(kind=b"V", type=[["a", "<f8"]]),
     "structure, short name": array(type="f,f"),
     "sub-array type": array(type="(2)f"),
+    "long double complex": array(type="<c32", data=bytes(32)),
     "void": array(type="|V8"),
     "void of nothing, huge shape": array(type="|V0", shape=[1 << 40], data=b""),
     "text of nothing, huge shape": array(type="|S0", shape=[1 << 40], data=b""),

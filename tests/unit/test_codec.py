@@ -30,6 +30,11 @@ def test_decoded_arrays_are_fresh_writable_and_of_the_same_dtype_and_shape(array
     assert found.flags.writeable and found.flags.owndata
 
 
+@pytest.mark.parametrize("dtype", ["U3", "S3", "M8[s]", "f8"])
+def test_array_of_nothing_is_carried(dtype: str) -> None:
+    assert same(round_trip(np.zeros((0, 2), dtype)), np.zeros((0, 2), dtype))
+
+
 def test_array_that_is_not_contiguous_is_carried() -> None:
     array = np.arange(24).reshape(4, 6)[::2, ::-3]
     assert same(round_trip(array), np.ascontiguousarray(array))

@@ -329,7 +329,7 @@ def test_workers_start_from_the_programs_world_and_print_where_it_prints(tmp_pat
         env={**os.environ, "OMP_NUM_THREADS": "7"},
     )
     assert ran.returncode == 0, ran.stderr
-    assert repr((str(tmp_path), "set by the program", "1")) in ran.stdout
+    assert repr((str(tmp_path), "set by the program", "7")) in ran.stdout
     assert ran.stdout.count("hello from the worker") == 2 and ran.stderr.count("trouble from the worker") == 2
 
 

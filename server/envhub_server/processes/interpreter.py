@@ -44,7 +44,8 @@ KEPT_PREFIXES = (
     *("MUJOCO_", "PYOPENGL_", "EGL_", "MESA_", "LIBGL_", "GALLIUM_", "SDL_", "PYGAME_", "QT_"),
     *("VK_ICD_", "VK_DRIVER_", "VK_LAYER_", "VK_LOADER_"),
 )
-# If each worker started a thread per core, all workers would be slower. So each gets one thread.
+# If each worker started a thread per core, all workers would be slower. So each gets one thread, where neither the
+# program nor the operator has set another number.
 _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 # What is about the hub's own interpreter, and would break another one.
@@ -179,7 +180,7 @@ def start_environment(environ: Environment) -> Environment:
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
     """The environment in which this program starts, given that of the hub's own interpreter."""
-    found = {**environment(environ), **ONE_THREAD}
+    found = {**ONE_THREAD, **environment(environ)}
     if key.is_other:
         found = {name: value for name, value in found.items() if not name.startswith(OF_THE_HUB)}
         bin_folder = Path(program).parent

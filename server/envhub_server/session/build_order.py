@@ -121,4 +121,4 @@ def _kwargs_each(make: Make, place: Place) -> list[bytes]:
 
 
 def _program_environment(world: World | None) -> dict[str, Any]:
-    return {} if world is None else {**vars(world), "environ": {**world.environ, **ONE_THREAD}}
+    return {} if world is None else {**vars(world), "environ": {**ONE_THREAD, **world.environ}}

@@ -90,6 +90,8 @@ class World(Frozen):
     environ: Dict[str, str]
     registrations: bytes = b""  # the program's Gymnasium registry, see PROTOCOL.md
     authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
+    argv: List[str] = field(default_factory=list)
+    flags: List[str] = field(default_factory=list)  # the options of the program's interpreter
 
 
 class Faults(Frozen):

@@ -1,8 +1,8 @@
 """The private hub: the process that ``hub=None`` starts for one program, and that ends with the program.
 
-``envhub_client.private_hub.process`` starts it with ``OWNER_PIDFD PROGRAM_FD FOLDER``. The hub binds its sockets in the
-folder, sends their files through the second descriptor, a Unix socket, and removes the folder. The program connects by
-the files.
+``envhub_client.private_hub.process`` starts it with ``OWNER_PIDFD PROGRAM_FD FOLDER FLAGS``. The hub binds its sockets
+in the folder, sends their files through the second descriptor, a Unix socket, and removes the folder. The program
+connects by the files. The flags are those of the program's interpreter, for its workers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub
 
 
-def main(owner: int, program: int, folder: str) -> None:
+def main(owner: int, program: int, folder: str, flags: Sequence[str]) -> None:
     """Serve the program behind the pidfd ``owner`` until it ends; ``program`` is a socket to it."""
     leave_terminal()
     # If this process is stopped when its program ends, it must continue, to end itself.
@@ -34,7 +35,8 @@ def main(owner: int, program: int, folder: str) -> None:
     hub_process.prepare()
     # The zygote and this process import side by side what each needs: a program waits for its first envs half as long.
     environ = environment_of(OWN, sys.executable, os.environ)
-    _serve(owner, program, Path(folder), ZygoteProcess(process_marks.new_hub(), sys.executable, environ))
+    zygote = ZygoteProcess(process_marks.new_hub(), sys.executable, environ, flags=tuple(flags))
+    _serve(owner, program, Path(folder), zygote)
 
 
 def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> None:

@@ -71,3 +71,75 @@ def test_numbers_of_threads_that_the_operator_has_set_are_kept(tmp_path: Path) -
         assert [envs.call("environment", name)[0] for name in own] == ["3", "2"]
         assert envs.call("environment", "MKL_NUM_THREADS") == ("1",)
         envs.close()
+
+
+# --- arguments and flags ----------------------------------------------------------------------------------------------
+
+# An env's module that reads the program's options when it is imported, by argparse and as absl's ``FLAGS(sys.argv)``.
+SIM_WITH_OPTIONS = """
+import argparse, sys, warnings
+import sims
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--length", type=int, default=1)
+parser.add_argument("--name", required={required})
+OPTIONS = parser.parse_args()
+FLAGS = dict(part[2:].split("=", 1) for part in sys.argv[1:] if "=" in part)  # absl's pattern
+
+class Sim(sims.Counter):
+    def seen(self):
+        names = "optimize bytes_warning isolated ignore_environment no_user_site utf8_mode dev_mode".split()
+        flags = [getattr(sys.flags, name) for name in names]
+        try:
+            warnings.warn("old", DeprecationWarning)
+            raised = False
+        except DeprecationWarning:
+            raised = True
+        asserts = "no"
+        assert (asserts := "yes")
+        return {{"argv": sys.argv, "length": OPTIONS.length, "name": OPTIONS.name, "absl": FLAGS.get("name"),
+                "flags": flags, "warnoptions": sys.warnoptions, "xoptions": sys._xoptions, "raised": raised,
+                "asserts": asserts}}
+"""
+OF_OPTIONS = """
+import json, sys
+sys.path += {places}
+import envhub, sim_with_options
+envs = envhub.make_vec(sim_with_options.Sim, 2, num_workers={workers})
+envs.step([1, 1]) if envs.reset() else None
+print(json.dumps([sim_with_options.Sim().seen(), *envs.call("seen")]))
+envs.close()
+"""
+FLAGS = [
+    (),
+    ("-O", "-W", "error::DeprecationWarning"),
+    pytest.param(("-OO", "-b", "-X", "utf8"), marks=pytest.mark.long),
+    pytest.param(("-X", "dev", "-W", "ignore::UserWarning", "-W", "default"), marks=pytest.mark.long),
+    pytest.param(("-W", "error", "-B"), marks=pytest.mark.long),
+    pytest.param(("-E", "-s"), marks=pytest.mark.long),
+    pytest.param(("-I", "-W", "ignore", "-X", "faulthandler"), marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_workers_of_a_program_have_its_arguments_and_flags(
+    tmp_path: Path, flags: tuple[str, ...], workers: int
+) -> None:
+    (tmp_path / "sim_with_options.py").write_text(SIM_WITH_OPTIONS.format(required=True))
+    program = OF_OPTIONS.format(places=[SUPPORT, str(tmp_path)], workers=workers)
+    own, *seen = printed(run(tmp_path, program, "--length", "7", "--name=Zoë", flags=flags))
+    assert own["argv"] == [str(tmp_path / "program.py"), "--length", "7", "--name=Zoë"]
+    assert (own["length"], own["name"], own["absl"]) == (7, "Zoë", "Zoë")
+    assert seen == [own, own]
+
+
+def test_workers_of_a_served_hub_have_its_name_only(tmp_path: Path) -> None:
+    (tmp_path / "sim_with_options.py").write_text(SIM_WITH_OPTIONS.format(required=False))
+    binds = ["tcp://127.0.0.1:0"]
+    environ = {"PYTHONPATH": SUPPORT}
+    with serve(tmp_path, "sim=sim_with_options:Sim", binds=binds, cwd=tmp_path, environ=environ) as hub:
+        envs = envhub.make_vec("sim", 1, hub=hub.tcp)
+        (seen,) = envs.call("seen")
+        envs.close()
+    assert seen["argv"] == ["envhub"] and seen["length"] == 1

@@ -18,6 +18,8 @@ from envhub.errors import HubUnreachable
 from envhub.transport.address import environment
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
+from envhub_client.private_hub.interpreter_flags import start_flags
+from envhub_client.private_hub.program_environment import own_flags
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
@@ -81,7 +83,12 @@ class PrivateHub:
 
     def _spawn(self, owner: int, program: int, folder: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(_places(), (owner, program, folder))],
+            [
+                sys.executable,
+                *start_flags(sys.flags),
+                "-c",
+                _BOOT.format(_places(), (owner, program, folder, own_flags())),
+            ],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env=environment(os.environ),  # as ``program_environment`` sends it; C code may have set other variables

@@ -1,4 +1,4 @@
-"""What envs see of the program that they are made for: its path, folder, environment variables and registered envs."""
+"""What envs see of the program that they are made for: path, folder, variables, arguments, flags, registered envs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
 from envhub.transport.address import environment
 from envhub.values.gym_api import pickled
+from envhub_client.private_hub.interpreter_flags import interpreter_flags
 
 
 def program_environment() -> World:
@@ -29,7 +30,17 @@ def program_environment() -> World:
     # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
     authkey = b"" if process is None else bytes(process.current_process().authkey)
-    return World(sys_path, cwd, environment(os.environ), registrations, authkey)
+    return World(sys_path, cwd, environment(os.environ), registrations, authkey, own_argv(), own_flags())
+
+
+def own_argv() -> list[str]:
+    """The program's arguments, with its name; a program that embeds Python may have none."""
+    return [part for part in getattr(sys, "argv", []) if isinstance(part, str)]
+
+
+def own_flags() -> list[str]:
+    """The options of this program's interpreter."""
+    return interpreter_flags(sys.flags, sys.warnoptions, sys._xoptions)
 
 
 def _pickled(spec: EnvSpec) -> bytes:

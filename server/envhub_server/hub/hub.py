@@ -965,7 +965,7 @@ class Hub:
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
         found = runtime.state.building
-        starting = self._supervisor.starting(runtime.state.recipe.settings.interpreter)
+        starting = self._supervisor.starting(runtime.interpreter)
         doing = f"importing {found.importing}" if found.importing else starting
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)

@@ -46,6 +46,7 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
+from envhub_server.session.build_order import interpreter_of
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
@@ -152,7 +153,7 @@ class SessionRuntime:
         self._grant = SharedLaneGrant(services.poller, self)
         world = state.make.world
         environ = None if world is None else world.environ
-        interpreter = state.recipe.settings.interpreter
+        self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
         self._pool = WorkerPool(number, services.supervisor, interpreter, environ)
         self._replays: ReplayKeeper | None = None
         if services.replays is not None and state.rules.replays:

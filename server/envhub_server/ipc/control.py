@@ -87,6 +87,7 @@ class Build(Frozen):
     shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
     replays: str = ""  # what the names of its replays begin with; empty for none
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
+    argv: List[str] = field(default_factory=list)  # of the program; empty for EnvHub's name
 
 
 class Built(Frozen):

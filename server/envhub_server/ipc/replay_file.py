@@ -18,6 +18,7 @@ HISTORY_BYTES_MAX = 1 << 25  # of what the env was asked, besides notes: a journ
 
 # What is sent to workers only: pickles, and what may be secret.
 _LEFT_OUT: Dict[str, Any] = {"factories": b"", "registrations": b"", "environ": {}, "authkey": b"", "runner": b""}
+_LEFT_OUT["argv"] = []
 
 
 @dataclass(frozen=True)

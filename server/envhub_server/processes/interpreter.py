@@ -62,6 +62,7 @@ class InterpreterKey:
         ld_library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its working directory; empty for the hub's.
         libraries: that it imports for all workers that it forks (``ipc.shared_libraries``).
+        flags: options of the interpreter, those of the program whose private hub this is.
     """
 
     python: str = ""
@@ -69,6 +70,7 @@ class InterpreterKey:
     ld_library_path: tuple[str, ...] = ()
     folder: str = ""
     libraries: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def is_other(self) -> bool:

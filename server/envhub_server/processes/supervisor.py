@@ -83,7 +83,8 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._sweep_bell, self)
         if zygote is not None:
-            self._in_use[OWN] = ZygoteHandle(self, OWN, environ, (), zygote)
+            key = InterpreterKey(flags=zygote.flags)
+            self._in_use[key] = ZygoteHandle(self, key, environ, (), zygote)
 
     def start(
         self,

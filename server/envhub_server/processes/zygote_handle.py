@@ -37,6 +37,7 @@ LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it
 IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
+NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 
 
@@ -100,8 +101,10 @@ class ZygoteHandle:
         """The process, executing the bootstrap."""
         key = self.key
         variables = environment_of(key, self._program, environ)
+        flags = tuple(each for each in key.flags if not (key.is_other and each in NEW_FLAGS))
+        started = variables, key.folder, key.libraries, guarded, self._imports, flags
         try:
-            return ZygoteProcess(hub, self._program, variables, key.folder, key.libraries, guarded, self._imports)
+            return ZygoteProcess(hub, self._program, *started)
         except OSError as error:
             if error.filename is None:  # no process or descriptor is left; of a program the error has the name
                 raise

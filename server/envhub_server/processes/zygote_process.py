@@ -26,6 +26,7 @@ class ZygoteProcess:
         hub: the hub's name in the marks of its processes.
         process: the process.
         pidfd: readable once the process has ended.
+        flags: the options of its interpreter.
         control: the socket for control messages.
         said: the pipe by which the bootstrap says how far it has come.
         outputs: the pipes of its stdout and its stderr, which ``WorkerOutput`` owns once it reads them.
@@ -40,6 +41,7 @@ class ZygoteProcess:
         libraries: Sequence[str] = (),
         guarded: int = 0,
         imports: str = "",
+        flags: tuple[str, ...] = (),
     ) -> None:
         """Start the process.
 
@@ -51,12 +53,13 @@ class ZygoteProcess:
             libraries: that it imports for all workers that it forks.
             guarded: the number of running workers that it is about to guard.
             imports: the folder from which workers import what is nowhere else; empty for none.
+            flags: options of the interpreter.
 
         Raises:
             OSError: there is no process or descriptor left, or the program cannot be executed, and then the error has
                 its name; nothing is left behind.
         """
-        self.hub = hub
+        self.hub, self.flags = hub, flags
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:
             self.control, control = socket.socketpair()
             undo.callback(self.control.close)
@@ -72,7 +75,7 @@ class ZygoteProcess:
             (self.said, *self.outputs), (said, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), said, os.getpid(), guarded))
             self.process = subprocess.Popen(
-                [program, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
+                [program, *flags, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

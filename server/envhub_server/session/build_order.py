@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envhub.protocol.messages import Hosting, Make, World
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.processes.interpreter import ONE_THREAD
+from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 
 # By which libraries choose a device: CUDA shows a process these devices only, MuJoCo and others render on this one.
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
@@ -120,5 +120,14 @@ def _kwargs_each(make: Make, place: Place) -> list[bytes]:
     return [make.kwargs_each[row] for row in place.rows] if make.kwargs_each else []
 
 
+def interpreter_of(own: InterpreterKey, world: World | None) -> InterpreterKey:
+    """The interpreter of a session's workers: of an env's own, with the options of its program's, if it has one."""
+    return own if world is None else replace(own, flags=tuple(world.flags))
+
+
 def _program_environment(world: World | None) -> dict[str, Any]:
-    return {} if world is None else {**vars(world), "environ": {**ONE_THREAD, **world.environ}}
+    if world is None:
+        return {}
+    found = {**vars(world), "environ": {**ONE_THREAD, **world.environ}}
+    del found["flags"]  # which its interpreter was started with
+    return found

@@ -22,11 +22,14 @@ import re
 import signal
 import sys
 import termios
+import warnings
 
 PR_SET_PDEATHSIG = 1
 PYTHON_MIN = (3, 8)
 # What a worker imports, in this order; of the last two one is enough, in this version or later.
 NEEDED = ("numpy", "msgpack")
+NAME = "envhub"  # as envs see this program in ``sys.argv``, unless they are those of another program
+_MUTE = ("ignore", None, Warning, None, 0)
 GYMNASIUM = {"gymnasium": (0, 26), "gym": (0, 21)}
 
 prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do not each make it on pages of their own
@@ -59,6 +62,18 @@ def forget_own_folder() -> None:
     """Take this file's folder, which Python puts first, out of ``sys.path``: envs must not find its modules' names."""
     if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):  # not with PYTHONSAFEPATH
         del sys.path[0]
+
+
+def mute_warnings() -> None:
+    """Ignore warnings until workers begin, if the interpreter was started with -W: they may not end its start."""
+    if sys.warnoptions:
+        warnings.filters.insert(0, _MUTE)  # type: ignore[attr-defined]  # simplefilter removes an equal one of -W
+
+
+def unmute_warnings() -> None:
+    """Undo ``mute_warnings``, in a worker."""
+    if _MUTE in warnings.filters:
+        warnings.filters.remove(_MUTE)  # type: ignore[attr-defined]
 
 
 def expose(name: str, file: str) -> None:
@@ -137,23 +152,27 @@ def _raised_in(error: BaseException) -> str:
     return found
 
 
-def replay() -> None:
+def replay(arguments: "list[str]") -> None:
     """Run a replay; never returns."""
-    path, report, until, use_pdb, video = sys.argv[2:7]
+    path, report, until, use_pdb, video = arguments[1:6]
     forget_own_folder()
-    for place in sys.argv[7:]:
+    for place in arguments[6:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import replayer
 
+    unmute_warnings()
     sys.path.append(os.getcwd())
     replayer.main(path, int(report), until, use_pdb == "1", video == "1")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "replay":
-        replay()
+    mute_warnings()
+    arguments = sys.argv[1:]
+    sys.argv[:] = [NAME]
+    if arguments[0] == "replay":
+        replay(arguments)
     leave_terminal()
-    control, said, hub_pid, workers = map(int, sys.argv[1:5])
+    control, said, hub_pid, workers = map(int, arguments[:4])
     report = StartReport(said)
     if os.getppid() != hub_pid:
         report.give_up("apart")
@@ -162,11 +181,11 @@ if __name__ == "__main__":
     forget_own_folder()
     report.check()
     report.say(importing="envhub")
-    for place in sys.argv[7:]:
+    for place in arguments[6:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import shared_imports, zygote
 
-    for library in filter(None, sys.argv[5].split(",")):
+    for library in filter(None, arguments[4].split(",")):
         report.say(importing=library)
         shared_imports.load(library)
-    zygote.main(control, hub_pid, functools.partial(report.ready, sys.argv[6]))
+    zygote.main(control, hub_pid, functools.partial(report.ready, arguments[5]))

@@ -147,6 +147,8 @@ def _adopt_program(build: Any) -> None:
     if build.environ != _known_variables:  # mostly they are equal: a zygote starts with its program's environment
         _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
     os.chdir(build.cwd)
+    if build.argv:
+        sys.argv[:] = build.argv
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
 

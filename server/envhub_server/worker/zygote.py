@@ -27,7 +27,7 @@ from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.worker import main as worker
-from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl
+from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
@@ -126,6 +126,7 @@ class Zygote:
         # A process group of its own, with all that its envs start, but not a session: Linux shares the CPUs among
         # sessions first (autogroups), and switching between 64 of them takes twice the time of switching within one.
         os.setpgid(0, 0)
+        unmute_warnings()
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
         stack_dumps = StackDumps(*ends[1:])

@@ -103,19 +103,22 @@ def as_pickle(value: Any) -> msgpack.ExtType:
         EncodeError: it cannot be pickled.
     """
     from envhub.values import code_pickler
+    from envhub.values.unpicklable import why_unpicklable
 
     try:
         return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
     except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise EncodeError(f"a {kind} cannot be pickled: {error}") from error
+        raise EncodeError(why_unpicklable(f"a {kind}", value, code_pickler.dumps, error)) from error
 
 
 def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
     """As ``as_pickle``, or as ``as_repr`` where that fails."""
+    from envhub.values import code_pickler
+
     try:
-        return as_pickle(value)
-    except EncodeError:
+        return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
+    except Exception:  # as above; why does not matter, and takes long to find
         return as_repr(value)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,64 @@ def test_workers_of_a_served_hub_have_its_name_only(tmp_path: Path) -> None:
         (seen,) = envs.call("seen")
         envs.close()
     assert seen["argv"] == ["envhub"] and seen["length"] == 1
+
+
+# --- what cannot be sent ----------------------------------------------------------------------------------------------
+
+UNSENDABLE = """
+import sys, threading, multiprocessing
+sys.path.append({support!r})
+import gymnasium as gym
+import sims, envhub
+
+LOCK = threading.Lock()
+
+class Mine(sims.Counter):
+    def step(self, action):
+        with LOCK:
+            return super().step(action)
+
+gym.register("Mine-v0", entry_point=Mine)
+gym.register("Named-v0", entry_point="__main__:Mine")
+gym.register("Given-v0", entry_point=sims.Counter, kwargs={{"length": LOCK}})
+gym.register("Never-v0", entry_point=lambda: LOCK)  # which stops no other env
+if __name__ == "__main__":
+    box = {{"queue": multiprocessing.Queue()}}
+    for made in ("Mine-v0", "Named-v0", "Given-v0", lambda: gym.make("Mine-v0"), [sims.Counter, Mine], lambda: box):
+        try:
+            envhub.make_vec(made).close()
+        except TypeError as error:
+            print(error)
+    envhub.make_vec("CartPole-v1").close()
+    envs = envhub.make_vec("Mine-v0", num_workers=0)
+    print(envs.reset()[0].shape)
+    envs.close()
+"""
+
+
+def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Path) -> None:
+    ran = run(tmp_path, UNSENDABLE.format(support=SUPPORT))
+    assert ran.returncode == 0, ran.stderr
+    mine, named, given, inside, factory, queue, in_process = ran.stdout.splitlines()
+    for text, name in ((mine, "Mine-v0"), (named, "Named-v0"), (inside, "Mine-v0")):
+        assert text.startswith(f"the registered env '{name}' cannot be sent to a worker: ")
+        assert "(Mine) > method 'step' > global 'LOCK' is a _thread.lock" in text
+    assert "the spec of Given-v0 > attribute 'kwargs' > item 'length' is a _thread.lock" in given
+    assert "factory 1 (Mine) > method 'step' > global 'LOCK' is a _thread.lock" in factory
+    assert all("or in the env's __init__" in text for text in (mine, named, given, inside, factory))
+    assert "global 'box' > item 'queue' is a multiprocessing.queues.Queue" in queue
+    assert "use multiprocessing.Manager().Queue()" in queue
+    assert in_process == "(1, 2)"  # where nothing is sent
+
+
+def test_argument_that_cannot_be_sent_is_named_with_its_path(tmp_path: Path) -> None:
+    held = {"a": [threading.Lock()]}
+    with pytest.raises(TypeError, match=r"a _thread\.lock cannot be pickled"):
+        envhub.make_vec("CartPole-v1", render_mode=held)
+    with pytest.raises(TypeError, match=r"Held > attribute 'held' > item 'a' > item 0 is a _thread\.lock"):
+        envhub.make_vec("CartPole-v1", render_mode=Held(held))
+
+
+class Held:
+    def __init__(self, held: object) -> None:
+        self.held = held

@@ -14,7 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
 from envhub.transport.address import environment
+from envhub.values import code_pickler
 from envhub.values.gym_api import pickled
+from envhub.values.unpicklable import Unsendable, why_unpicklable
 from envhub_client.private_hub.interpreter_flags import interpreter_flags
 
 
@@ -48,7 +50,14 @@ def _pickled(spec: EnvSpec) -> bytes:
         module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
         if module == "__main__":  # a worker's main module is another one, so the class itself travels
             owner = functools.reduce(getattr, name.split("."), sys.modules[module])
-            return pickled(dataclasses.replace(spec, entry_point=owner))
+            spec = dataclasses.replace(spec, entry_point=owner)
         return pickled(spec)
-    except Exception:  # whatever a foreign object raises when it is pickled, it stays at home
-        return b""
+    except Exception as error:  # whatever a foreign object raises when it is pickled
+        return _stand_in(spec, error)
+
+
+def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
+    """What a worker has in place of a spec that cannot be sent: there it raises why, if it is made at all."""
+    why = why_unpicklable(f"the spec of {spec.id}", spec, code_pickler.dumps, error)
+    unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
+    return pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))

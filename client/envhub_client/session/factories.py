@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from envhub.protocol.messages import Make
 from envhub.values import code_pickler
 from envhub.values.gym_api import unfit
+from envhub.values.unpicklable import why_unpicklable
 from envhub_client.session.factory_digest import factories_digest
 
 Factory = Callable[[], Env[Any, Any]]
@@ -57,11 +58,35 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
     """
     try:
         pickled = code_pickler.dumps(list(factories))
-        pickled_runner = b"" if runner is None else code_pickler.dumps(runner)
     except Exception as error:  # whatever a foreign object raises when it is pickled
-        raise TypeError(f"the factories of the envs cannot be pickled for the workers: {error}") from error
+        raise TypeError(
+            f"the factories of the envs cannot be pickled for the workers: {_why(factories, error)}"
+        ) from error
+    pickled_runner = b"" if runner is None else pickled_for_workers("worker", runner)
     alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     asked = Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
     return replace(asked, python=version)
+
+
+def pickled_for_workers(named: str, value: object) -> bytes:
+    """The pickle of a value of the program, which workers load.
+
+    Raises:
+        TypeError: it cannot be pickled; the message has the path to the part that cannot.
+    """
+    try:
+        return code_pickler.dumps(value)
+    except Exception as error:  # as above
+        raise TypeError(why_unpicklable(named, value, code_pickler.dumps, error)) from error
+
+
+def _why(factories: Sequence[object], error: Exception) -> str:
+    """Of the first factory that cannot be pickled, why."""
+    for number, factory in enumerate(factories):
+        try:
+            code_pickler.dumps(factory)
+        except Exception as own:  # as above
+            return why_unpicklable(f"factory {number}", factory, code_pickler.dumps, own)
+    return str(error)

@@ -1,0 +1,220 @@
+"""Why a value cannot be sent to a worker: the path to the part of it that cannot be pickled, and what to do. Pure."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from itertools import islice
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
+
+DEPTH_MAX = 16  # parts within parts
+PARTS_MAX = 200  # of one value
+PICKLES_MAX = 1000  # of parts, to find the path
+ERROR_CHARS_MAX = 300
+
+Step = Tuple[str, Any]  # how a part is reached, and the part
+
+# Members that are no part of a class's pickle.
+_NOT_SENT = frozenset(["__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__abstractmethods__"])
+# What a Manager makes in place of the classes of multiprocessing.
+_MANAGED = {
+    **{
+        name: name for name in ("Queue", "JoinableQueue", "Lock", "RLock", "Semaphore", "Event", "Condition", "Barrier")
+    },
+    **dict.fromkeys(("SimpleQueue", "Connection"), "Queue"),
+    **dict.fromkeys(("SynchronizedArray", "SynchronizedString"), "Array"),
+    "Synchronized": "Value",
+}
+
+
+class Unsendable:
+    """What stands in a worker's registry for an env whose spec cannot be sent: to make it raises why."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise why it cannot be made.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(self.why)
+
+
+def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: BaseException) -> str:
+    """The path from a value to what of it cannot be pickled, the error and the remedy, in a sentence.
+
+    Args:
+        named: how the value is called.
+        value: it raised when it was pickled.
+        dumps: pickles a value; only called, whatever it raises.
+        error: what it raised, which is told where the path leads no further.
+    """
+    steps = _Search(dumps).path(value)
+    culprit = steps[-1][1] if steps else value
+    why = (_failure(culprit, dumps) if steps else None) or error
+    text = " ".join(str(why).split())[:ERROR_CHARS_MAX]
+    if not steps:
+        return f"{named} cannot be pickled: {text}; {_remedy(culprit)}"
+    path = " > ".join(_shown(how, part) for how, part in [(named, value), *steps[:-1]])
+    return f"{path} > {steps[-1][0]} is {_kind(culprit)}, which cannot be pickled: {text}; {_remedy(culprit)}"
+
+
+class _Search:
+    """A search in depth, each part once, which also follows cycles."""
+
+    def __init__(self, dumps: Callable[[Any], Any]) -> None:
+        self._dumps = dumps
+        self._left = PICKLES_MAX
+        self._failing: set[int] = set()
+        self._kept: list[Any] = []  # so that no other object gets the id of one that was seen
+
+    def path(self, value: Any) -> list[Step]:
+        self._failing.add(id(value))
+        return self._below(value, DEPTH_MAX) or []
+
+    def _below(self, value: Any, depth: int) -> list[Step] | None:
+        """The path from here; empty if this value itself is to blame, None if only parts that were seen before are."""
+        if not depth:
+            return []
+        to_blame = True
+        for how, part in islice(_parts(value), PARTS_MAX):
+            if id(part) in self._failing:
+                to_blame = False
+                continue
+            if not self._left:
+                break
+            self._left -= 1
+            if _failure(part, self._dumps) is None:
+                continue
+            to_blame = False
+            self._failing.add(id(part))
+            self._kept.append(part)
+            found = self._below(part, depth - 1)
+            if found is not None:
+                return [(how, part), *found]
+        return [] if to_blame else None
+
+
+def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
+    try:
+        dumps(value)
+    except Exception as error:  # whatever a foreign object raises when it is pickled
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterable[Step]:
+    """What there is in a value that is pickled with it, as far as that can be told."""
+    try:
+        return list(islice(_of(value), PARTS_MAX))
+    except Exception:  # such as a lock itself
+        return []
+
+
+def _of(value: Any) -> Iterator[Step]:
+    if type(value).__module__.startswith("multiprocessing."):
+        return
+    if isinstance(value, functools.partial):
+        yield "its function", value.func
+        yield from ((f"argument {number}", each) for number, each in enumerate(value.args))
+        yield from ((f"argument {name!r}", each) for name, each in value.keywords.items())
+    elif isinstance(value, types.MethodType):
+        yield "its object", value.__self__
+        yield "its function", value.__func__
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield "its function", value.__func__
+    elif isinstance(value, property):
+        yield from ((f"its {name}", getattr(value, name)) for name in ("fget", "fset", "fdel"))
+    elif isinstance(value, type):
+        yield from _of_class(value)
+    elif isinstance(value, types.ModuleType):
+        yield from ((f"global {name!r}", each) for name, each in vars(value).items() if name != "__builtins__")
+    elif isinstance(value, Mapping):
+        yield from _of_mapping(value)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"item {number}", each) for number, each in enumerate(value))
+    else:
+        yield from _of_object(value)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Step]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield f"variable {name!r}", cell.cell_contents
+        except ValueError:  # it is still empty
+            pass
+    names = _globals_of(function.__code__)
+    yield from ((f"global {name!r}", function.__globals__[name]) for name in names if name in function.__globals__)
+    yield from ((f"default {number}", each) for number, each in enumerate(function.__defaults__ or ()))
+    yield from ((f"default of {name!r}", each) for name, each in (function.__kwdefaults__ or {}).items())
+    yield from ((f"attribute {name!r}", each) for name, each in vars(function).items())
+
+
+def _globals_of(code: types.CodeType) -> list[str]:
+    """The globals that a function uses, and those that the functions in it use."""
+    names = {each.argval: None for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            names.update(dict.fromkeys(_globals_of(part)))
+    return [*names]
+
+
+def _of_class(kind: type) -> Iterator[Step]:
+    for name, each in vars(kind).items():
+        if name not in _NOT_SENT and not name.startswith("_abc_") and not isinstance(each, types.MemberDescriptorType):
+            yield f"{'method' if isinstance(each, types.FunctionType) else 'class attribute'} {name!r}", each
+    yield from ((f"base class {base.__name__}", base) for base in kind.__bases__)
+
+
+def _of_mapping(found: Mapping[Any, Any]) -> Iterator[Step]:
+    for key, each in found.items():
+        yield f"item {key!r:.60}", each
+        yield f"key {key!r:.60}", key
+
+
+def _of_object(value: Any) -> Iterator[Step]:
+    yield f"class {type(value).__name__}", type(value)
+    reduced = value.__reduce_ex__(4)
+    if not isinstance(reduced, tuple):
+        return
+    made_of, arguments, state, *items = (*reduced, None, None, None)[:5]
+    states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    for each in states:  # that of its __dict__ and of its __slots__
+        if isinstance(each, Mapping):
+            yield from ((f"attribute {name!r}", part) for name, part in each.items())
+        elif each is not None:
+            yield "its state", each
+    yield from ((f"part {number}", part) for number, part in enumerate(arguments or ()) if part is not type(value))
+    yield "what makes it", made_of
+    yield from ((f"item {number}", part) for number, part in enumerate(items[0] or ()))
+    yield from ((f"item {key!r:.60}", part) for key, part in items[1] or ())
+
+
+def _shown(how: str, part: Any) -> str:
+    """A step of the path, with the name of the class or function that it leads to."""
+    name = part.__qualname__ if isinstance(part, (type, types.FunctionType)) else ""
+    return f"{how} ({name})" if name and name.rpartition(".")[2] not in how else how
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (type, types.FunctionType)):
+        return f"{'the class' if isinstance(value, type) else 'the function'} {value.__module__}.{value.__qualname__}"
+    kind = type(value)
+    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _remedy(culprit: Any) -> str:
+    kinds = [each for each in type(culprit).__mro__ if str(each.__module__).startswith("multiprocessing.")]
+    if kinds:
+        made = next((_MANAGED[each.__name__] for each in kinds if each.__name__ in _MANAGED), "")
+        call = f"multiprocessing.Manager().{made}()" if made else "what multiprocessing.Manager() makes"
+        return f"only children of multiprocessing inherit such an object; use {call}, of which envs get a proxy"
+    return (
+        "make it in the factory or in the env's __init__, which run in the worker; or move what uses it into a module "
+        "that workers can import, which is sent by its name only"
+    )

@@ -1,0 +1,131 @@
+"""The path to what of a value cannot be pickled, and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envhub.values import code_pickler, unpicklable
+from envhub.values.unpicklable import why_unpicklable
+
+LOCK = threading.Lock()
+
+
+def why(value: Any) -> str:
+    with pytest.raises(Exception) as raised:
+        code_pickler.dumps(value)
+    return why_unpicklable("it", value, code_pickler.dumps, raised.value)
+
+
+def path(value: Any) -> str:
+    return why(value).split(", which cannot be pickled")[0]
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@dataclasses.dataclass
+class Options:
+    names: list[str]
+    inner: dict[str, Any]
+
+
+class Choosy:
+    """Sends no lock."""
+
+    def __init__(self) -> None:
+        self.lock, self.kept = threading.Lock(), threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+
+def local_class() -> type:
+    class Base:
+        lock = LOCK
+
+    class Env(Base):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def other(self) -> Any:
+            return Env
+
+    return Env
+
+
+def closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def uses_global() -> Callable[[], Any]:
+    return eval("lambda: [LOCK for _ in range(1)]", {"LOCK": LOCK, "lock": LOCK})  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (closure(Holder(LOCK)), "it (closure.<locals>.<lambda>) > variable 'value' > attribute 'held'"),
+        (uses_global(), "it (<lambda>) > global 'LOCK'"),
+        (functools.partial(Holder, held=[1, {"a": LOCK}]), "it > argument 'held' > item 1 > item 'a'"),
+        (functools.partial(Holder, LOCK), "it > argument 0"),
+        (closure(3).__get__(Slotted((LOCK,))), "it > its object > attribute 'held' > item 0"),
+        (Options(["a"], {"x": deque([LOCK])}), "it > attribute 'inner' > item 'x' > item 0"),
+        ({LOCK: 1}, "it > key <unlocked _thread.lock object"),
+    ],
+)
+def test_path_leads_to_the_part(value: Any, found: str) -> None:
+    assert path(value).startswith(found)
+    assert "is a _thread.lock" in path(value)
+
+
+def test_class_that_is_in_a_cycle_is_searched_once() -> None:
+    assert path(local_class()).endswith("> class attribute 'lock' is a _thread.lock")
+    ring: list[Any] = []
+    ring += [ring, Holder(ring), LOCK]
+    assert path(ring) == "it > item 2 is a _thread.lock"
+
+
+def test_what_a_class_leaves_out_is_not_blamed() -> None:
+    assert path(Choosy()) == "it > attribute 'kept' is a _thread.RLock"
+
+
+def test_value_without_parts_is_told_with_its_error() -> None:
+    text = why(LOCK)
+    assert text.startswith("it cannot be pickled: cannot pickle '_thread.lock' object; make it in the factory")
+
+
+@pytest.mark.parametrize("name", ["Queue", "Event", "Lock", "Semaphore", "Condition", "Value", "Array", "SimpleQueue"])
+def test_objects_of_multiprocessing_point_to_its_manager(name: str) -> None:
+    made = getattr(multiprocessing, name)(*{"Value": "i", "Array": ("i", [1])}.get(name, ()))
+    managed = "Queue" if name == "SimpleQueue" else name
+    text = why(closure(made))
+    assert f"multiprocessing.Manager().{managed}()" in text and "variable 'value' is a multiprocessing." in text
+
+
+def test_search_ends_at_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep: Any = LOCK
+    for _ in range(unpicklable.DEPTH_MAX + 5):
+        deep = [deep]
+    assert why(deep).count("item 0") == unpicklable.DEPTH_MAX
+    pickled = []
+    monkeypatch.setattr(unpicklable, "PICKLES_MAX", 10)
+    wide = [[number] for number in range(100)] + [LOCK]
+    why_unpicklable("it", wide, lambda value: pickled.append(value) or code_pickler.dumps(value), ValueError("x"))
+    assert len(pickled) == 10

@@ -349,7 +349,7 @@ class _Encoder:
         from envhub.values import spaces
 
         try:
-            return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value), depth + 1)))
+            return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value, exact=True), depth + 1)))
         except UnsupportedSpace:  # another object of these modules
             return self._unknown(value)
 

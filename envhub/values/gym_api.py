@@ -21,6 +21,7 @@ _PARTS = {
     DM_ENV: ("observation_spec", "action_spec", "reset", "step"),
     PARALLEL: ("possible_agents", "observation_space", "action_space", "reset", "step"),
 }
+_FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))  # of a Box, and so on
 
 
 def registered() -> list[str]:
@@ -38,6 +39,13 @@ def interface(made: Any) -> str:
         return PARALLEL
     # Asked in this order: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
     return DM_ENV if not hasattr(made, "observation_space") and hasattr(made, "observation_spec") else GYMNASIUM
+
+
+def is_like_space(space: Any) -> bool:
+    """True if it is a space of Gymnasium or gym, or has the fields of one, as those of envs that need neither."""
+    if any(each.__name__ == "Space" for each in type(space).__mro__):
+        return True
+    return not isinstance(space, type) and any(all(hasattr(space, name) for name in names) for names in _FIELDS)
 
 
 def unfit(made: Any) -> str:
@@ -61,7 +69,7 @@ def unfit(made: Any) -> str:
         return f"{made!r:.100}, which is no {kind}: it has no {', '.join(missing)}"
     for name in ("observation_space", "action_space") if kind == GYMNASIUM else ():
         space = getattr(made, name)
-        if not any(each.__name__ == "Space" for each in type(space).__mro__):
+        if not is_like_space(space):
             return f"{made!r:.100}, whose {name} is {space!r:.60} and no space of gymnasium.spaces"
     return ""
 

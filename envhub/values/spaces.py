@@ -3,19 +3,23 @@
 A leaf is a part of a space that is neither Dict nor Tuple: a fixed-size array for Box, Discrete, MultiDiscrete and
 MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
 
-Only Gymnasium's own classes have a wire form. A subclass has none, because it may use the same fields in another sense.
-Between a program and the workers of its own private hub any other space travels by cloudpickle.
+Only Gymnasium's own classes have a wire form. Any other space travels as the nearest of them: a subclass as the class
+that it extends, an object with the fields of a space as that space, and any other by its samples. Between a program
+and the workers of its own private hub such a space travels by cloudpickle.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from typing import Any, Callable, Dict, Iterator
+import string
+from typing import Any, Callable, Dict, Iterator, Mapping
 
 import numpy as np
 
 from envhub.errors import UnsupportedSpace, printable
-from envhub.values.gym_api import api
+from envhub.values.gym_api import api, is_like_space
 from envhub.values.leaf import OBJECT, Leaf
 
 gym_spaces = api.spaces
@@ -27,30 +31,113 @@ Build = Callable[[Description], Any]
 PICKLED = "Pickled"
 SPACE_BYTES_MAX = 1 << 30  # of one element, whose parts travel as frames
 SPACES_MAX = 1 << 12  # inside a space, with itself
+SAMPLES = 3  # that tell what a space of an unknown class is like
+TEXT_CHARS = 1 << 12  # that a text may have, if only samples tell
 
 
-def describe(space: Any, pickled: bool = False) -> Description:
+def describe(space: Any, pickled: bool = False, exact: bool = False) -> Description:
     """The space as codec values; ``build`` makes an equal space from them, which samples the same values.
 
-    With ``pickled``, spaces of other classes are left as they are, for an encoder that pickles them.
+    A space of another class than Gymnasium's is described as the nearest of these.
+
+    Args:
+        space: of Gymnasium or gym, or an object that stands for one.
+        pickled: whether spaces of other classes are left as they are, for an encoder that pickles them.
+        exact: whether they are refused.
 
     Raises:
-        UnsupportedSpace: the space, or one inside it, has no wire form.
+        UnsupportedSpace: no space of Gymnasium is near to the space, or to one inside it.
     """
-    name = type(space).__name__
-    own = type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
-    if not own or name not in _DESCRIBE:
+    name = _nearest_kind(space)
+    if not name or not _is_own(space):
         if pickled:
             return {"space": PICKLED, "value": space}
-        raise UnsupportedSpace(
-            f"a {type(space).__module__}.{type(space).__qualname__} has no form on the network, where only Gymnasium's "
-            "own spaces have one: wrap the env so that it uses those, or use a private hub (hub=None)"
-        )
-    found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled))}
+        if exact or not is_like_space(space):
+            raise UnsupportedSpace(_refusal(space))
+        if not name:
+            return describe(_by_samples(space) if isinstance(space, gym_spaces.Space) else _by_fields(space))
+    found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled, exact))}
     random = getattr(space, "_np_random", None)
     if isinstance(random, np.random.Generator):  # the space was seeded or sampled from: the copy continues its sequence
         found["random"] = random
     return found
+
+
+def _is_own(space: Any) -> bool:
+    """True if its class is one of Gymnasium or gym, and no subclass."""
+    name = type(space).__name__
+    return type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
+
+
+def _nearest_kind(space: Any) -> str:
+    """The name of the class of Gymnasium that the space is of or extends; empty if there is none with a wire form."""
+    known = (each for each in type(space).__mro__ if each.__module__.startswith(("gymnasium.spaces.", "gym.spaces.")))
+    return next((each.__name__ for each in known if each.__name__ in _DESCRIBE), "")
+
+
+def _by_fields(space: Any) -> Any:
+    """The space that an object stands for, such as the named tuples of Crafter without gym; or that samples tell."""
+    if hasattr(space, "low") and hasattr(space, "high"):
+        bounds = (np.broadcast_to(bound, space.shape).astype(space.dtype) for bound in (space.low, space.high))
+        return gym_spaces.Box(*bounds, tuple(space.shape), np.dtype(space.dtype).type)
+    if hasattr(space, "nvec"):
+        return gym_spaces.MultiDiscrete(space.nvec)
+    if hasattr(space, "n"):
+        return gym_spaces.Discrete(int(space.n))
+    inside = getattr(space, "spaces", None)
+    if isinstance(inside, Mapping):
+        return gym_spaces.Dict([(key, native(part)) for key, part in inside.items()])
+    if inside is not None:
+        return gym_spaces.Tuple([native(part) for part in inside])
+    return _by_samples(space)
+
+
+def _by_samples(space: Any) -> Any:
+    """The space of Gymnasium that has samples as this space has, as far as a few tell.
+
+    Raises:
+        UnsupportedSpace: they are neither texts nor arrays of one shape, or there are none.
+    """
+    try:
+        copied = copy.deepcopy(space)  # whose samples are not of the sequence of the space itself
+        copied.seed(0)  # because equal spaces need equal descriptions
+        samples = [copied.sample() for _ in range(SAMPLES)]
+    except Exception as error:  # whatever a foreign class raises
+        raise UnsupportedSpace(f"{_refusal(space)}. It gives no samples: {printable(repr(error))}") from error
+    if all(isinstance(sample, str) for sample in samples):
+        charset = "".join(sorted({*string.printable, *"".join(samples)}))
+        return gym_spaces.Text(max(TEXT_CHARS, *map(len, samples)), min_length=0, charset=charset)
+    arrays = [np.asarray(sample) for sample in samples]
+    dtype, shape = arrays[0].dtype, arrays[0].shape
+    if dtype.kind not in "biuf" or any((each.dtype, each.shape) != (dtype, shape) for each in arrays):
+        raise UnsupportedSpace(f"{_refusal(space)}. Its samples are such as {printable(repr(samples[0]))}")
+    low, high = (0, 1) if dtype.kind == "b" else (-np.inf, np.inf)
+    if dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return gym_spaces.Box(low, high, shape, dtype.type)
+
+
+def _refusal(space: Any) -> str:
+    return (
+        f"a {type(space).__module__}.{type(space).__qualname__} has no form on the network, where only Gymnasium's own "
+        "spaces have one, those that extend them, and those with texts, numbers or arrays of one shape: wrap the env "
+        "so that it uses these, or use a private hub (hub=None)"
+    )
+
+
+def nearest(space: Any, pickled: bool = False) -> Any:
+    """The space itself where it travels as it is, else the space of Gymnasium that it travels as.
+
+    Raises:
+        UnsupportedSpace: as ``describe``.
+    """
+    if isinstance(space, gym_spaces.Space):
+        if pickled:
+            return space
+        with contextlib.suppress(UnsupportedSpace):
+            describe(space, exact=True)
+            return space
+    return build(describe(space))
 
 
 def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
@@ -291,11 +378,21 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
                 "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
                 "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
             )
-    elif structure(space) != structure(wanted):
+    elif not _same_structure(space, wanted):
         raise RuntimeError(
             "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
             "observation spaces do not share a common shape and dtype."
         )
+
+
+def _same_structure(space: Any, wanted: Any) -> bool:
+    """True if an env's space has the structure of one that was built from a description."""
+    if structure(space) == structure(wanted):
+        return True
+    try:
+        return bool(structure(nearest(space)) == structure(wanted))
+    except UnsupportedSpace:
+        return False
 
 
 def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
@@ -306,7 +403,7 @@ def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") 
     Raises:
         RuntimeError: the space differs.
     """
-    fits = structure(space) == structure(wanted) if observation_mode == "first" else _equal(space, wanted)
+    fits = _same_structure(space, wanted) if observation_mode == "first" else _equal(space, wanted)
     if not fits:
         raise RuntimeError(
             f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "

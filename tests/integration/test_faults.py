@@ -153,11 +153,6 @@ def test_observation_of_the_wrong_shape_is_the_envs_error(hub: ServedHub) -> Non
     envs.close()
 
 
-def test_space_of_ones_own_is_refused_on_the_network_with_the_reason(hub: ServedHub) -> None:
-    with pytest.raises(envhub.UnsupportedSpace, match=r"OwnSpace has no form on the network.*private hub"):
-        make("own_space", 2, hub.tcp)
-
-
 # --- processes that end -----------------------------------------------------------------------------------------------
 
 

@@ -472,6 +472,17 @@ class OwnSpace(spaces.Space[str]):
         return isinstance(other, OwnSpace)
 
 
+class NoSpace(OwnSpace):
+    """Its samples are of no kind that a space of Gymnasium has."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return {"red": object()}
+
+
+def no_space() -> gym.Env[Any, Any]:
+    return Anything(spaces.Dict({"colour": NoSpace(), "size": spaces.Discrete(3)}), spaces.Discrete(2), [])
+
+
 def own_space() -> gym.Env[Any, Any]:
     return Anything(spaces.Dict({"colour": OwnSpace(), "size": spaces.Discrete(3)}), OwnSpace(), [])
 

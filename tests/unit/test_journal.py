@@ -13,7 +13,7 @@ from envhub_server.ipc import journal as journals
 from envhub_server.ipc.journal import BY_REQUEST, History, Journal, JournalLayout, Note
 from envhub_server.worker import journal_writer
 from envhub_server.worker.env_sources import versions_of
-from envhub_server.worker.gym_compat import FourValues
+from envhub_server.worker.gym_compat import GymEnv
 from envhub_server.worker.journal_writer import CHECKPOINT_TICKS, JournalWriter, RowJournalWriter
 
 from envhub.arena.driver import ArenaDriver
@@ -339,7 +339,7 @@ class OldEnv:
 
 
 def test_random_numbers_of_an_env_of_an_old_gym_are_known_and_its_versions_too() -> None:
-    env = FourValues(OldEnv())
+    env = GymEnv(OldEnv())
     saved = codec.decode(journal_writer._encoded_generator(env)).bit_generator.state
     drawn = env.env.np_random.random()
     journal_writer.bit_generator_of(env).state = saved
@@ -348,7 +348,7 @@ def test_random_numbers_of_an_env_of_an_old_gym_are_known_and_its_versions_too()
 
 
 def test_env_without_known_random_numbers_has_none_noted() -> None:
-    env = FourValues(OldEnv())
+    env = GymEnv(OldEnv())
     for odd in (None, 3, np.random.Generator(np.random.PCG64(1)).bit_generator):
         env.env.np_random = odd
         assert journal_writer._encoded_generator(env) == b""

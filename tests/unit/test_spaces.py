@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -140,21 +141,72 @@ class Wide(gym_spaces.Dict):
     pass
 
 
+class Sampled(gym_spaces.Space[Any]):
+    """A space of an unknown class, which has these samples in turn."""
+
+    def __init__(self, *samples: Any) -> None:
+        super().__init__()
+        self.samples = [*samples] * 3
+
+    def sample(self, *masks: Any, **more: Any) -> Any:
+        return self.samples.pop(0)
+
+    def contains(self, value: Any) -> bool:
+        return True
+
+
+FOREIGN = {
+    "subclass": Box(0, 1, (2,)),
+    "subclass_of_dict": Wide({"a": gym_spaces.Discrete(2)}),
+    "inside_a_tuple": gym_spaces.Tuple([gym_spaces.Discrete(2), Wide({"a": gym_spaces.Text(4)})]),
+    "inside_a_sequence": gym_spaces.Sequence(Box(0, 1, (2,))),
+    "inside_a_dict": gym_spaces.Dict({"a": gym_spaces.Tuple([Box(0, 1, (2,))])}),
+    "texts": Sampled("go", "stop"),
+}
+
+
+@pytest.mark.parametrize("space", FOREIGN.values(), ids=FOREIGN)
+def test_space_of_another_class_travels_as_the_nearest_one(space: Any) -> None:
+    built = spaces.build(codec.decode(codec.encode(spaces.describe(space))))
+    assert spaces.leaves(built) == spaces.leaves(spaces.nearest(space)) and spaces.nearest(space) == built
+    assert type(built).__module__.startswith("gymnasium.spaces.")
+    assert spaces.nearest(space, pickled=True) is space and spaces.nearest(built) is built
+    with pytest.raises(UnsupportedSpace):
+        spaces.describe(space, exact=True)
+
+
+def test_samples_tell_what_a_space_of_another_class_is_like() -> None:
+    text = spaces.nearest(Sampled("pick up the key", "größer"))
+    assert isinstance(text, gym_spaces.Text) and text.contains("größer key\n") and text.max_length == spaces.TEXT_CHARS
+    assert spaces.nearest(Sampled(np.ones(2, np.float32))) == gym_spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert spaces.nearest(Sampled(np.uint8(3))) == gym_spaces.Box(0, 255, (), np.uint8)
+    assert spaces.nearest(Sampled(True)).dtype == np.bool_
+
+
+def test_object_with_the_fields_of_a_space_stands_for_it() -> None:
+    box = SimpleNamespace(low=0, high=255, shape=(2, 3), dtype=np.uint8)
+    assert spaces.native(box) == gym_spaces.Box(0, 255, (2, 3), np.uint8)
+    assert spaces.native(SimpleNamespace(n=17)) == gym_spaces.Discrete(17)
+    assert spaces.native(SimpleNamespace(nvec=[2, 3])) == gym_spaces.MultiDiscrete([2, 3])
+    inside = SimpleNamespace(spaces={"a": box, "b": gym_spaces.Discrete(2)})
+    assert spaces.native(inside) == gym_spaces.Dict({"a": spaces.native(box), "b": gym_spaces.Discrete(2)})
+    assert spaces.native(SimpleNamespace(spaces=[box])) == gym_spaces.Tuple([spaces.native(box)])
+
+
 @pytest.mark.parametrize(
     "space",
     [
-        Box(0, 1, (2,)),
-        Wide({"a": gym_spaces.Discrete(2)}),
         gym_spaces.Space((2,), np.float32),
-        gym_spaces.Tuple([gym_spaces.Discrete(2), Wide({"a": gym_spaces.Text(4)})]),
-        gym_spaces.Sequence(Box(0, 1, (2,))),
-        gym_spaces.Dict({"a": gym_spaces.Tuple([Box(0, 1, (2,))])}),
+        gym_spaces.Dict({"a": gym_spaces.Space()}),
+        Sampled({"a": 1}),
+        Sampled("text", 3),
+        Sampled(np.ones(2), np.ones(3)),
         None,
         "Discrete",
     ],
-    ids=lambda space: type(space).__name__,
+    ids=repr,
 )
-def test_space_without_a_wire_form_is_refused(space: Any) -> None:
+def test_space_that_is_near_to_none_is_refused(space: Any) -> None:
     with pytest.raises(UnsupportedSpace, match="has no form on the network"):
         spaces.describe(space)
 

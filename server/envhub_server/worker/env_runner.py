@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Callable
 
 
 class EnvRunner:
@@ -21,7 +22,7 @@ class EnvRunner:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its user asked for it; returns what ``gymnasium.Env.reset`` returns."""
-        found: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+        found: tuple[Any, dict[str, Any]] = self.env.reset(**_taken(self.env.reset, seed=seed, options=options))
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -33,3 +34,12 @@ class EnvRunner:
         """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
         found: tuple[Any, dict[str, Any]] = self.env.reset()
         return found
+
+
+def _taken(reset: Callable[..., Any], **given: Any) -> dict[str, Any]:
+    """The arguments without those that are None and that the function does not name."""
+    try:
+        named = inspect.signature(reset).parameters
+    except (TypeError, ValueError):  # it has no signature, as some of C
+        return given
+    return {name: value for name, value in given.items() if value is not None or name in named}

@@ -1,7 +1,8 @@
 """Envs of older Gymnasium and of gym, with the interface of Gymnasium 1.4.
 
 The differences, from the release notes of both: gym before 0.26 has ``seed`` and steps of four values, whose ``info``
-says ``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper_attr``.
+says ``TimeLimit.truncated``; gym and Gymnasium before 1.0 have no ``set_wrapper_attr``. Many envs are older than the
+gym that is installed, so the signatures and the results of each env say which interface it has.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import inspect
 import re
 import sys
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
 from envhub.values import spaces
 from envhub.values.gym_api import api
-from envhub_server.worker.other_interfaces import Converted
+from envhub_server.worker.gym_errors import explaining
 
 
 def make(name: str, kwargs: dict[str, Any]) -> Any:
@@ -57,21 +58,22 @@ def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
 
 
 def adapt(env: Any) -> Any:
-    """The env itself, or an adapter around it if it has an older interface."""
-    if isinstance(env, FiveValues):
+    """The env itself, or an adapter around it if it has an older interface.
+
+    What the env is decides, not which gym is installed: one of Gymnasium 1.0 or later has ``set_wrapper_attr``.
+    """
+    if isinstance(env, GymEnv):
         return env
-    gym = sys.modules.get("gym")
-    if gym is not None and isinstance(env, gym.Env):
-        return FourValues(env) if _version(gym) < (0, 26) and not isinstance(env, Converted) else FiveValues(env)
     # Of its class: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
-    if hasattr(type(env), "set_wrapper_attr") or not isinstance(env, api.Env):
+    if hasattr(type(env), "set_wrapper_attr") and not _is_of_gym(type(env)):
         return env
-    return FiveValues(env)
+    _insert_steps(env)
+    return GymEnv(env)
 
 
 def innermost(env: Any) -> Any:
     """The env without its wrappers, and without what this module put around it."""
-    own = env.env if isinstance(env, FiveValues) else env
+    own = env.env if isinstance(env, GymEnv) else env
     return getattr(own, "unwrapped", own)
 
 
@@ -79,7 +81,7 @@ def is_wrapped(env: Any, name: str) -> bool:
     """Whether a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
     gym = sys.modules.get("gym")
     env = getattr(env, "vector_env", env)  # where it is one of a vector env's
-    wrappers: Any = FiveValues, api.Wrapper, getattr(api.vector, "VectorWrapper", api.Wrapper)
+    wrappers: Any = GymEnv, api.Wrapper, getattr(api.vector, "VectorWrapper", api.Wrapper)
     wrappers = wrappers if gym is None else (*wrappers, gym.Wrapper)
     while isinstance(env, wrappers):
         if any(f"{each.__module__}:{each.__qualname__}" == name for each in type(env).__mro__):
@@ -92,39 +94,159 @@ def _version(package: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", package.__version__)[:2])
 
 
-class FiveValues:
-    """An env of gym 0.26 or of Gymnasium before 1.0."""
+def _is_of_gym(kind: type) -> bool:
+    """True if it extends ``gym.Env``; its name says so, because gym may not be installed."""
+    return any(each.__name__ == "Env" and each.__module__ == "gym.core" for each in kind.__mro__)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The env and what is inside its wrappers, from the outside."""
+    layer = env
+    while layer is not None and hasattr(type(layer), "reset"):
+        yield layer
+        layer = getattr(layer, "__dict__", {}).get("env")
+
+
+def _insert_steps(env: Any) -> None:
+    """Put ``Steps`` between an env and the wrappers of gym 0.26 around it, which know steps of five values only."""
+    layers = [*_layers(env)]
+    for wrapper, inside in reversed([*zip(layers, layers[1:])]):
+        if type(wrapper).__module__ == "gym.wrappers.time_limit" and not _is_wrapper(inside):
+            wrapper.env = Steps(inside)
+
+
+def _is_wrapper(env: Any) -> bool:
+    return any(each.__name__ == "Wrapper" and each.__module__ == "gym.core" for each in type(env).__mro__)
+
+
+def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a method; of one without a signature, such as a builtin, any."""
+    try:
+        return inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return {"any": inspect.Parameter("any", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _accepts(env: Any, method: str, name: str) -> bool:
+    """True if the env's method takes an argument of this name, and whatever its wrappers pass that on to does too."""
+    accepts = False
+    for layer in _layers(env):
+        parameters = _parameters(getattr(layer, method, None))
+        passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        accepts = name in parameters or passes_on
+        if not accepts or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
+            break
+    return accepts
+
+
+class Steps:
+    """The ``reset`` and ``step`` of today for an env of any age; all else is the env's own.
+
+    A reset passes the seed to the env's ``reset`` or, where that takes none, to the ``seed`` of the env or of the
+    nearest layer inside that has one. The results of each step tell whether they are four values or five.
+    """
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.observation_space = spaces.native(env.observation_space)
-        self.action_space = spaces.native(env.action_space)
-        self.metadata = env.metadata
-        self.render_mode = getattr(env, "render_mode", None)
-        self.spec = env.spec
-        self._seed = -1
+        self._accepted = [name for name in ("seed", "options") if _accepts(env, "reset", name)]
+        self._warned = False
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As in Gymnasium."""
-        self._seed = self._seed if seed is None else seed
-        return self.env.reset(seed=seed, options=options)
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # of a copy under way
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As in Gymnasium; options are left out where the env takes none."""
+        given = {"seed": seed, "options": options}
+        passed = {name: given[name] for name in self._accepted if given[name] is not None}
+        if seed is not None and "seed" not in passed:
+            self._seed_by_method(seed)
+        with explaining():
+            found = self.env.reset(**passed)
+        return found if self._has_info(found) else (found, {})
+
+    def _has_info(self, found: Any) -> bool:
+        """True if a reset returned an observation and an info, and not an observation of two parts."""
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            return False
+        space = self.env.observation_space
+        return not (isinstance(getattr(space, "spaces", None), (tuple, list)) and space.contains(found))
+
+    def _seed_by_method(self, seed: int) -> None:
+        for layer in _layers(self.env):
+            warns = isinstance(layer, api.Wrapper) and not hasattr(type(layer), "seed")  # of Gymnasium 0.29
+            method = None if warns else getattr(layer, "seed", None)
+            if callable(method) and _parameters(method):
+                method(seed)
+                return
+        if not self._warned:
+            self._warned = True
+            api.logger.warn(
+                f"{self.env!r:.100} takes no seed: its reset has no argument `seed`, and it has no method `seed` with "
+                "an argument. Its factory has to seed it"
+            )
 
     def step(self, action: Any) -> Any:
+        """As in Gymnasium.
+
+        Raises:
+            TypeError: the env returns neither four nor five values.
+        """
+        with explaining():
+            found = self.env.step(action)
+        if len(found) == 5:
+            return found
+        if len(found) != 4:
+            raise TypeError(f"step of {self.env!r:.100} returned {len(found)} values; gym has 4, and Gymnasium 5")
+        observation, reward, done, info = found
+        info = dict(info)
+        truncated = bool(info.pop("TimeLimit.truncated", False))
+        return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
+
+
+class GymEnv:
+    """An env of gym, or of Gymnasium before 1.0, or of no base class, with the interface of Gymnasium."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._steps = Steps(env)
+        self.step = self._steps.step
+        self.observation_space = spaces.native(env.observation_space)
+        self.action_space = spaces.native(env.action_space)
+        known = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
+        metadata = getattr(env, "metadata", None) or {}
+        self.metadata = {known.get(key, key): value for key, value in metadata.items()}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.spec = getattr(env, "spec", None)
+        self._seed = -1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As in Gymnasium."""
-        return self.env.step(action)
+        self._seed = self._seed if seed is None else seed
+        return self._steps.reset(seed=seed, options=options)
 
     @property
     def unwrapped(self) -> Any:
         """As in Gymnasium."""
-        return self.env.unwrapped
+        return getattr(self.env, "unwrapped", self.env)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env."""
+        """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env.
+
+        Before gym 0.26 ``render`` takes the mode; here it returns the frame that ``render_mode="rgb_array"`` would.
+        """
         if name == "np_random_seed":  # the env does not store it
             return self._seed
         if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
             return getattr(self, name)
-        return getattr(self._layer_with(name), name)
+        owner = self._layer_with(name)
+        found = getattr(owner, name)
+        if name == "render" and _accepts(owner, "render", "mode"):
+            return partial(found, mode="rgb_array")
+        if name == "np_random" and isinstance(found, np.random.RandomState):
+            return np.random.Generator(found._bit_generator)
+        return found
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """As in Gymnasium: on the nearest wrapper that has it, else on the outermost."""
@@ -132,44 +254,13 @@ class FiveValues:
 
     def _layer_with(self, name: str) -> Any:
         layer = self.env
-        while name not in vars(layer) and not hasattr(type(layer), name):
-            if "env" not in vars(layer):
+        while name not in getattr(layer, "__dict__", {}) and not hasattr(type(layer), name):
+            if "env" not in getattr(layer, "__dict__", {}):
                 return self.env
             layer = layer.env
         return layer
 
     def close(self) -> None:
         """As in Gymnasium."""
-        self.env.close()
-
-
-class FourValues(FiveValues):
-    """An env of gym before 0.26."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        known = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
-        self.metadata = {known.get(key, key): value for key, value in env.metadata.items()}
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env takes no options."""
-        if seed is not None:
-            self.env.seed(seed)
-            self._seed = seed
-        return self.env.reset(), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As in Gymnasium."""
-        observation, reward, done, info = self.env.step(action)
-        info = dict(info)
-        truncated = bool(info.pop("TimeLimit.truncated", False))
-        return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """As in Gymnasium; ``render`` returns the frame that ``render_mode="rgb_array"`` would."""
-        if name == "render":
-            return lambda: self.env.render(mode="rgb_array")
-        found = super().get_wrapper_attr(name)
-        if name == "np_random" and isinstance(found, np.random.RandomState):
-            return np.random.Generator(found._bit_generator)
-        return found
+        if hasattr(self.env, "close"):
+            self.env.close()

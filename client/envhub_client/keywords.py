@@ -16,7 +16,6 @@ CLOSE = 0.75  # two keywords are, from this ratio of difflib on
 _GYMNASIUMS = {
     "vectorization_mode": "leave it out: envs are always hosted in processes of their own.",
     "vector_kwargs": "pass what is in it as keywords of make_vec.",
-    "wrappers": "wrap in a factory: make_vec(lambda: Wrapper(gym.make(...)), num_envs).",
 }
 
 # How Python says it of functions written in Python, and of those written in C.

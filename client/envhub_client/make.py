@@ -30,6 +30,7 @@ from envhub_client.keywords import meant, refused_keyword, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import ObservationMode, SessionOptions
+from envhub_client.wrapper_names import WrapperLike, named_wrappers
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
@@ -52,6 +53,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     reconnect_timeout: float = RECONNECT_S,
     on_hub_loss: str = "raise",
     record: str | Path | RecordOptions | None = None,
+    wrappers: Sequence[WrapperLike] = (),
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> HubVectorEnv:
@@ -59,8 +61,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
 
     Args:
         env: a Gymnasium id (``"CartPole-v1"``, ``"module:Id-v0"``), an ``EnvSpec``, whose wrappers then run in the
-            workers, or a factory or a list of one factory per env. A hub other than a private one runs factories only
-            where its operator allows that.
+            workers, a factory or a list of one factory per env, or ``"module:factory"``, which only the workers import.
+            A hub other than a private one runs factories only where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
             (not for factories); without that a private hub, which starts and ends with this program.
@@ -91,8 +93,12 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             at the same address, or on a new private hub. The step under way then returns every env truncated.
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
-        env_kwargs: arguments for the env, for those whose names are taken by this function; or a list of one dict per
-            env, for envs that differ.
+        wrappers: of each env of this id, innermost first, which run in the workers: classes that extend
+            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``; with arguments ``("FrameStackObservation",
+            {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes
+            Gymnasium's own, without those that write files, open windows or call functions.
+        env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
+            one dict per env, for envs that differ.
         **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
             ``step_timeout=10``; what workers get, see ``envhub.HostingOptions``, such as ``gpus=[0, 1]``; and further
             arguments for the env.
@@ -118,16 +124,19 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")
         num_envs = len(each)
     arguments = {**arguments, **(env_kwargs or {})}
+    wrapping = named_wrappers(wrappers)
     if num_workers == 0 and hub is not None:
         raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={guarded!r} in a hub's")
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
-        names = {name: None for one in (arguments, *each) for name in one}
-        return _recording(_by_factories(env, num_envs, guarded, options, names, vector), env, [])
+        if wrappers:
+            raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
+        factories = _with_arguments(env, num_envs, each or [arguments])
+        return _recording(_by_factories(factories, num_envs, guarded, options, vector), factories, [])
     address = None if num_workers == 0 else guarded or addresses.of_environment()
     try:
-        made = _by_name(env, num_envs, address, options, arguments, each, vector)
+        made = _by_name(env, num_envs, address, options, arguments, each, vector, wrapping)
         return _recording(made, env, each or [arguments])
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
@@ -148,6 +157,39 @@ def _checked_num_envs(num_envs: Any) -> int:
     return count
 
 
+def _with_arguments(env: Any, num_envs: int, each: Sequence[dict[str, Any]]) -> Any:
+    """The factories, given these arguments: of all envs, or of each.
+
+    Raises:
+        TypeError: a factory takes no such argument.
+    """
+    if not any(each):
+        return env
+    if callable(env) and len(each) == 1:
+        return _partial(env, each[0])
+    factories = [env] * len(each) if callable(env) else checked_factories(env)
+    each = list(each) * (len(factories) if len(each) == 1 else 1)
+    if len(factories) != len(each):
+        raise ValueError(f"{len(factories)} factories and env_kwargs of {len(each)} envs")
+    return [_partial(factory, one) for factory, one in zip(factories, each, strict=True)]
+
+
+def _partial(factory: Any, arguments: dict[str, Any]) -> Any:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # it has no signature, as some of C: it will tell
+        return functools.partial(factory, **arguments)
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        named = {each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY}
+        if strange := [name for name in arguments if name not in named]:
+            questions = [meant(name, _KEYWORDS) for name in strange]
+            raise TypeError(
+                f"neither make_vec nor the factory takes {', '.join(map(repr, strange))}"
+                f"{next(filter(None, questions), '')}"
+            )
+    return functools.partial(factory, **arguments)
+
+
 def _by_name(
     env: str | EnvSpec,
     num_envs: int,
@@ -156,26 +198,29 @@ def _by_name(
     arguments: dict[str, Any],
     each: Sequence[dict[str, Any]],
     vector: bool,
+    wrapping: tuple[list[str], list[dict[str, Any]]],
 ) -> HubVectorEnv:
     """Envs with these arguments, or with those of ``each``, if that has any."""
-    if isinstance(env, EnvSpec) and address is None and not vector:
+    if isinstance(env, EnvSpec) and address is None and not vector and not wrapping[0]:
         # The whole spec travels: what it says need not be registered, here or there.
         factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments]]
         factories = factories if each else factories * num_envs
-        envs = _by_factories(factories, num_envs, None, options, {})
+        envs = _by_factories(factories, num_envs, None, options)
         envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
         return envs
-    wrappers: Sequence[WrapperSpec] = ()
+    entries, wrapper_kwargs = wrapping
     if isinstance(env, EnvSpec):
-        wrappers, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
+        of_spec, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
+        entries = [*(wrapper.entry_point for wrapper in of_spec), *entries]
+        wrapper_kwargs = [*map(_wrapper_arguments, of_spec), *wrapper_kwargs]
         each = [{**_spec_arguments(env), **one} for one in each]
-    unknown = codec.as_pickle if address is None else codec.refuse
+    unknown = codec.as_pickle if address is None and options.hosting.python is None else codec.refuse
     make = Make(
         num_envs,
         env if isinstance(env, str) else env.id,
         codec.encode(arguments, unknown),
-        wrappers=[wrapper.entry_point for wrapper in wrappers],
-        wrapper_kwargs=[codec.encode(_wrapper_arguments(wrapper), unknown) for wrapper in wrappers],
+        wrappers=entries,
+        wrapper_kwargs=[codec.encode(one, unknown) for one in wrapper_kwargs],
         kwargs_each=[codec.encode(one, unknown) for one in each],
         vector=vector,
     )
@@ -209,18 +254,11 @@ def _by_factories(
     num_envs: int,
     hub: str | Secret[str] | None,
     options: SessionOptions,
-    arguments: dict[str, Any],
     vector: bool = False,
 ) -> HubVectorEnv:
     """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
     if vector and not callable(env):
         raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
-    if arguments:
-        questions = [meant(name, _KEYWORDS) for name in arguments]
-        raise TypeError(
-            f"arguments for the env ({', '.join(arguments)}) go into the factory, where one is given"
-            f"{next(filter(None, questions), '')}"
-        )
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")

@@ -31,8 +31,7 @@ from envhub.protocol.messages import Failure, HeartbeatReply, Op, Welcome
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.values import codec
 from envhub_server import log
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe, namespace_modules
+from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
 from envhub_server.hub.runtime import Services, SessionRuntime
@@ -153,7 +152,7 @@ class InProcessHub:
 
     def _made(self, request: Incoming) -> SessionRuntime:
         make = request.message
-        recipe = Recipe(make.name, namespace_modules(make.name), settings=EnvSettings(vector=make.vector))
+        recipe = of_program(make)
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())

@@ -92,5 +92,5 @@ def test_arguments_of_another_number_of_envs_are_refused() -> None:
         envhub.make_vec("CartPole-v1", 3, env_kwargs=[{}, {}])
     with pytest.raises(TypeError, match="arguments of one env"):
         envhub.make("CartPole-v1", env_kwargs=[{}, {}])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="go into the factory"):
-        envhub.make_vec(sims.Counter, env_kwargs=[{"length": 1}])
+    with pytest.raises(ValueError, match="2 factories and env_kwargs of 3 envs"):
+        envhub.make_vec([sims.Counter] * 2, env_kwargs=[{"length": 1}] * 3)

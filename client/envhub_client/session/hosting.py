@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX
+
+PRIVATE = ("python", "rendering")  # options for private hubs only
+RENDERING = ("egl", "osmesa")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class HostingOptions:
             library, gives other results there.
         one_per_process: True if each env has a process of its own in any case: for simulators of which a process can
             have only one.
+        python: the interpreter of the workers, for a simulator that needs another: a program, a virtual environment or
+            a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of
+            a hub that others share, its operator says it.
+        rendering: by what frames are drawn without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
+            ``PYOPENGL_PLATFORM``. Private hubs only, likewise.
     """
 
     gpus: Sequence[int] = ()
@@ -47,6 +56,8 @@ class HostingOptions:
     recycle: Mapping[str, float] | None = None
     shared_process: bool = False
     one_per_process: bool = False
+    python: str | Path | None = None
+    rendering: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -68,6 +79,10 @@ class HostingOptions:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
+        if not isinstance(self.python, (str, Path, type(None))):
+            raise TypeError(f"python must be the path of an interpreter, got {self.python!r}")
+        if self.rendering not in (None, *RENDERING):
+            raise ValueError(f"rendering must be {' or '.join(map(repr, RENDERING))}, got {self.rendering!r}")
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import secrets
 import sys
@@ -196,6 +197,13 @@ class Session:
             self.require(2, "vector=True")
         if options.hosting != HostingOptions():
             self.require(2, f"any of {', '.join(hosting.FIELDS)}")
+        chosen = [name for name in hosting.PRIVATE if getattr(options.hosting, name) is not None]
+        if chosen and (environment is None or options.num_workers == 0):
+            where = "num_workers=0 has the program's own" if environment is not None else "its operator says it"
+            raise errors.RequestRefused(f"{' and '.join(chosen)}: for private hubs (hub=None) only; {where}")
+        if environment is not None and chosen:
+            python = "" if options.hosting.python is None else os.path.expanduser(str(options.hosting.python))
+            environment = replace(environment, python=python, rendering=options.hosting.rendering or "")
         num_workers = None if options.num_workers in ("auto", 0) else options.num_workers
         return replace(
             make,

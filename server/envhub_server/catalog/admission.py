@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
-from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import beyond
-from envhub_server.catalog.registry import Recipe, Registry, namespace_modules
+from envhub_server.catalog.registry import Recipe, Registry, of_program
 from envhub_server.config import HubConfig
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
@@ -70,7 +69,7 @@ def admitted(
         text = f"{make.num_envs} envs and arguments for {len(make.kwargs_each)}"
         return Failure("refused", "request", text)
     if config.private:
-        return _fit(make, Recipe(make.name, namespace_modules(make.name), settings=EnvSettings(vector=make.vector)))
+        return _fit(make, of_program(make))
     if make.runner or make.world is not None or (make.factories and not (config.allow_factories and deploys)):
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"

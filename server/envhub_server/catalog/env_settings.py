@@ -11,6 +11,8 @@ from envhub.recording.recorder_handle import missing_packages
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.processes.interpreter import InterpreterKey
 
+RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
+
 
 @dataclass(frozen=True)
 class EnvSettings:

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from envhub_server.catalog.env_settings import NO_SETTINGS, EnvSettings
+from envhub.protocol.messages import Make
+from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.table_check import parse_arguments
 from envhub_server.toml_text import heading, value_text
@@ -211,6 +212,22 @@ class Registry:
         return [entry.name for entry in self._of(key) if not entry.exists(registered)]
 
 
+def is_factory(name: str) -> bool:
+    """True if it is ``module:factory``: what follows the colon is a name in Python, which a versioned id is not."""
+    module, _, attribute = name.rpartition(":")
+    return bool(module) and all(map(str.isidentifier, attribute.split(".")))
+
+
+def of_program(make: Make) -> Recipe:
+    """The recipe of an env that the program of a private hub names: an id, ``module:id`` or ``module:factory``."""
+    settings = EnvSettings(vector=make.vector)
+    if make.world is not None:
+        drawn = next((each for each in RENDERING if each == make.world.rendering), NO_SETTINGS.rendering)
+        settings = replace(settings, python=make.world.python, rendering=drawn)
+    name = make.name
+    return Recipe(name, namespace_modules(name), name if is_factory(name) else "", settings=settings)
+
+
 def namespace_modules(name: str) -> tuple[str, ...]:
     """The modules that register an id of a known namespace."""
     namespace, slash, _ = name.partition("/")
@@ -247,8 +264,7 @@ def _from_table(name: str, settings: EnvSettings) -> _Entry:
         return replace(_parse(name), settings=settings)
     if ":" in name:
         raise ValueError(f"{heading(name)} has an env, and should have no colon in its name")
-    module, _, attribute = settings.env.rpartition(":")
-    if module and all(map(str.isidentifier, attribute.split("."))):
+    if is_factory(settings.env):
         return _Entry(name, factory=settings.env, settings=settings)
     made = _parse(settings.env)
     if made.factory or not made.literal:

@@ -151,7 +151,7 @@ class SessionRuntime:
         self._compressors = LeafCompressors(method) if method else None
         self.compressing: _Compressing | None = None
         self._grant = SharedLaneGrant(services.poller, self)
-        world = state.make.world
+        world = None if state.recipe.settings.python else state.make.world
         environ = None if world is None else world.environ
         self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
         self._pool = WorkerPool(number, services.supervisor, interpreter, environ)

@@ -94,7 +94,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         runner=make.runner,
         wrappers=make.wrappers,
         wrapper_kwargs=make.wrapper_kwargs,
-        allow_pickle=make.world is not None,
+        allow_pickle=make.world is not None and not recipe.settings.python,
         columns=make.columns,
         first_only=place.workers is None,
         says_imported=rules.libraries != (),
@@ -107,7 +107,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         shares=(place.workers or 1) if recipe.settings.vector else 0,
         replays=rules.replays,
         episodes_max=rules.hosting.recycle.episodes,
-        **_program_environment(make.world),
+        **_program_environment(make.world, recipe),
     )
 
 
@@ -125,9 +125,12 @@ def interpreter_of(own: InterpreterKey, world: World | None) -> InterpreterKey:
     return own if world is None else replace(own, flags=tuple(world.flags))
 
 
-def _program_environment(world: World | None) -> dict[str, Any]:
-    if world is None:
+def _program_environment(world: World | None, recipe: Recipe) -> dict[str, Any]:
+    """The fields of Build that have a worker adopt the program's environment; none with an interpreter of its own."""
+    if world is None or recipe.settings.python:
         return {}
-    found = {**vars(world), "environ": {**ONE_THREAD, **world.environ}}
-    del found["flags"]  # which its interpreter was started with
-    return found
+    found = {name: value for name, value in vars(world).items() if name not in _OF_INTERPRETER}
+    return {**found, "environ": {**ONE_THREAD, **world.environ, **dict(recipe.settings.interpreter.variables)}}
+
+
+_OF_INTERPRETER = ("python", "rendering", "flags")  # which it was started with

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from envhub.values import codec
-from envhub.values.gym_api import api, pickled
+from envhub.values.gym_api import api, pickled, registered
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.packages import here
 from envhub_server.worker import gym_compat
@@ -72,14 +72,22 @@ def _vector_factory(build: Any) -> Any:
         TypeError: the id has no vector env.
     """
     kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-    if build.entry:
+    if _is_factory(build):
         return partial(_load(build.entry), **kwargs)
     return gym_compat.vector_factory(build.name, kwargs)
 
 
+def _is_factory(build: Any) -> bool:
+    """True if the env is made by the factory ``entry``, and is no id without a version of the same form."""
+    if not build.entry or build.entry != build.name:
+        return bool(build.entry)
+    importlib.import_module(build.entry.partition(":")[0])
+    return build.entry.partition(":")[2] not in registered()
+
+
 def _make(build: Any, encoded: bytes) -> Any:
     kwargs: dict[str, Any] = codec.decode(encoded, build.allow_pickle) if encoded else {}
-    if build.entry:
+    if _is_factory(build):
         env = as_gymnasium(_load(build.entry)(**kwargs), build.entry)
     else:
         env = gym_compat.make(build.name, kwargs)

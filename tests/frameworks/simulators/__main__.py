@@ -21,7 +21,7 @@ from packages import PACKAGES, Package
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-INSTALL_S, TRY_S = 1800, 600
+INSTALL_S, TRY_S = 1800, 400
 COLUMNS = ("private", "private again", "tcp", "tcp again")
 # Of libraries that would draw on a screen, or take all CPUs; and what pip must not build.
 VARIABLES = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "JAX_PLATFORMS": "cpu", "PYGLET_HEADLESS": "true"}

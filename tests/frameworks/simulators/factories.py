@@ -1,0 +1,278 @@
+"""Functions that make an env of a package, and the plain loops that use it as its own documentation does."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+class Looped:
+    """An env of Gymnasium, or of gym of any age, as a plain loop uses it."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, seed: int | None) -> Any:
+        """The first observation."""
+        if seed is not None and "seed" not in str(inspect.signature(self.env.reset)):
+            if hasattr(self.env, "seed"):
+                self.env.seed(seed)
+            seed = None
+        found = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        return found[0] if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict) else found
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
+        """Observation, reward, and whether the episode was terminated or truncated."""
+        observation, reward, *flags, info = self.env.step(action)
+        if len(flags) == 1:
+            late = bool(info.get("TimeLimit.truncated", False))
+            flags = [flags[0] and not late, flags[0] and late]
+        return observation, reward, bool(flags[0]), bool(flags[1])
+
+
+class LoopedDmEnv(Looped):
+    """An env of dm_env."""
+
+    def reset(self, seed: int | None) -> Any:
+        """The first observation."""
+        random = getattr(getattr(self.env, "task", None), "random", None)
+        if seed is not None and random is not None:
+            random.seed(seed)
+        return self._observation(self.env.reset())
+
+    def _observation(self, timestep: Any) -> Any:
+        return timestep.observation
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
+        """As of any."""
+        timestep = self.env.step(action)
+        ended, reward = timestep.last(), timestep.reward
+        terminated = bool(ended and timestep.discount == 0)
+        return self._observation(timestep), 0.0 if reward is None else reward, terminated, ended and not terminated
+
+
+class LoopedAgents(Looped):
+    """A parallel env of PettingZoo, whose reward is the sum of its agents'."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
+        """As of any."""
+        observations, rewards, terminations, _, _ = self.env.step(action)
+        ended = not self.env.agents
+        terminated = ended and all(terminations.values())
+        return observations, float(sum(rewards.values())), terminated, ended and not terminated
+
+
+def looped(env: Any, kind: str) -> Looped:
+    """The plain loop for envs of this kind."""
+    if kind.startswith("dm_env"):
+        return LoopedDmEnv(env)
+    return LoopedAgents(env) if kind.startswith("PettingZoo") else Looped(env)
+
+
+def vector_records(
+    package: Any, make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]
+) -> list[list[Any]]:
+    """What a vector env gives directly, for each of its envs."""
+    records = globals()[f"{package.env}_directly"](make, num_envs, seed, actions)
+    return [[_row(one, env) for one in records] for env in range(num_envs)]
+
+
+def _row(batch: Any, env: int) -> Any:
+    if isinstance(batch, dict):
+        return {key: _row(part, env) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_row(part, env) for part in batch)
+    return np.asarray(batch)[env]
+
+
+# --- gym --------------------------------------------------------------------------------------------------------------
+
+
+def minigrid_of_gym() -> Any:
+    import gym
+    import gym_minigrid  # noqa: F401
+
+    return gym.make("MiniGrid-DoorKey-5x5-v0")
+
+
+def crafter_env() -> Any:
+    import crafter
+
+    return crafter.Env(seed=3)
+
+
+def mario_of_gym() -> Any:
+    import gym_super_mario_bros
+    from gym_super_mario_bros.actions import SIMPLE_MOVEMENT
+    from nes_py.wrappers import JoypadSpace
+
+    return JoypadSpace(gym_super_mario_bros.make("SuperMarioBros-v3"), SIMPLE_MOVEMENT)
+
+
+def coinrun_of_gym() -> Any:
+    import gym
+
+    return gym.make("procgen:procgen-coinrun-v0", start_level=0, num_levels=1, rand_seed=3)
+
+
+def or_gym_knapsack() -> Any:
+    import or_gym
+
+    return or_gym.make("Knapsack-v0")
+
+
+def sokoban_of_gym() -> Any:
+    import gym
+    import gym_sokoban  # noqa: F401
+
+    return gym.make("Sokoban-v0")
+
+
+def switch_of_gym() -> Any:
+    import gym
+
+    return gym.make("ma_gym:Switch2-v0")
+
+
+def slime_of_gym() -> Any:
+    import gym
+    import slimevolleygym  # noqa: F401
+
+    return gym.make("SlimeVolley-v0")
+
+
+# --- Gymnasium, by functions ------------------------------------------------------------------------------------------
+
+
+def metaworld_reach() -> Any:
+    import gymnasium
+    import metaworld  # noqa: F401
+
+    return gymnasium.make("Meta-World/MT1", env_name="reach-v3", seed=3)
+
+
+def retro_airstriker() -> Any:
+    import stable_retro
+
+    return stable_retro.make("Airstriker-Genesis-v0")
+
+
+def sumo_crossing() -> Any:
+    import os
+    from pathlib import Path
+
+    os.environ["LIBSUMO_AS_TRACI"] = "1"
+    import sumo
+    import sumo_rl
+
+    os.environ.setdefault("SUMO_HOME", sumo.SUMO_HOME)
+    nets = Path(sumo_rl.__file__).parent / "nets/single-intersection"
+    files = {"net_file": str(nets / "single-intersection.net.xml")}
+    files["route_file"] = str(nets / "single-intersection-gen.rou.xml")
+    return sumo_rl.SumoEnvironment(**files, use_gui=False, num_seconds=1000, single_agent=True)
+
+
+def nle_score() -> Any:
+    import gymnasium
+    import nle  # noqa: F401
+
+    return gymnasium.make("NetHackScore-v0")
+
+
+def textworld_game() -> Any:
+    import textworld
+    import textworld.gym
+
+    options = textworld.GameOptions()
+    options.seeds = 3
+    file, _ = textworld.make(options)
+    return textworld.gym.make(textworld.gym.register_game(file, max_episode_steps=20))
+
+
+def safety_goal() -> Any:
+    import safety_gymnasium
+
+    return safety_gymnasium.make("SafetyPointGoal1-v0")
+
+
+def pogema_env() -> Any:
+    from pogema import GridConfig, pogema_v0
+
+    return pogema_v0(GridConfig(num_agents=1, size=8, seed=3, integration="gymnasium"))
+
+
+def popgym_recall() -> Any:
+    from popgym.envs.repeat_previous import RepeatPreviousEasy
+
+    return RepeatPreviousEasy()
+
+
+def trading_env() -> Any:
+    import gym_trading_env  # noqa: F401
+    import gymnasium
+    import pandas as pd
+
+    times = pd.date_range("2020-01-01", periods=200, freq="h")
+    prices = pd.DataFrame({"close": np.linspace(1, 2, 200), "feature_close": np.linspace(0, 1, 200)}, index=times)
+    prices = prices.assign(open=prices.close, high=prices.close, low=prices.close, volume=1.0)
+    return gymnasium.make("TradingEnv", df=prices, positions=[-1, 0, 1], verbose=0)
+
+
+def robosuite_lift() -> Any:
+    import robosuite
+    from robosuite.wrappers import GymWrapper
+
+    env = robosuite.make("Lift", robots="Panda", has_renderer=False, has_offscreen_renderer=False, use_camera_obs=False)
+    return GymWrapper(env)
+
+
+def nasim_tiny() -> Any:
+    import nasim
+
+    return nasim.make_benchmark("tiny", seed=3)
+
+
+def minatar_breakout() -> Any:
+    from minatar.gym import BaseEnv
+
+    return BaseEnv(game="breakout")
+
+
+# --- dm_env, PettingZoo -----------------------------------------------------------------------------------------------
+
+
+def cartpole_swingup() -> Any:
+    from dm_control import suite
+
+    return suite.load("cartpole", "swingup")
+
+
+def bsuite_catch() -> Any:
+    import bsuite
+
+    return bsuite.load_from_id("catch/0")
+
+
+def jumanji_snake() -> Any:
+    import jumanji
+    from jumanji.wrappers import JumanjiToDMEnvWrapper
+
+    return JumanjiToDMEnvWrapper(jumanji.make("Snake-v1"))
+
+
+def spread() -> Any:
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(max_cycles=20)
+
+
+def kaggle_connectx() -> Any:
+    import kaggle_environments
+
+    return kaggle_environments.make("connectx")

@@ -59,6 +59,22 @@ def without_folders(value: Any) -> Any:
     return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
 
 
+def shortened(text: str, chars_max: int) -> str:
+    """The text if it has no more characters, else its beginning up to the end of a word, with an ellipsis."""
+    if len(text) <= chars_max:
+        return text
+    beginning = text[: chars_max - 1]
+    words = re.match(r"(?s).*(?=\s)", beginning) if not text[chars_max - 1].isspace() else None
+    if words and len(words[0]) > chars_max // 3:  # else one word is nearly all of it
+        beginning = words[0]
+    return f"{beginning.rstrip(' ,;:')}…"
+
+
+def shown(value: object, chars_max: int) -> str:
+    """The ``repr`` of a value for a message, shortened to so many characters."""
+    return shortened(repr(value), chars_max)
+
+
 def _escaped(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}"
 

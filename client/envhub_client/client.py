@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
@@ -120,7 +120,9 @@ class Client(AbstractContextManager["Client"]):
         row = self._row(Op.HEALTH)
         for name, kinds in _HEALTH.items():
             if not isinstance(row.get(name, _OLDER.get(name)), kinds):
-                raise RemoteProtocolError(f"the hub at {self.address} says of its health {name}={row.get(name)!r:.100}")
+                raise RemoteProtocolError(
+                    f"the hub at {self.address} says of its health {name}={shown(row.get(name), 100)}"
+                )
         return row
 
     def _row(self, op: Op) -> dict[str, Any]:

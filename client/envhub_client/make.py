@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 
-from envhub.errors import RequestRefused
+from envhub.errors import RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
@@ -258,7 +258,7 @@ def _by_factories(
 ) -> HubVectorEnv:
     """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
     if vector and not callable(env):
-        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {env!r:.100}")
+        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {shown(env, 100)}")
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
@@ -311,7 +311,7 @@ def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | N
         if name in kwargs:
             raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
     if not isinstance(env_kwargs, (dict, type(None))):
-        raise TypeError(f"make takes the arguments of one env, a dict, as env_kwargs, got {env_kwargs!r:.100}")
+        raise TypeError(f"make takes the arguments of one env, a dict, as env_kwargs, got {shown(env_kwargs, 100)}")
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)

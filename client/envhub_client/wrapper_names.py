@@ -8,6 +8,8 @@ from typing import Any
 
 import gymnasium
 
+from envhub.errors import shown
+
 WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]
 
 
@@ -22,7 +24,7 @@ def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dic
         TypeError: one of them is none of these.
     """
     if isinstance(wrappers, (str, type)) or not isinstance(wrappers, Sequence):
-        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {wrappers!r:.100}")
+        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {shown(wrappers, 100)}")
     each = [_named(wrapper) for wrapper in wrappers]
     return [entry for entry, _ in each], [arguments for _, arguments in each]
 
@@ -39,8 +41,8 @@ def _named(wrapper: Any) -> tuple[str, dict[str, Any]]:
         kind = getattr(gymnasium.wrappers, kind, kind)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
         raise TypeError(
-            f"{wrapper!r:.100} is no wrapper that can be named: give a class that extends gymnasium.Wrapper, the name "
-            "of one in gymnasium.wrappers, or (class, {...}) with its arguments; or wrap in a factory"
+            f"{shown(wrapper, 100)} is no wrapper that can be named: give a class that extends gymnasium.Wrapper, the "
+            "name of one in gymnasium.wrappers, or (class, {...}) with its arguments; or wrap in a factory"
         )
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         raise TypeError(

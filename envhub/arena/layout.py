@@ -23,6 +23,7 @@ from typing import Any, Iterable
 
 import numpy as np
 
+from envhub.errors import shown
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 MAGIC = 0x31424E4855424E45
@@ -119,7 +120,7 @@ def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:
 def split_share(num_envs: int, workers: int) -> str:
     """Why a part of a batch that is no ``whole_shares`` is refused."""
     shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
-    return f"a vector env steps all of its envs in one call: send those of whole workers, of {shares!r:.300}"
+    return f"a vector env steps all of its envs in one call: send those of whole workers, of {shown(shares, 300)}"
 
 
 def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

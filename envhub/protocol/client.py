@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envhub.errors import RemoteProtocolError, printable
+from envhub.errors import RemoteProtocolError, printable, shortened
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import (
@@ -151,7 +151,7 @@ class ClientProtocol:
         if op == Op.NOTICE and prelude.token == self.token and not prelude.op & REPLY:
             if self._notices_left > 0:
                 self._notices_left -= 1
-                self.notices.append(_read(Op.NOTICE, body).text[:NOTICE_CHARS_MAX])
+                self.notices.append(shortened(_read(Op.NOTICE, body).text, NOTICE_CHARS_MAX))
             return None
         if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
             self._drop(prelude, body)

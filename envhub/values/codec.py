@@ -21,7 +21,7 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 
-from envhub.errors import UnsupportedSpace, printable
+from envhub.errors import UnsupportedSpace, printable, shortened
 
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
     1, 15
@@ -412,7 +412,7 @@ class _Decoder:
             raise
         except Exception as error:
             # msgpack raises a dozen kinds (ValueError, StackError, UnicodeDecodeError …) for malformed input
-            text = printable(f"malformed msgpack: {type(error).__name__}: {error}"[:REPR_CHARS_MAX])
+            text = printable(shortened(f"malformed msgpack: {type(error).__name__}: {error}", REPR_CHARS_MAX))
             raise DecodeError(text) from error
         finally:
             self._depth -= 1

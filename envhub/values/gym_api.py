@@ -8,6 +8,8 @@ import pickle
 from importlib import import_module
 from typing import Any
 
+from envhub.errors import shown
+
 try:
     api: Any = import_module("gymnasium")
 except ModuleNotFoundError:
@@ -66,11 +68,11 @@ def unfit(made: Any) -> str:
         )
     missing = [f"`{name}`" for name in _PARTS[kind] if not hasattr(made, name)]
     if missing:
-        return f"{made!r:.100}, which is no {kind}: it has no {', '.join(missing)}"
+        return f"{shown(made, 100)}, which is no {kind}: it has no {', '.join(missing)}"
     for name in ("observation_space", "action_space") if kind == GYMNASIUM else ():
         space = getattr(made, name)
         if not is_like_space(space):
-            return f"{made!r:.100}, whose {name} is {space!r:.60} and no space of gymnasium.spaces"
+            return f"{shown(made, 100)}, whose {name} is {shown(space, 60)} and no space of gymnasium.spaces"
     return ""
 
 

@@ -13,6 +13,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envhub import errors
+
 REPEAT_S = 10.0  # the period
 LINES_MAX = 100  # that belong together
 ORIGINS_MAX = 64  # of an event, that are told apart
@@ -103,8 +105,7 @@ class Repeats:
 
 def shortened(value: Any) -> Any:
     """The value of a line's field, if it is a text at most so long."""
-    too_long = isinstance(value, str) and len(value) > FIELD_CHARS_MAX
-    return f"{value[:FIELD_CHARS_MAX]}…" if too_long else value
+    return errors.shortened(value, FIELD_CHARS_MAX) if isinstance(value, str) else value
 
 
 def network_of(origin: str) -> str:

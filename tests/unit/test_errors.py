@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envhub.errors import printable, without_folders
+from envhub.errors import printable, shortened, shown, without_folders
 from envhub.protocol.messages import Failure
 
 
@@ -31,3 +31,13 @@ def test_texts_are_changed_wherever_they_are() -> None:
     assert printable(failure) == Failure("env_raised", "env", "a\\x1b[2J /x/y", args=b"/x/y", env_index=3)
     assert without_folders(failure).message == "a\x1b[2J y"
     assert without_folders([("/x/y", 1), {"/k/l": None}]) == [("y", 1), {"l": None}]
+
+
+def test_text_is_shortened_at_a_word() -> None:
+    assert shortened("a few words", 11) == "a few words"
+    assert shortened("a few words more", 11) == "a few…"
+    assert shortened("a few words, more", 13) == "a few words…"
+    assert shortened("a few words", 6) == "a few…"
+    assert shortened("x" * 50, 10) == "x" * 9 + "…"
+    assert shown(["one", "two"], 9) == "['one'…"
+    assert all(len(shortened("some words of a text", most)) <= most for most in range(1, 25))

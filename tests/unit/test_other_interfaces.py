@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -62,6 +62,23 @@ def test_specs_become_spaces_in_the_order_of_their_keys() -> None:
     assert env.observation_space["a"][1].dtype == bool and env.observation_space["n"].n == 4
     assert env.observation_space["z"] == spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert env.action_space == spaces.Box(np.array([-1.0, -1.0]), np.array([1.0, 2.0]), dtype=np.float64)
+
+
+def test_observation_may_have_the_keys_of_its_spec_as_attributes() -> None:
+    class Seen(NamedTuple):
+        grid: Any
+        inside: Any
+
+    class Grid(Walk):
+        def observation_spec(self) -> Any:
+            return {"grid": spec(np.int32, (2,)), "inside": {"count": spec(np.int32)}}
+
+        def observation(self) -> Any:
+            return Seen(np.array([1, 2], np.int32), SimpleNamespace(count=3))
+
+    observation, _ = as_gymnasium(Grid(), "grid").reset()
+    assert observation["grid"].tolist() == [1, 2] and observation["grid"].dtype == np.int32
+    assert observation["inside"] == {"count": 3}
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.3, 1.0])

@@ -204,7 +204,7 @@ def test_object_with_the_fields_of_a_space_stands_for_it() -> None:
         None,
         "Discrete",
     ],
-    ids=repr,
+    ids=["no_samples", "inside_a_dict", "dicts", "mixed", "shapes", "None", "str"],
 )
 def test_space_that_is_near_to_none_is_refused(space: Any) -> None:
     with pytest.raises(UnsupportedSpace, match="has no form on the network"):

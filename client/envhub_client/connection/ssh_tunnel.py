@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from envhub.errors import AddressError, HubUnreachable, printable
+from envhub.errors import AddressError, HubUnreachable, printable, shown
 from envhub.transport.keys import NOT_SHOWN
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
@@ -148,9 +148,8 @@ def _default_path(host: str, command: list[str]) -> str:
     # The shell's startup files may print lines, too, before it runs the command.
     path = os.fsdecode((printed.text().strip().splitlines() or [b""])[-1])
     if not re.fullmatch(_PATH, path):
-        text = (
-            f"the shell there should print the path of the hub's socket, got {path!r:.300}; it begins with /, {_UNREAD}"
-        )
+        text = f"the shell there should print the path of the hub's socket, got {shown(path, 300)}"
+        text += f"; it begins with /, {_UNREAD}"
         raise _unreachable(host, text.encode())
     return path
 

@@ -464,8 +464,8 @@ class Session:
         _, _, found = spoken.partition(".")
         if not (found.isdecimal() and int(found[:9]) >= minor):
             raise errors.RequestRefused(
-                f"the hub at {connection.address} speaks protocol {spoken!r:.20}; {what} came with 1.{minor}: "
-                "upgrade the hub"
+                f"the hub at {connection.address} speaks protocol {errors.shown(spoken, 20)}; {what} came with "
+                f"1.{minor}: upgrade the hub"
             )
 
     def _closed_error(self) -> SessionClosed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from envhub.errors import shown
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
 from envhub_server.catalog.hosting import beyond
@@ -116,9 +117,9 @@ def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
         for name, value in found.items() if isinstance(found, dict) else [("arguments", found)]:
             if name not in free and not _is_plain(value):
                 return (
-                    f"{name}={value!r:.100}: with this key an argument is a number, True, False, None, a string of at "
-                    f"most {STRING_CHARS_MAX} letters, digits, spaces, dashes and underscores, or a list of these; "
-                    "the right to deploy allows others, and so does the operator by --allow-arguments"
+                    f"{name}={shown(value, 100)}: with this key an argument is a number, True, False, None, a string "
+                    f"of at most {STRING_CHARS_MAX} letters, digits, spaces, dashes and underscores, or a list of "
+                    "these; the right to deploy allows others, and so does the operator by --allow-arguments"
                 )
     return ""
 

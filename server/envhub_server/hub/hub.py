@@ -31,7 +31,7 @@ import zmq
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
-from envhub.errors import without_folders
+from envhub.errors import shortened, without_folders
 from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, HeartbeatReply, Make, Op
@@ -759,7 +759,9 @@ class Hub:
                 enter = self._make if request.op is Op.MAKE else self._attach
                 if (failure := enter(request, holder)) is not None:
                     origin = self._access.connections.origin(request.peer)
-                    self._audit.write("refused", holder.name, origin, op=request.op.name, why=failure.message[:200])
+                    self._audit.write(
+                        "refused", holder.name, origin, op=request.op.name, why=shortened(failure.message, 200)
+                    )
                     self._fail(request, failure)
                     self._protocol.forget(request.token)
             case Op.HEARTBEAT:
@@ -975,7 +977,7 @@ class Hub:
         if failure.scope in ("env", "session"):
             # A token of no session is any that the client chooses, and would have a line each.
             session = {"session": request.token.hex()[:8]} if request.token in self._by_token else {}
-            log.warning("request_failed", **session, code=failure.code, why=failure.message[:200])
+            log.warning("request_failed", **session, code=failure.code, why=shortened(failure.message, 200))
         self._protocol.fail(request, failure)
 
     # --- descriptions -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import numpy as np
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
+from envhub.errors import shortened
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
@@ -373,7 +374,7 @@ class SessionRuntime:
             case control.Suspicious(row, what):
                 self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
-                self.log.warning("env_made_anew", env=row, why=what[:200])
+                self.log.warning("env_made_anew", env=row, why=shortened(what, 200))
             case control.Built() as built if self._replays is not None:
                 self._replays.note(said.worker, built)
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
@@ -741,7 +742,7 @@ class SessionRuntime:
     def _fail(self, request: Incoming | None, failure: Failure) -> None:
         assert request is not None
         if failure.scope in ("env", "session"):
-            self.log.warning("request_failed", code=failure.code, why=failure.message[:200])
+            self.log.warning("request_failed", code=failure.code, why=shortened(failure.message, 200))
         self._services.protocol.fail(request, failure)
 
     def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:

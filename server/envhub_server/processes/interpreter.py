@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from envhub.errors import shortened
 from envhub.transport.address import environment
 from envhub_server.ipc.packages import here, install, package_of
 
@@ -224,7 +225,7 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
     """
     last, named = start.last, f"{program}{here()}"
     python = f" (Python {start.python})" if start.python else ""
-    why = " ".join(last.why.split())[:WHY_CHARS_MAX]
+    why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
     if last.problem == "old":
         return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
     if last.problem == "apart":
@@ -238,7 +239,8 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
         return f"{named}{python} cannot import {last.module!r}: {why}; run: {again}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # After a fatal error, Python prints the stacks of its threads.
-    printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")[:WHY_CHARS_MAX]
+    printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")
+    printed = shortened(printed, WHY_CHARS_MAX)
     if not start.python and "SyntaxError" in printed:
         return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
     said = f", and printed last: {printed}" if printed else ""

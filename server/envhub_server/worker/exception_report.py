@@ -8,7 +8,7 @@ import traceback
 from typing import Any, Callable, Iterable
 
 import envhub
-from envhub.errors import FULL_TRACEBACKS, without_folders
+from envhub.errors import FULL_TRACEBACKS, shortened, without_folders
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub.values.gym_api import api
@@ -57,7 +57,7 @@ def describe_failure(
     return messages.Failure(
         code=code,
         scope="env",
-        message=shown(message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} ... (cut)"),
+        message=shown(shortened(message, MESSAGE_CHARS_MAX)),
         env_index=row,
         worker=worker,
         type=f"{type(error).__module__}.{type(error).__qualname__}",

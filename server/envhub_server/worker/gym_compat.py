@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
+from envhub.errors import shown
 from envhub.values import spaces
 from envhub.values.gym_api import api
 from envhub_server.worker.gym_errors import explaining
@@ -183,8 +184,8 @@ class Steps:
         if not self._warned:
             self._warned = True
             api.logger.warn(
-                f"{self.env!r:.100} takes no seed: its reset has no argument `seed`, and it has no method `seed` with "
-                "an argument. Its factory has to seed it"
+                f"{shown(self.env, 100)} takes no seed: its reset has no argument `seed`, and it has no method `seed` "
+                "with an argument. Its factory has to seed it"
             )
 
     def step(self, action: Any) -> Any:
@@ -198,7 +199,7 @@ class Steps:
         if len(found) == 5:
             return found
         if len(found) != 4:
-            raise TypeError(f"step of {self.env!r:.100} returned {len(found)} values; gym has 4, and Gymnasium 5")
+            raise TypeError(f"step of {shown(self.env, 100)} returned {len(found)} values; gym has 4, and Gymnasium 5")
         observation, reward, done, info = found
         info = dict(info)
         truncated = bool(info.pop("TimeLimit.truncated", False))

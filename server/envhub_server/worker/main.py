@@ -39,6 +39,7 @@ from envhub.arena.memory import (
 from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.env_failure import EnvFailure, failure_info
+from envhub.errors import shortened
 from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered
@@ -376,7 +377,7 @@ class Worker:
                     self._channel.send(control.FactoryFailed(entry, str(missing), _remedy(missing)))
             except BaseException as error:
                 self._send_failure(error, None, "factory_failed")
-                text = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
+                text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
                 self._channel.send(control.FactoryFailed(entry, text, _remedy(error), missing=False))
         self._channel.send(control.Building(0))
         if wanted.rendering:
@@ -703,8 +704,10 @@ class Worker:
         row.truncate(failure_info(failure))
         if self._episodes is not None:
             self._episodes.truncated(row, failure)
-        text = f"{described.type}: {described.message[:1024]}"
-        reported = dict(failure, message=failure.message[:REPORTED_CHARS_MAX])  # the hub reads short headers only
+        text = f"{described.type}: {shortened(described.message, 1024)}"
+        reported = dict(
+            failure, message=shortened(failure.message, REPORTED_CHARS_MAX)
+        )  # the hub reads short headers only
         self._channel.send(control.Faulted(row.index, text, number, tick, reported))
         self._broken.append(row)
 
@@ -843,7 +846,7 @@ class Worker:
     def _told(self, error: BaseException) -> str:
         """The error in a line; its own ``repr`` may raise, or take megabytes."""
         described = error.args[0] if isinstance(error, PendingFailure) else self._failure_of(error, None)
-        return f"{described.type}: {described.message[:1024]}"
+        return f"{described.type}: {shortened(described.message, 1024)}"
 
     def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
         if isinstance(error, PendingFailure):

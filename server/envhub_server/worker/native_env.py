@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from envhub.errors import shown
 from envhub.values.gym_api import api
 from envhub_server.worker import batch_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
@@ -45,7 +46,9 @@ class Share(NamedTuple):
             return None
         first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
         if len(first) > 1 or None in first:
-            raise ValueError(f"this vector env takes one seed for all of its envs, not one each: {list(seeds)!r:.100}")
+            raise ValueError(
+                f"this vector env takes one seed for all of its envs, not one each: {shown(list(seeds), 100)}"
+            )
         before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
         return int(first.pop() or 0) + before
 
@@ -317,7 +320,7 @@ def unfit_batch(made: Any, num_envs: int) -> str:
     missing = [name for name in parts if not hasattr(made, name)]
     if missing:
         single = "a single env, which vector=True is not for: " if hasattr(made, "step") else ""
-        return f"{single}{made!r:.100}, which is no vector env: it has no {', '.join(missing)}"
+        return f"{single}{shown(made, 100)}, which is no vector env: it has no {', '.join(missing)}"
     if made.num_envs != num_envs:
         return f"a vector env of {made.num_envs} envs where num_envs={num_envs} was given to it"
     config = getattr(made, "config", None)  # of EnvPool

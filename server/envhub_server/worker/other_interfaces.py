@@ -10,6 +10,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
+from envhub.errors import shown
 from envhub.values import spaces
 from envhub.values.gym_api import DM_ENV, PARALLEL, api, interface, unfit
 from envhub.values.leaf import OBJECT
@@ -98,7 +99,7 @@ class DmEnv(Converted):
     def __init__(self, env: Any) -> None:
         rewards = env.reward_spec() if hasattr(env, "reward_spec") else None
         if getattr(rewards, "shape", None if rewards is not None else ()) != ():
-            raise TypeError(f"{env!r:.100} has rewards of {rewards!r:.200}; a reward of an env is one number")
+            raise TypeError(f"{shown(env, 100)} has rewards of {shown(rewards, 200)}; a reward of an env is one number")
         self._observation_spec = env.observation_spec()
         super().__init__(env, _space(self._observation_spec), _space(env.action_spec()))
         if hasattr(env, "physics"):  # of dm_control, which renders without having been made for it
@@ -115,8 +116,8 @@ class DmEnv(Converted):
         random = self._random_state()
         if random is None:
             api.logger.warn(
-                f"{self.env!r:.100} takes no seed, as it has neither `task.random` nor `random_state`: its factory has "
-                "to seed it"
+                f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`: its "
+                "factory has to seed it"
             )
         else:
             random.seed(seed)
@@ -140,7 +141,7 @@ class DmEnv(Converted):
         """
         random = self._random_state()
         if random is None:
-            raise AttributeError(f"{self.env!r:.100} has no `np_random`")
+            raise AttributeError(f"{shown(self.env, 100)} has no `np_random`")
         return np.random.Generator(random._bit_generator)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -177,13 +178,18 @@ def _space(spec: Any) -> Any:
     elif dtype.kind == "b":
         low, high = 0, 1
     else:
-        raise TypeError(f"{spec!r:.200} has no space in Gymnasium: only specs of numbers have one")
+        raise TypeError(f"{shown(spec, 200)} has no space in Gymnasium: only specs of numbers have one")
     bounds = (np.broadcast_to(bound, spec.shape).astype(dtype) for bound in (low, high))
     return api.spaces.Box(*bounds, tuple(spec.shape), dtype.type)
 
 
 def _arrays(observation: Any, spec: Any) -> Any:
-    """An observation of dm_env, whose lists are tuples, and whose numbers are arrays of the spec's dtype."""
+    """An observation of dm_env, whose lists are tuples, and whose numbers are arrays of the spec's dtype.
+
+    Where the spec has keys, the observation may have attributes of these names, as named tuples and dataclasses do.
+    """
+    if isinstance(spec, Mapping) and not isinstance(observation, Mapping):
+        return {key: _arrays(getattr(observation, key), part) for key, part in spec.items()}
     if isinstance(observation, Mapping):
         return {key: _arrays(part, spec[key]) for key, part in observation.items()}
     if isinstance(observation, (list, tuple)):

@@ -23,6 +23,7 @@ import numpy as np
 
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
+from envhub.errors import shortened, shown
 from envhub.regular_file import read_regular_file
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
@@ -132,7 +133,7 @@ class Replayer:
             self._show(self.part.env)
         except Exception as error:
             traceback.print_exc()
-            self._report({"unseen": f"{type(error).__name__}: {error}"[:UNSEEN_CHARS_MAX]})
+            self._report({"unseen": shortened(f"{type(error).__name__}: {error}", UNSEEN_CHARS_MAX)})
             self._show = None
 
     def _make(self, call: Callable[[], None], number: int) -> bool:
@@ -314,7 +315,7 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
         found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.get_wrapper_attr("render")()
         frame = np.ascontiguousarray(found, np.uint8)
         if frame.ndim != 3 or frame.shape[2] != 3:
-            raise TypeError(f"the env shows no frame in the mode rgb_array, but {found!r:.100}")
+            raise TypeError(f"the env shows no frame in the mode rgb_array, but {shown(found, 100)}")
         report({"frame": frame.shape, "fps": float((env.metadata or {}).get("render_fps", 30))})
         data = frame.data.cast("B")
         while data:

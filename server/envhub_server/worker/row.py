@@ -18,6 +18,7 @@ import numpy as np
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
+from envhub.errors import shown
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import Writer
 from envhub.values.leaf import OBJECT
@@ -410,7 +411,7 @@ def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
     try:
         items = info.items()
     except AttributeError as error:
-        raise AttributeError(f"{error}: {source} returned an info that is not a dict: {info!r:.100}") from error
+        raise AttributeError(f"{error}: {source} returned an info that is not a dict: {shown(info, 100)}") from error
     return dict(items)
 
 

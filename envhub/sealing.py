@@ -10,19 +10,19 @@ F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
-def new_memory(name: str, nbytes: int, reserve: bool = False) -> int:
+def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
     """A memfd of zeros whose size nobody can change; the caller owns the descriptor.
 
-    Its pages are taken as they are written, or with ``reserve`` at once.
+    Its pages are taken as they are written, those of its first ``reserved`` bytes at once.
 
     Raises:
         OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        if reserve:
-            os.posix_fallocate(fd, 0, nbytes)
-        else:
+        if reserved:
+            os.posix_fallocate(fd, 0, reserved)
+        if nbytes > reserved:
             os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
     except BaseException:

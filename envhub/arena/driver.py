@@ -135,8 +135,8 @@ class ArenaDriver:
     def infos(self, rows: np.ndarray) -> tuple[dict[int, bytes], list[int]]:
         """The encoded infos of these rows that are in the arena, and the rows whose infos are too large for it."""
         arena = self._arena
-        rows = rows[arena.info_template[rows] == 0]
-        limit, lengths = arena.layout.info_bytes, arena.info_length[rows]
-        pairs: list[tuple[int, int]] = list(zip(rows.tolist(), lengths.tolist()))
-        small = {row: arena.infos[row, :length].tobytes() for row, length in pairs if 0 < length <= limit}
-        return small, [row for row, length in pairs if length > limit]
+        rows = rows[arena.info_template[rows] <= 0]
+        blobs = [(row, arena.info(row)) for row in rows.tolist()]
+        small = {row: bytes(blob) for row, blob in blobs if blob is not None}
+        lengths = arena.info_length
+        return small, [row for row, blob in blobs if blob is None and lengths[row] > arena.layout.info_bytes]

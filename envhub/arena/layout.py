@@ -10,6 +10,8 @@
     actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits; it begins with the
                 batch as one contiguous array of the dtype that its code names; then an int64 per row, the code
     observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
+    large infos    where the memory is larger than all of that: an int64 per row, its room, on pages of their own; then
+                   a place per row, all of one size, whose first ``room`` bytes have memory
 
 The magic is the bytes ``ENBUHNB1``, read as a word. Every field starts on a 64-byte boundary.
 Row ``i`` of an observation field *is* the batched observation.
@@ -31,6 +33,8 @@ VERSION = 4
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
+LARGE_INFO_BYTES_MAX = 1 << 24  # of one row
+LARGE_INFOS_BYTES_MAX = 1 << 36  # of all rows; these are addresses, which have memory only where an env needs it
 ACTION_ITEM_BYTES = 8
 _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
@@ -109,6 +113,19 @@ class Layout:
         """The size of the whole arena."""
         last = list(self.fields().values())[-1]
         return _aligned(last.offset + last.nbytes, HEADER_BYTES)
+
+    def rooms_bytes(self) -> int:
+        """The size of the rooms, the first part of the large infos."""
+        return _aligned(8 * self.rows, HEADER_BYTES)
+
+    def large_info_bytes(self, nbytes: int) -> int:
+        """The size of each row's place for a large info, in memory of ``nbytes``; 0 where there are none."""
+        return max(0, nbytes - self.nbytes() - self.rooms_bytes()) // self.rows // HEADER_BYTES * HEADER_BYTES
+
+    def span(self) -> int:
+        """The size of the whole arena with the places of large infos."""
+        place = min(LARGE_INFO_BYTES_MAX, LARGE_INFOS_BYTES_MAX // self.rows)
+        return self.nbytes() + self.rooms_bytes() + self.rows * (place // HEADER_BYTES * HEADER_BYTES)
 
 
 def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:

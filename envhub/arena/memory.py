@@ -18,6 +18,7 @@ The arena has no name, so nothing is left behind whichever process dies; its sea
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import weakref
 from typing import Any, cast
@@ -39,6 +40,7 @@ DRIVER_HUB, DRIVER_CLIENT = 1, 2
 #   bit  20     TURN_FIRST: the env is built again, or takes its first step; the hub applies ``init_timeout``
 #   bits 21-62  a counter, increased by TURN_ONE before the worker turns to a row, so that two turns of one row differ
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+LARGE = -1  # in ``info_template``: the info is an encoded map in the row's place for a large one
 CLOCKED = 1  # in ``began_ns``: the worker is to write down when its batches begin and end
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
@@ -51,10 +53,23 @@ _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "dri
 def allocate(layout: Layout) -> int:
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
 
+    The places of large infos are addresses only, until the hub gives a row memory there. There are none where the
+    process may have no file of that size.
+
     Raises:
         OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
     """
-    return new_memory("envhub-arena", layout.nbytes(), reserve=True)
+    try:
+        return new_memory("envhub-arena", layout.span(), layout.nbytes() + layout.rooms_bytes())
+    except OSError:
+        return new_memory("envhub-arena", layout.nbytes(), layout.nbytes())
+
+
+def _mapped(layout: Layout, fd: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, max(os.fstat(fd).st_size, layout.nbytes()))
+    except OSError:  # such as a limit of the process's addresses, which are too few for large infos
+        return mmap.mmap(fd, layout.nbytes())
 
 
 class Arena:
@@ -64,12 +79,15 @@ class Arena:
 
     Attributes:
         request, done, op, needs_reset, status, info_length: int64 words, one per row.
-        info_template: one per row; 0 says that the info is an encoded map, else it is the values of one.
+        info_template: one per row; 0 and ``LARGE`` say that the info is an encoded map, else it is the values of one.
         began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended. A worker writes
             both where it finds ``began_ns`` not 0: the hub stores ``CLOCKED`` there once they are asked for.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
         rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
+        large_infos: uint8, one place per row, of no bytes where this process has no large infos.
+        rooms: int64, one per row: how many bytes of its place for a large info have memory. Only the hub writes them,
+            and it reads a copy of its own.
         actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
         observations: per leaf, ``(2, rows, *shape)``.
     """
@@ -83,7 +101,7 @@ class Arena:
         """
         check_sealed(fd)
         self.layout = layout
-        self._memory = mmap.mmap(fd, layout.nbytes())
+        self._memory = _mapped(layout, fd)
         self._epoch = 0
         if hasattr(mmap, "MADV_DONTFORK") and not in_children:
             # A child that an env forks must not keep the session's memory alive, nor write to it.
@@ -107,6 +125,8 @@ class Arena:
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
         self.turn, self.infos = self._view("turn"), self._view("infos")
+        self.large_infos, self._shared_rooms = self._large(len(self._memory))
+        self.rooms = self._shared_rooms
         self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
         self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
         self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]
@@ -115,6 +135,18 @@ class Arena:
         field = self._fields[name]
         return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
 
+    def _large(self, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """The places of large infos, and their rooms, in memory of ``nbytes``."""
+        rows, at, place = self.layout.rows, self.layout.nbytes(), self.layout.large_info_bytes(nbytes)
+        if not place:
+            return np.zeros((rows, 0), np.uint8), np.zeros(rows, np.int64)
+        places = np.ndarray((rows, place), np.uint8, self._memory, at + self.layout.rooms_bytes())
+        return places, np.ndarray(rows, np.int64, self._memory, at)
+
+    def large_info_offset(self, row: int) -> int:
+        """Where in the memory the row's place for a large info begins."""
+        return self.layout.nbytes() + self.layout.rooms_bytes() + row * int(self.large_infos.shape[1])
+
     def memory_ref(self) -> weakref.ref[Any]:
         """Refers to the mapped memory as long as there is a view of it."""
         return weakref.ref(self._memory)
@@ -122,6 +154,7 @@ class Arena:
     def format(self, epoch: int) -> None:
         """Write the header of a fresh arena, driven by the hub."""
         self._epoch = epoch
+        self.rooms = self._shared_rooms.copy()
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
 
     @property
@@ -143,10 +176,42 @@ class Arena:
     def move_from(self, other: Arena) -> None:
         """Take the place of another arena of the same layout, which no worker serves any more.
 
-        Rows that are pending there are pending here: their workers step them once they serve.
+        Rows that are pending there are pending here: their workers step them once they serve. Large infos are taken
+        along where this arena has room for them.
         """
-        self._memory[:] = memoryview(other._memory)
+        nbytes = self.layout.nbytes()
+        self._memory[:nbytes] = memoryview(other._memory)[:nbytes]
+        for row in np.flatnonzero(other.info_template == LARGE).tolist():
+            blob = other.info(row)
+            if blob is None or self.put_info(row, bytes(blob)) is None:
+                self.info_template[row] = self.info_length[row] = 0
+        rooms = self.rooms
         self.format(other._epoch + 1)
+        self.rooms = rooms
+
+    def give_room(self, row: int, nbytes: int) -> None:
+        """Let the row store large infos of up to so many bytes, for which there is memory; only the hub does."""
+        self.rooms[row] = self._shared_rooms[row] = nbytes
+
+    def put_info(self, row: int, blob: bytes) -> int | None:
+        """Store an encoded info in the row; returns its ``info_template``, or None where it is too large."""
+        nbytes = len(blob)
+        if nbytes <= self.layout.info_bytes:
+            self.infos[row, :nbytes] = np.frombuffer(blob, np.uint8)
+            return 0
+        if nbytes > min(int(self.rooms[row]), self.large_infos.shape[1]):
+            return None
+        self.large_infos[row, :nbytes] = np.frombuffer(blob, np.uint8)
+        return LARGE
+
+    def info(self, row: int) -> memoryview | None:
+        """The row's encoded info, where it is in the arena."""
+        template, nbytes = self._template_words[row], self._length_words[row]
+        if template == 0 and 0 < nbytes <= self.layout.info_bytes:
+            return self.infos[row, :nbytes].data
+        if template == LARGE and 0 < nbytes <= min(int(self.rooms[row]), self.large_infos.shape[1]):
+            return self.large_infos[row, :nbytes].data
+        return None
 
     def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """Each row's last observation, whichever process drives: its number of steps, whether it is given, and copies.
@@ -224,7 +289,10 @@ class Arena:
 
     def said_by_channel(self) -> np.ndarray:
         """Which rows have sent the hub more than is in the arena: what an env raised, or a large info."""
-        mask: np.ndarray = (self.status == STATUS_RAISED) | (self.info_length > self.layout.info_bytes)
+        large = self.info_length > self.layout.info_bytes
+        if large.any():
+            large &= (self.info_template != LARGE) | (self.info_length > self.rooms)
+        mask: np.ndarray = (self.status == STATUS_RAISED) | large
         return mask
 
     def info_form(self) -> tuple[int, int] | None:
@@ -246,10 +314,8 @@ class Arena:
         return [], [Rows(template, self._all_rows, self.infos[:, :nbytes].copy())]
 
     def _small_infos(self) -> list[tuple[int, memoryview]]:
-        lengths = self.info_length
-        filled = ((lengths != 0) & (self.info_template == 0)).nonzero()[0]
-        limit = self.layout.info_bytes
-        return [(int(row), self.infos[row, : lengths[row]].data) for row in filled if 0 < lengths[row] <= limit]
+        filled = ((self.info_length != 0) & (self.info_template <= 0)).nonzero()[0].tolist()
+        return [(row, blob) for row in filled if (blob := self.info(row)) is not None]
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         """Copies of the infos in columns of these rows."""

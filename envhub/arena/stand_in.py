@@ -5,8 +5,6 @@ The hub stores them for the rows of a worker that has ended; a worker stores the
 
 from __future__ import annotations
 
-import numpy as np
-
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.values import codec
 
@@ -25,31 +23,23 @@ def repeat_observation(arena: Arena, row: int) -> None:
         leaf[slot, row] = leaf[1 - slot, row]
 
 
-def truncate(arena: Arena, row: int, info_bytes: int) -> None:
+def truncate(arena: Arena, row: int, info_bytes: int, template: int = 0) -> None:
     """End the row's episode without a transition of its env; its info, of ``info_bytes``, is stored already."""
-    stay(arena, row, info_bytes)
+    stay(arena, row, info_bytes, template)
     arena.rewards[row] = 0.0
     arena.terminations[row] = False
     arena.truncations[row] = True
     arena.needs_reset[row] = FRESH
 
 
-def stay(arena: Arena, row: int, info_bytes: int = 0) -> None:
+def stay(arena: Arena, row: int, info_bytes: int = 0, template: int = 0) -> None:
     """Leave the row's episode as it was; its info, of ``info_bytes``, is stored already."""
     repeat_observation(arena, row)
-    arena.info_template[row] = 0
+    arena.info_template[row] = template
     arena.info_length[row] = info_bytes
     arena.status[row] = STATUS_INFO if info_bytes else STATUS_OK
 
 
 def with_objects(objects: bytes, info: bytes) -> bytes:
     """The blob of a row whose observation has leaves of no fixed size; without ``objects`` they are what they were."""
-    return codec.encode([objects, info])
-
-
-def put_info(arena: Arena, row: int, info: bytes) -> bool:
-    """Store an encoded info in the row's place; False where it is too large for it."""
-    if len(info) > arena.layout.info_bytes:
-        return False
-    arena.infos[row, : len(info)] = np.frombuffer(info, np.uint8)
-    return True
+    return codec.encode_pair(objects, info)

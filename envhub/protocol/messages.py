@@ -361,6 +361,7 @@ class Failure(Frozen):
 
 
 _ROW = struct.Struct("<II")
+VIEWED_BYTES = 1 << 14
 
 
 def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
@@ -370,6 +371,8 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
 
 def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
     """The pairs that ``pack_rows`` joined; at most ``rows`` pairs, of rows in ``[0, rows)``.
+
+    Large values are views of the frame, since a copy into new memory costs more than to read them.
 
     Raises:
         codec.DecodeError: the lengths do not add up, a row is out of range, or there are too many pairs.
@@ -385,7 +388,8 @@ def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
         start += _ROW.size + length
         if start > len(view):
             raise codec.DecodeError("a frame of rows ends in the middle of a row")
-        found.append((row, bytes(view[start - length : start])))
+        piece = view[start - length : start]
+        found.append((row, cast(bytes, piece) if length >= VIEWED_BYTES else bytes(piece)))
     return found
 
 

@@ -55,6 +55,8 @@ _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as it
 _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
 _SALTED = frozenset([str, bytes])
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
+_PACKED = _ATOMS | {int}
+_TEXT = frozenset([str])
 _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 _CODE_POINT_MAX = 0x10FFFF
@@ -131,7 +133,10 @@ def encode(value: Any, unknown: Unknown = refuse) -> bytes:
     Raises:
         EncodeError: with ``unknown=refuse``, a value inside has no form here.
     """
-    return _pack(_Encoder(unknown).plain(value, 0))
+    try:
+        return _pack(_Encoder(unknown).plain(value, 0))
+    except OverflowError:  # an integer of more than 64 bits among others, at which msgpack looks first
+        return _pack(_Encoder(unknown, at_once=False).plain(value, 0))
 
 
 def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
@@ -161,6 +166,39 @@ def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[R
     """As ``decode``, but with texts in place of values that cannot be unpickled; also returns every ``Represented``."""
     decoder = _Decoder(allow_pickle, lenient=True)
     return decoder.unpack(blob), decoder.represented
+
+
+def encode_pair(first: bytes, second: bytes) -> bytes:
+    """``encode([first, second])``, which copies them once."""
+    return b"".join((b"\x92", _bin_head(len(first)), first, _bin_head(len(second)), second))
+
+
+def _bin_head(nbytes: int) -> bytes:
+    if nbytes >= 1 << 16:
+        return _BIN_32.pack(0xC6, nbytes)
+    return bytes((0xC4, nbytes)) if nbytes < 1 << 8 else bytes((0xC5, nbytes >> 8, nbytes & 0xFF))
+
+
+def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
+    """The two byte strings of ``encode_pair``, or of a list of two in another form of msgpack, as views.
+
+    Raises:
+        DecodeError: the bytes are no such list.
+    """
+    view, parts, at = memoryview(blob).cast("B"), [], 1
+    if bytes(view[:1]) != b"\x92":
+        raise DecodeError("not a list of two byte strings")
+    for _ in range(2):
+        kind, length, width = _HEADS[view[at]] if at < len(view) else (_INVALID, 0, 0)
+        at += 1 + width
+        length += int.from_bytes(view[at - width : at], "big")
+        if kind != _BIN or at + length > len(view):
+            raise DecodeError("not a list of two byte strings")
+        parts.append(view[at : at + length])
+        at += length
+    if at != len(view):
+        raise DecodeError("bytes follow the value")
+    return parts[0], parts[1]
 
 
 class HeaderLimits(NamedTuple):
@@ -228,6 +266,14 @@ def check_header(blob: Any, limits: HeaderLimits) -> None:
 _LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: items for each one announced
 
 
+def _packs(values: Collection[Any]) -> bool:
+    """Whether msgpack packs all of these values itself, or raises ``OverflowError`` for an integer."""
+    kinds = set(map(type, values))
+    if not kinds <= _PACKED:
+        return False
+    return str not in kinds or max(len(value) for value in values if type(value) is str) <= _STRING_CHARS_MAX
+
+
 def _head(lead: int) -> tuple[int, int, int]:
     """The meaning of an item's first byte: its kind, a length, and how many bytes after it add to the length."""
     if lead < 0x80 or lead >= 0xE0 or lead in (0xC0, 0xC2, 0xC3):
@@ -273,8 +319,10 @@ _BASES: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__flo
 class _Encoder:
     """Turns values into types that msgpack packs, and extension types."""
 
-    def __init__(self, unknown: Unknown) -> None:
+    def __init__(self, unknown: Unknown, at_once: bool = True) -> None:
+        """Ask ``unknown`` about other values; ``at_once`` leaves containers of plain values to msgpack."""
         self._unknown = unknown
+        self._at_once = at_once
         self._faithful = unknown in _FAITHFUL
         self._path: set[int] = set()  # ids of the containers around the current value, to detect a cycle
 
@@ -320,11 +368,13 @@ class _Encoder:
         self._path.add(id(value))
         try:
             if isinstance(value, dict):
-                if all(type(key) is str for key in value):
+                if set(map(type, value)) <= _TEXT:
+                    if self._at_once and _packs(value.values()):
+                        return value if type(value) is dict else dict(value)
                     return {key: self.plain(item, depth) for key, item in value.items()}
                 pairs = [self.plain(part, depth) for pair in value.items() for part in pair]
                 return msgpack.ExtType(MAPPING, _pack(pairs))
-            items = [self.plain(item, depth) for item in value]
+            items = list(value) if self._at_once and _packs(value) else [self.plain(item, depth) for item in value]
         finally:
             self._path.discard(id(value))
         if isinstance(value, list):

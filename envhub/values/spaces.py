@@ -14,7 +14,7 @@ import contextlib
 import copy
 import math
 import string
-from typing import Any, Callable, Dict, Iterator, Mapping
+from typing import Any, Callable, Collection, Dict, Iterator, Mapping
 
 import numpy as np
 
@@ -33,6 +33,7 @@ SPACE_BYTES_MAX = 1 << 30  # of one element, whose parts travel as frames
 SPACES_MAX = 1 << 12  # inside a space, with itself
 SAMPLES = 3  # that tell what a space of an unknown class is like
 TEXT_CHARS = 1 << 12  # that a text may have, if only samples tell
+CHECKED_CHARS = 1 << 15  # at each end of a text: to look at all of a long one takes as long as its env's step
 
 
 def describe(space: Any, pickled: bool = False, exact: bool = False) -> Description:
@@ -359,6 +360,30 @@ def assemble(space: Any, parts: Iterator[Any]) -> Any:
     if isinstance(space, gym_spaces.Tuple):
         return tuple(assemble(sub, parts) for sub in space.spaces)
     return next(parts)
+
+
+def contains(space: Any, value: Any) -> bool:
+    """Whether the space contains the value, as ``space.contains`` says, which looks at each character in Python.
+
+    Of the characters of a text, those at both ends are looked at.
+    """
+    if type(space) is gym_spaces.Dict:
+        same_keys = isinstance(value, dict) and value.keys() == space.spaces.keys()
+        return same_keys and all(contains(sub, value[key]) for key, sub in space.spaces.items())
+    if type(space) is gym_spaces.Tuple and isinstance(value, tuple):
+        return len(value) == len(space.spaces) and all(map(contains, space.spaces, value))
+    if type(space) is gym_spaces.Text and isinstance(value, str):
+        return space.min_length <= len(value) <= space.max_length and _is_of(value, space.character_set)
+    return bool(space.contains(value))
+
+
+def _is_of(text: str, characters: Collection[str]) -> bool:
+    """Whether the text, at least its beginning and its end, has none but these characters."""
+    if len(text) > 2 * CHECKED_CHARS:
+        text = text[:CHECKED_CHARS] + text[-CHECKED_CHARS:]
+    if not text.isascii():
+        return set(text).issubset(characters)
+    return not text.encode().translate(None, "".join(filter(str.isascii, characters)).encode())
 
 
 def is_flat(space: Any) -> bool:

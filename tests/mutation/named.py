@@ -95,8 +95,8 @@ NAMED = [
             ),
             (
                 STAND_INS,
-                "                truncate(arena, row, length)\n        self._done(rows)\n",
-                "                truncate(arena, row, length)\n",
+                "                truncate(arena, row, length, template)\n        self._done(rows)\n",
+                "                truncate(arena, row, length, template)\n",
             ),
         ),
         CHAOS,

@@ -8,4 +8,10 @@ from envhub_server.config import MIB, HubConfig, Limits
 from envhub_server.serve import serve
 
 if __name__ == "__main__":
-    serve(HubConfig(binds=(sys.argv[1],), envs=("wide=odd_sims:Wide",), limits=Limits(arena_bytes_max=4 * MIB)))
+    serve(
+        HubConfig(
+            binds=(sys.argv[1],),
+            envs=("wide=odd_sims:Wide", "shows=large_sims:shows"),
+            limits=Limits(arena_bytes_max=4 * MIB),
+        )
+    )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import sys
 from typing import Any
 
 import msgpack
@@ -209,3 +210,36 @@ def test_nesting_is_carried_to_the_limit_and_refused_beyond(wrap: Any) -> None:
     with pytest.raises(codec.EncodeError):
         codec.encode(wrap(value))
     assert codec.decode(codec.encode(wrap(value), codec.as_repr))
+
+
+def test_pair_is_a_list_of_two_and_is_read_as_views() -> None:
+    for sizes in ((0, 0), (255, 65535), (256, 65536), (1, 300)):
+        pair = [b"a" * sizes[0], b"b" * sizes[1]]
+        blob = codec.encode_pair(*pair)
+        assert blob == codec.encode(pair) and [*map(bytes, codec.decode_pair(blob))] == pair
+        for broken in (b"", blob[:-1], blob + b"x", b"\x93" + blob[1:], blob[:1], blob[:2], codec.encode(["a", "b"])):
+            with pytest.raises(codec.DecodeError):
+                codec.decode_pair(broken)
+
+
+@pytest.mark.parametrize(
+    "value", [[1, 1 << 70], {"a": 1, "b": -(1 << 64)}, ([1.0, None, 1 << 65], True), [True, "x", 3]]
+)
+def test_containers_of_plain_values_keep_large_integers(value: Any) -> None:
+    found = codec.decode(codec.encode(value))
+    assert found == value and type(found) is type(value)
+
+
+def test_plain_items_are_packed_without_work_for_each() -> None:
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        codec.encode({"list": list(range(10_000)), "map": dict.fromkeys(map(str, range(10_000)), 0.5)})
+    finally:
+        sys.setprofile(None)
+    assert calls < 100

@@ -240,6 +240,16 @@ def test_large_info_is_sent_and_its_length_says_so() -> None:
     assert place.arena.info_length[MINE] == len(blob) > INFO_BYTES
 
 
+def test_large_info_is_in_the_arena_where_the_row_has_room() -> None:
+    place = begun()
+    place.arena.give_room(MINE, 1 << 16)  # which the hub does once it has been sent one
+    place.step(GIVE_LARGE_INFO)
+    assert not place.sent and place.arena.info_template[MINE] == -1
+    assert codec.decode(place.arena.info(MINE)) == {"text": LARGE}
+    place.step(GIVE_INFO)
+    assert place.info == {"n": 2}
+
+
 def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> None:
     announced: dict[int, Any] = {}
     columns = Writer(INFO_BYTES, lambda number, example: announced.__setitem__(number, codec.decode(example)))

@@ -405,3 +405,15 @@ def test_spaces_that_cannot_be_batched_are_refused() -> None:
         spaces.check_action_space(wider, wanted)
     with pytest.raises(RuntimeError, match="action space"):
         spaces.check_action_space(gym_spaces.Space((2,), np.float32), wanted)
+
+
+def test_space_contains_what_gymnasium_says() -> None:
+    text = gym_spaces.Text(100_000, min_length=1, charset="abc\u00e9")
+    nested = gym_spaces.Dict(text=text, pair=gym_spaces.Tuple([gym_spaces.Discrete(3), text]))
+    long = "abc" * 30_000
+    for value in ("", "a", "abd", "\u00e9", "abc\u00ea", long, "d" + long, long + "d", "a" * 100_001, 3, None):
+        assert spaces.contains(text, value) == text.contains(value)
+        for whole in ({"text": value, "pair": (1, "a")}, {"text": "a", "pair": (1, value)}):
+            assert spaces.contains(nested, whole) == nested.contains(whole)
+    for wrong in ({"text": "a"}, {"text": "a", "pair": (1,)}, {"text": "a", "pair": [1, "a"]}, ()):
+        assert spaces.contains(nested, wrong) == nested.contains(wrong)

@@ -9,7 +9,7 @@ import pytest
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, allocate
-from envhub.arena.stand_in import FRESH, ONGOING, put_info, repeat_observation, stay, truncate, with_objects
+from envhub.arena.stand_in import FRESH, ONGOING, repeat_observation, stay, truncate, with_objects
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
@@ -64,9 +64,9 @@ def test_stand_in_leaves_the_row_with_its_worker(arena: Arena) -> None:
 
 
 def test_info_is_stored_if_there_is_room_for_it(arena: Arena) -> None:
-    assert put_info(arena, 0, b"12345678") and arena.infos[0].tobytes() == b"12345678"
-    assert put_info(arena, 0, b"ab") and arena.infos[0].tobytes() == b"ab345678"
-    assert not put_info(arena, 0, b"123456789") and arena.infos[0].tobytes() == b"ab345678"
+    assert arena.put_info(0, b"12345678") == 0 and arena.infos[0].tobytes() == b"12345678"
+    assert arena.put_info(0, b"ab") == 0 and arena.infos[0].tobytes() == b"ab345678"
+    assert arena.put_info(0, b"123456789") is None and arena.infos[0].tobytes() == b"ab345678"
     assert not arena.infos[1].any()
 
 

@@ -15,7 +15,7 @@ from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInf
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
-from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, put_info, with_objects
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, with_objects
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -214,7 +214,7 @@ def test_objects_of_a_worker_that_has_left_are_in_the_arena(memory: SessionMemor
     step(memory)  # by a client, before the next worker serves
     assert stand_ins.objects(0) == [b"shown"] * 2
     stand_ins.take(0, TRUNCATED, None)
-    put_info(arena, 0, b"half of the next")
+    arena.put_info(0, b"half of the next")
     step(memory)
     assert stand_ins.objects(0) == [b"shown"] * 2
 
@@ -224,7 +224,7 @@ def test_objects_of_a_worker_that_has_left_are_in_the_arena(memory: SessionMemor
 
 def leave(arena: Arena, row: int, blob: bytes) -> None:
     """Complete the row as its worker does."""
-    put_info(arena, row, blob)
+    arena.put_info(row, blob)
     arena.info_length[row] = len(blob)
     arena.done[row] = arena.request[row]
 
@@ -236,7 +236,7 @@ def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None
     leave(arena, 1, with_objects(b"", b"its info"))
     copies.keep(arena, range(ROWS))
     assert [copies.last(arena, row) for row in range(ROWS)] == [b"zero", b"", b"", b""]
-    put_info(arena, 0, b"half of the next")  # of a worker that ends while it writes
+    arena.put_info(0, b"half of the next")  # of a worker that ends while it writes
     assert copies.last(arena, 0) == b"zero"
 
 
@@ -326,7 +326,7 @@ def test_objects_are_copied_only_where_there_are_objects(memory: SessionMemory) 
     step(memory)
     leave(arena, 0, with_objects(b"seen", b""))
     stand_ins.keep_objects()
-    put_info(arena, 0, b"of the next")
+    arena.put_info(0, b"of the next")
     step(memory)
     stand_ins.take(0, TRUNCATED, None)
     assert stand_ins.objects(0)[0] == b"seen"

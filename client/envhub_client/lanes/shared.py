@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol import messages
-from envhub.protocol.messages import Collect, Op, Reset
+from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
@@ -33,6 +33,7 @@ from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.wire import WireLane
 
 PARK_S = TEND_S  # at a time: a lost connection is reported while a long step goes on
+COPIES_BYTES_MAX = 1 << 26  # of large infos, in memory that is kept
 
 log = logging.getLogger("envhub")
 
@@ -70,6 +71,7 @@ class SharedLane:
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(self._side, select.EPOLLIN)
         self.woke_ns = 0
+        self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
         connection.on_close(self.close)
 
@@ -201,10 +203,26 @@ class SharedLane:
         """
         arena = self._arena
         small, columns = arena.all_infos()
-        rows = [(row, bytes(blob)) for row, blob in small]
+        rows = self._copied(small)
         if arena.info_form() is None and (left := np.flatnonzero(arena.said_by_channel()).tolist()):
             rows = sorted([*rows, *self._ask_hub(left, deadline)])
         return rows, self._wire.templates.read(columns, deadline)
+
+    def _copied(self, infos: Sequence[tuple[int, memoryview]]) -> list[tuple[int, bytes]]:
+        """Copies of these infos; large ones are in memory that the next step uses again, for new memory is slow."""
+        wanted, at = sum(len(blob) for _, blob in infos if len(blob) >= VIEWED_BYTES), 0
+        if len(self._copies) < wanted <= COPIES_BYTES_MAX:
+            self._copies = memoryview(bytearray(min(2 * wanted, COPIES_BYTES_MAX)))
+        copies = []
+        for row, blob in infos:
+            end = at + len(blob)
+            if len(blob) < VIEWED_BYTES or wanted > COPIES_BYTES_MAX:
+                copies.append((row, bytes(blob)))
+                continue
+            self._copies[at:end] = blob
+            copies.append((row, cast(bytes, self._copies[at:end])))
+            at = end
+        return copies
 
     def _ask_hub(self, rows: list[int], deadline: Deadline | None) -> list[tuple[int, bytes]]:
         """The infos of these rows that the hub holds.

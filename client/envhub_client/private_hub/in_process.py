@@ -34,9 +34,9 @@ class InProcessConnection(Connection):
         outgoing = self._hub.protocol.outgoing
         while outgoing:
             _, (first, *frames) = outgoing.pop(0)
-            # Copied: they are views of the arena, into which the envs write again.
-            copies = [memoryview(bytearray(frame)) for frame in frames]
-            if (reply := self.protocol.receive([memoryview(first), *copies], self.sent_ns / 1e9)) is not None:
+            # Those that are views of the arena are copied, since the envs write there again.
+            own = [frame if type(frame) is bytes else memoryview(bytearray(frame)) for frame in frames]
+            if (reply := self.protocol.receive([memoryview(first), *own], self.sent_ns / 1e9)) is not None:
                 return reply
         return None
 

@@ -61,8 +61,8 @@ class Observations:
 
     def _take_objects(self, row: int, blob: bytes) -> bytes:
         """Keep the row's observations of no fixed size, or its last ones where there are none; returns its info."""
-        objects, info = codec.decode(blob)
-        if objects:
+        objects, info = codec.decode_pair(blob)
+        if len(objects):
             self._objects[row] = list(codec.decode(objects, self._allow_pickle))
             if len(self._objects[row]) != sum(self._is_object):
                 raise ValueError(f"{len(self._objects[row])} observations of no fixed size")

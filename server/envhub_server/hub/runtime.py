@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, LARGE, OP_OUT_OF_BAND, OP_RESET, OP_STEP
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.errors import shortened
 from envhub.protocol import messages
@@ -42,7 +42,7 @@ from envhub_server.loop.ringer import Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
-from envhub_server.memory.step_io import LeafCompressors, row_frames
+from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
@@ -174,7 +174,7 @@ class SessionRuntime:
     @property
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
-        return 0 if self._memory is None else self._memory.arena.layout.nbytes()
+        return 0 if self._memory is None else self._memory.nbytes
 
     @property
     def memory(self) -> Mapping[int, int]:
@@ -225,7 +225,7 @@ class SessionRuntime:
 
     def attach(self, request: Incoming, budget: ArenaBudget) -> None:
         """Go on for another client, whose request and whose budget of shared memory these are."""
-        held = sum(each.arena.layout.nbytes() for each in (self._memory, self._other) if each is not None)
+        held = sum(each.nbytes for each in (self._memory, self._other) if each is not None)
         self._budget.use(-held)
         budget.use(held)
         self._budget = budget
@@ -382,6 +382,7 @@ class SessionRuntime:
                 said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
                 if said.current:
                     self._stand_ins.note(info)
+                    self._memory.grow(row, len(info.info), self._budget)
             case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
                 said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
         return said
@@ -526,7 +527,7 @@ class SessionRuntime:
     def _on_UseOtherArena(self, _: instructions.UseOtherArena) -> None:
         old, memory, stand_ins = self._memory, self._other, self._stand_ins
         assert old is not None and memory is not None and stand_ins is not None
-        memory.arena.move_from(old.arena)
+        memory.move_from(old, self._budget)
         for worker in stand_ins.losses:
             self._ignore_bell(worker)
         self._memory, self._other, stand_ins.memory = memory, None, memory
@@ -536,7 +537,7 @@ class SessionRuntime:
 
     def _let_go(self, memory: SessionMemory) -> None:
         """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
-        nbytes, ref = memory.arena.layout.nbytes(), memory.arena.memory_ref()
+        nbytes, ref = memory.nbytes, memory.arena.memory_ref()
         memory.close()
         del memory.arena, memory.driver, memory.frames
         now_s = self._services.clock.now_s()
@@ -693,8 +694,17 @@ class SessionRuntime:
                     self._fail(request, Failure("limit", "hub", why))
                     return
             else:
-                frames = row_frames(answer.rows)
+                frames = row_frames(answer.rows if request.op is not Op.COLLECT else self._collected(answer.rows))
         self._send_answer(request, answer, frames)
+
+    def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
+        """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
+        assert self._memory is not None and self._request is not None
+        arena, found = self._memory.arena, dict(sent)
+        for row in self._request.message.rows:
+            if row < arena.layout.rows and arena.info_template[row] == LARGE:
+                found[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
+        return sorted(found.items())
 
     def _compresses(self, request: Incoming, answer: instructions.Answer, frames: Frames, first: int) -> bool:
         """Compress the observations, which begin at the frame ``first``; whether a thread does it, and they are late.

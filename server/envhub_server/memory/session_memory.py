@@ -7,11 +7,13 @@ import os
 import numpy as np
 
 from envhub.arena.driver import ArenaDriver
-from envhub.arena.layout import Layout
+from envhub.arena.layout import HEADER_BYTES, Layout
 from envhub.arena.memory import CLOCKED, OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
 from envhub_server.memory.step_io import StepFrames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
+
+INFO_GROWTH = 1.25  # room for an info that is a little larger than the last one
 
 
 class ArenaBudget:
@@ -41,6 +43,7 @@ class SessionMemory:
 
     Attributes:
         arena: the mapped memory.
+        nbytes: how much of it was reserved.
         descriptor: of the memory, for workers and a client.
         bells: eventfds: first the one that wakes the client, then one for each worker, by which the client wakes it.
         driver: steps in the arena.
@@ -55,7 +58,7 @@ class SessionMemory:
         """
         self.bells: list[int] = []
         self.descriptor = -1
-        nbytes = layout.nbytes()
+        nbytes = self.nbytes = layout.nbytes()  # the rooms, 8 bytes of a row, are not counted
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
@@ -70,6 +73,26 @@ class SessionMemory:
         self.arena.format(epoch=1)
         self.driver = ArenaDriver(self.arena)
         self.frames = StepFrames(self.arena, self.driver)
+
+    def grow(self, row: int, nbytes: int, budget: ArenaBudget) -> None:
+        """Give the row room for infos of so many bytes; without memory for it, they come by the worker's channel."""
+        place, room = self.arena.large_infos.shape[1], int(self.arena.rooms[row])
+        wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, place)
+        if nbytes > wanted or wanted <= room or wanted - room > budget.left:
+            return
+        try:
+            os.posix_fallocate(self.descriptor, self.arena.large_info_offset(row) + room, wanted - room)
+        except OSError:
+            return
+        budget.use(wanted - room)
+        self.nbytes += wanted - room
+        self.arena.give_room(row, wanted)
+
+    def move_from(self, other: SessionMemory, budget: ArenaBudget) -> None:
+        """Take the place of other memory of the session, which no worker serves any more."""
+        for row in np.flatnonzero(other.arena.rooms).tolist():
+            self.grow(row, int(other.arena.info_length[row]), budget)
+        self.arena.move_from(other.arena)
 
     def rows(self, worker: int) -> np.ndarray:
         """The rows of this worker."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from envhub.arena.memory import OP_RESET, STATUS_RAISED, Arena
-from envhub.arena.stand_in import FRESH, put_info, stay, truncate, with_objects
+from envhub.arena.stand_in import FRESH, stay, truncate, with_objects
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
@@ -43,13 +43,11 @@ class ObjectCopies:
         With ``has_left``, those of all of these rows: their worker has left and stored nothing for pending ones.
         """
         for row in rows:
-            number, length = int(arena.done[row]), int(arena.info_length[row])
+            number = int(arena.done[row])
             if number != arena.request[row] and not has_left:
                 continue
-            if 0 < length <= arena.layout.info_bytes:
-                self._kept[row] = (number, arena.infos[row, :length].tobytes())
-            else:
-                self._kept[row] = self._large.get(row, (-1, b""))
+            blob = arena.info(row)
+            self._kept[row] = self._large.get(row, (-1, b"")) if blob is None else (number, bytes(blob))
 
     def last(self, arena: Arena, row: int) -> bytes:
         """The objects of the row's last complete observation; empty where there is no copy of them."""
@@ -57,11 +55,9 @@ class ObjectCopies:
         if number != arena.done[row]:
             return b""
         try:
-            pair = codec.decode(blob)
+            return bytes(codec.decode_pair(blob)[0])
         except codec.DecodeError:  # a client may write to the arena
             return b""
-        whole = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], bytes)
-        return pair[0] if whole else b""
 
 
 class StandIns:
@@ -132,9 +128,9 @@ class StandIns:
                 arena.needs_reset[row] = FRESH
                 arena.status[row] = STATUS_RAISED
             else:
-                length, left = self._put_info(row, loss.info)
+                length, template, left = self._put_info(row, loss.info)
                 reports += left
-                truncate(arena, row, length)
+                truncate(arena, row, length, template)
         self._done(rows)
         return reports
 
@@ -152,24 +148,24 @@ class StandIns:
             self.copies.keep(arena, rows.tolist())
 
     def _leave(self, row: int) -> list[Stimulus]:
-        length, reports = self._put_info(row, b"")
-        stay(self.memory.arena, row, length)
+        length, template, reports = self._put_info(row, b"")
+        stay(self.memory.arena, row, length, template)
         return reports
 
-    def _put_info(self, row: int, info: bytes) -> tuple[int, list[Stimulus]]:
+    def _put_info(self, row: int, info: bytes) -> tuple[int, int, list[Stimulus]]:
         """Store an info, with the objects of the observation that the row repeats.
 
         Returns:
-            Its length, and a stimulus with the info if it is too large for the arena.
+            Its length and ``info_template``, and a stimulus with the info if it is too large for the arena.
         """
         arena = self.memory.arena
         if self.copies is not None:
             info = with_objects(self.copies.last(arena, row), info)
-        if put_info(arena, row, info):
-            return len(info), []
+        if (template := arena.put_info(row, info)) is not None:
+            return len(info), template, []
         if self.copies is not None:
             self.copies.note_large(row, int(arena.request[row]), info)
-        return len(info), [StandInInfo(row, info)]
+        return len(info), 0, [StandInInfo(row, info)]
 
     # --- objects in observations --------------------------------------------------------------------------------------
 

@@ -127,7 +127,8 @@ class StepFrames:
         if large_infos is not None:
             # A worker may have sent an info and then ended, so that the row's result is another.
             limit, lengths = arena.layout.info_bytes, arena.info_length
-            large = [(row, info) for row, info in large_infos.items() if lengths[row] > limit]
+            templates = arena.info_template
+            large = [(row, info) for row, info in large_infos.items() if lengths[row] > limit and not templates[row]]
             small, columns = arena.all_infos()
             frames += row_frames(sorted([*small, *large], key=itemgetter(0)) if large else small, columns)
         return frames

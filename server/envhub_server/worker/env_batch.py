@@ -343,7 +343,8 @@ class EnvBatch:
 
     def _truncate_some(self, chosen: np.ndarray, info: bytes) -> None:
         for number in np.flatnonzero(chosen).tolist():
-            truncate(self._arena, self.indices[number], self._infos[number].put(info))
+            template, nbytes = self._infos[number].put(info)
+            truncate(self._arena, self.indices[number], nbytes, template)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -382,7 +383,7 @@ class EnvBatch:
         self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
         for number, row in enumerate(self.indices):
             observation = spaces.assemble(self._observation_space, iter([part[number] for part in parts]))
-            if not self._observation_space.contains(observation):
+            if not spaces.contains(self._observation_space, observation):
                 self._send(control.Suspicious(row, "an observation out of its space"))
                 self._steps_to_check = 0
                 return

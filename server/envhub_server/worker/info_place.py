@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import numpy as np
-
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.arena.stand_in import with_objects
 from envhub.values import codec
@@ -41,7 +39,7 @@ class InfoPlace:
         """
         self._index, self._arena, self._send, self._columns, self._unknown = index, arena, send, columns, unknown
         layout = arena.layout
-        self._bytes, self.bytes_max = layout.info_bytes, bytes_max + layout.row_bytes()
+        self.bytes_max = bytes_max + layout.row_bytes()
         self._place = arena.infos[index].data
         self._length, self._template = arena.info_length.data, arena.info_template.data
         self._status = arena.status.data
@@ -57,16 +55,16 @@ class InfoPlace:
 
     def store_objects(self, objects: bytes) -> None:
         """Store the encoded leaves of the observation that have no fixed size, without an info."""
-        self._template[self._index], self._length[self._index] = 0, self.put(with_objects(objects, b""))
+        self._template[self._index], self._length[self._index] = self.put(with_objects(objects, b""))
         self._status[self._index] = STATUS_INFO
 
-    def put(self, blob: bytes) -> int:
-        """Put what belongs into the place there, or send it if it is too large; returns its length."""
-        if len(blob) <= self._bytes:
-            self._arena.infos[self._index, : len(blob)] = np.frombuffer(blob, np.uint8)
-        else:
+    def put(self, blob: bytes) -> tuple[int, int]:
+        """Put an encoded info into its place, or send it if it is too large; returns its template and length."""
+        template = self._arena.put_info(self._index, blob)
+        if template is None:  # the hub makes the place larger when it has read this
             self._send(control.RowInfo(self._index, blob, int(self._arena.request[self._index])))
-        return len(blob)
+            template = 0
+        return template, len(blob)
 
     def _stored(self, info: dict[str, Any], objects: bytes) -> tuple[int, int]:
         if self._columns is not None and not objects and type(info) is dict:
@@ -76,7 +74,7 @@ class InfoPlace:
         blob = codec.encode(info, self._unknown) if info else b""
         if len(blob) > self.bytes_max:
             blob = codec.encode(self.instead_of(info, len(blob)), self._unknown)
-        return 0, self.put(with_objects(objects, blob) if objects else blob)
+        return self.put(with_objects(objects, blob) if objects else blob)
 
     def instead_of(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
         """The info in place of one of so many bytes, which is too large; the final observation belongs to the results.

@@ -135,7 +135,8 @@ class Row:
         self._checks += 1
         self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
         try:
-            problem = "" if self.env.observation_space.contains(observation) else "an observation out of its space"
+            contained = spaces.contains(self.env.observation_space, observation)
+            problem = "" if contained else "an observation out of its space"
         except Exception as error:  # from a space of the env's own class, which the worker does not need
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
         if problem:
@@ -264,8 +265,8 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)
-        truncate(self._arena, self.index, nbytes)
+        template, nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)
+        truncate(self._arena, self.index, nbytes, template)
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
         """By row, what a new env begins with where a reset by request, of the rows of ``seeds``, gives it no seed."""

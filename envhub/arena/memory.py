@@ -319,8 +319,9 @@ class Arena:
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         """Copies of the infos in columns of these rows."""
-        templates = self.info_template[rows]
-        found = []
+        templates, found = self.info_template[rows], []
+        if not (templates > 0).any():  # as where infos are texts, and quicker than to sort them
+            return []
         for template in np.unique(templates).tolist():
             where = rows[templates == template]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)

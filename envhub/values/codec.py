@@ -61,6 +61,7 @@ _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 _CODE_POINT_MAX = 0x10FFFF
 _BIN_32 = struct.Struct(">BI")
+_BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # of a byte string's length, by its first byte
 
 Unknown = Callable[[Any], msgpack.ExtType]
 
@@ -185,20 +186,17 @@ def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
     Raises:
         DecodeError: the bytes are no such list.
     """
-    view, parts, at = memoryview(blob).cast("B"), [], 1
-    if bytes(view[:1]) != b"\x92":
+    view = memoryview(blob).cast("B")
+    try:
+        begin = 2 + _BIN_WIDTHS[view[1]]
+        end = begin + int.from_bytes(view[2:begin], "big")
+        second = end + 1 + _BIN_WIDTHS[view[end]]
+        whole = second + int.from_bytes(view[end + 1 : second], "big") == len(view)
+    except (IndexError, KeyError):
+        whole = False
+    if not whole or view[0] != 0x92:
         raise DecodeError("not a list of two byte strings")
-    for _ in range(2):
-        kind, length, width = _HEADS[view[at]] if at < len(view) else (_INVALID, 0, 0)
-        at += 1 + width
-        length += int.from_bytes(view[at - width : at], "big")
-        if kind != _BIN or at + length > len(view):
-            raise DecodeError("not a list of two byte strings")
-        parts.append(view[at : at + length])
-        at += length
-    if at != len(view):
-        raise DecodeError("bytes follow the value")
-    return parts[0], parts[1]
+    return view[begin:end], view[second:]
 
 
 class HeaderLimits(NamedTuple):

@@ -91,9 +91,10 @@ def test_without_rules_a_worker_has_no_limits_and_says_where_an_env_failed() -> 
     assert not (told.hide_folders or told.says_imported or told.allow_pickle) and told.cpu is None
 
 
-def test_worker_of_a_private_hub_adopts_the_programs_environment_with_one_thread_per_library() -> None:
+def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_thread_per_library() -> None:
     world = World(["/sims"], "/here", {"HOME": "/home", "OMP_NUM_THREADS": "8"}, b"registry", b"authkey")
     told = build(Make(1, world=world), RECIPE, NO_RULES, Place(0, 1, [0]))
     assert told.allow_pickle
     assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
-    assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "1"
+    assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "8"
+    assert told.environ["MKL_NUM_THREADS"] == "1"

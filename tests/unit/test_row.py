@@ -286,9 +286,7 @@ def test_step_that_does_not_return_five_values_is_named(results: Any, told: str)
 
     place = placed(env=Odd())
     place.reset()
-    with pytest.raises(
-        TypeError, match=rf"step of env \d returned {told}, and not an observation, a reward"
-    ):
+    with pytest.raises(TypeError, match=rf"step of env \d returned {told}, and not an observation, a reward"):
         place.step()
 
 

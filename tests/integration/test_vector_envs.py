@@ -94,7 +94,11 @@ def test_mode_that_cannot_be_made_is_refused_and_those_that_can_are_named(own: s
     def factory(num_envs: int) -> Any:
         return vector_sims.told(num_envs, None if own is None else AutoresetMode(own))
 
-    told = "does not say in metadata" if own is None else f"autoreset_mode='{wanted}' cannot be had of it, but '"
+    told = (
+        "does not say in metadata"
+        if own is None
+        else f"autoreset_mode='{wanted}' cannot be had of it: pass autoreset_mode='"
+    )
     with pytest.raises(ValueError, match=told):
         envhub.make_vec(factory, 2, vector=True, autoreset_mode=wanted)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -102,6 +104,30 @@ def test_env_of_any_age_is_seeded_reset_and_stepped_as_gymnasium_does(kind: Any,
     assert run.autoreset()[0] == [0]
     run.step(1)
     assert run.step(1)[2:] == ((False, True, {}) if kind is OldEnv else (True, False, {"TimeLimit.truncated": True}))
+
+
+def of_gym(name: str, module: str, **methods: Any) -> Any:
+    """A class of this name and module of gym, without gym."""
+    return type(name, (Wrapper,), {"__module__": module, **methods})
+
+
+def test_env_older_than_gym_works_inside_the_wrappers_of_gym_026(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(__version__="0.26.2", Wrapper=Wrapper))  # type: ignore[arg-type]
+    wrapper = of_gym("Wrapper", "gym.core")
+
+    class TimeLimit(wrapper):  # type: ignore[misc]
+        __module__ = "gym.wrappers.time_limit"
+
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return observation, reward, terminated, truncated, info
+
+    for kind, outer in [(OldEnv, lambda env: env), (OldEnv, JoypadSpace), (Newer, wrapper)]:
+        env = kind()
+        run = runner(outer(TimeLimit(wrapper(env))))
+        assert run.reset(7, None)[0] == [0] and 7 in env.seeds
+        assert run.step(1)[1:] == (0.5, False, False, {})
+        assert run.step(0)[2:4] == (True, False)
 
 
 def test_options_reach_an_env_that_takes_them_only() -> None:

@@ -85,7 +85,7 @@ def test_env_is_made_in_the_sessions_mode_where_it_takes_one() -> None:
         return Env(num_envs, autoreset_mode)
 
     assert made_by(factory, Share(range(2), 1), "SameStep").autoreset_mode == "SameStep"
-    with pytest.raises(ValueError, match="cannot be had of it, but 'NextStep'"):
+    with pytest.raises(ValueError, match="cannot be had of it: pass autoreset_mode='NextStep'"):
         made_by(factory, Share(range(2), 1), "Disabled")
     assert made == [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
 

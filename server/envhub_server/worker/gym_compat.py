@@ -111,8 +111,11 @@ def _layers(env: Any) -> Iterator[Any]:
 def _insert_steps(env: Any) -> None:
     """Put ``Steps`` between an env and the wrappers of gym 0.26 around it, which know steps of five values only."""
     layers = [*_layers(env)]
-    for wrapper, inside in reversed([*zip(layers, layers[1:])]):
-        if type(wrapper).__module__ == "gym.wrappers.time_limit" and not _is_wrapper(inside):
+    limited = any(type(layer).__module__ == "gym.wrappers.time_limit" for layer in layers)
+    if not limited or _version(sys.modules["gym"]) < (0, 26):
+        return
+    for wrapper, inside in zip(layers, layers[1:]):
+        if _is_wrapper(wrapper) and not _is_wrapper(inside):
             wrapper.env = Steps(inside)
 
 

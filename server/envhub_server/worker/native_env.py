@@ -15,6 +15,7 @@ from envhub.errors import shown
 from envhub.values.gym_api import api
 from envhub_server.worker import batch_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
+from envhub_server.worker.vector_interfaces import FunctionalEnv, as_vector_env
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
 _ONLY_MODE = NEXT_STEP if api.__name__ == "gymnasium" and api.__version__.startswith("1.0.") else None
@@ -97,9 +98,8 @@ class NativeEnv:
             possible |= {SAME_STEP, DISABLED}
         if wanted in possible:
             return ""
-        return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} cannot be had of it, but " + " or ".join(
-            map(repr, sorted(possible))
-        )
+        line = " or ".join(f"autoreset_mode={mode!r}" for mode in sorted(possible))
+        return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} cannot be had of it: pass {line}"
 
     def step(self, actions: Any) -> Results:
         """Step all envs."""
@@ -287,11 +287,14 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
         TypeError: it makes something else.
         ValueError: the env cannot be had with this autoreset mode.
     """
-    made = _made(make, len(share.rows), autoreset_mode)
+    num_envs = len(share.rows)
+    made = as_vector_env(_made(make, num_envs, autoreset_mode), num_envs, lambda: _made(make, num_envs, autoreset_mode))
     if problem := unfit_batch(made, len(share.rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
     kind = NativeEnv
-    if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
+    if isinstance(made, FunctionalEnv) or _is_of(
+        made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"
+    ):
         kind = EachSeededEnv
     elif _is_of(made, "ale_py.vector_env"):
         kind = AleEnv
@@ -304,6 +307,8 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
 
 
 def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
+    if not takes(make, "num_envs", by_name=False) and _takes_nothing(make):
+        return make()  # an env of functions has any number of envs
     if not takes(make, "autoreset_mode") or not hasattr(api.vector, "AutoresetMode"):
         return make(num_envs=num_envs)
     try:
@@ -337,6 +342,15 @@ def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
     except (TypeError, ValueError):  # some functions in C have none
         return False
     return name in parameters or (not by_name and any(each.kind is each.VAR_KEYWORD for each in parameters.values()))
+
+
+def _takes_nothing(make: Callable[..., Any]) -> bool:
+    """True if a function can be called without arguments, as far as its signature tells."""
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_of(made: Any, *modules: str) -> bool:

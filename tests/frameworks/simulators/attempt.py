@@ -101,7 +101,8 @@ def _in_child(pipe: Any, package: Package, env: int, actions: list[Any]) -> None
 def wanted_records(package: Package, actions: list[Any]) -> list[Record]:
     """What each env gives directly, each in a process of its own; of a vector env, what that gives."""
     if package.vector:
-        return factories.vector_records(package, factory_of(package), NUM_ENVS, SEED, actions)
+        records = factories.vector_records(package, factory_of(package), NUM_ENVS, SEED, actions)
+        return [[plain(one) for one in record] for record in records]
     found = []
     for env in range(NUM_ENVS):
         context = multiprocessing.get_context("spawn")

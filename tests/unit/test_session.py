@@ -59,6 +59,7 @@ from envhub_server.session.instructions import (
     PostReset,
     PostStep,
     RefuseSide,
+    ReportLate,
     Revoke,
     StartProcesses,
     TakeDrive,
@@ -256,11 +257,28 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
     assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
 
 
+def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_time_for_it() -> None:
+    session = undecided()
+    for worker in range(4):
+        session.said(worker, IN_PROCESS)
+    limit_s = session.make.faults.init_s
+    late = [told for told in session.sampled(0.0, limit_s + 1.0) if isinstance(told, ReportLate)]
+    assert [(told.worker, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
+
+
+def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_made_but_no_more_than_it_may() -> None:
+    for num_envs, processes in ((16, 16), (300, 64)):
+        machine = replace(MACHINE, workers_max=64)
+        session = Session(Make(num_envs), RECIPE, None, INFO_BYTES, machine, restarts())
+        assert session.processes == processes
+    assert ready().processes == 2
+
+
 def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_and_noted() -> None:
     session = undecided()
     for worker in (0, 1, 2):
         session.said(worker, replace(UNKNOWN, libraries=["torch", "os"][: 2 * (worker == 1)]))
-    started = session.said(3, replace(UNKNOWN, libraries=["scipy.stats", "torch"]))[0]
+    started = session.said(3, replace(UNKNOWN, libraries=["scipy.stats"]))[0]
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
     learned, *_ = session.said(0, StepTimes(64, 0, 0))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
@@ -438,6 +456,10 @@ def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
     assert isinstance(learn, LearnCost) and isinstance(notify, Notify)
     assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
     assert session.said(0, waits) == [learn]
+
+
+def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() -> None:
+    assert undecided().said(0, StepTimes(64, 10**9, 0)) == []
 
 
 def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
@@ -856,6 +878,25 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
 
+def test_session_can_be_taken_over_from_when_it_is_made_until_it_ends() -> None:
+    session = ready(faults=Faults(restarts_max=0))
+    assert session.attachable and not begun().attachable
+    session.exited(0)
+    assert session.phase is Phase.BROKEN and session.attachable
+    session.request(Close())
+    assert session.phase is Phase.CLOSING and not session.attachable
+    session.exited(1)
+    assert session.phase is Phase.ENDED and not session.attachable
+
+
+def test_history_of_a_session_has_a_limit() -> None:
+    session = ready()
+    for _ in range(state.HISTORY_MAX + 1):
+        session.request(Step(b"\x04"))
+        session.rows_done()
+    assert len(session.history) == state.HISTORY_MAX and session.history[-1] is stimuli.RowsDone
+
+
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
     session.handle(stimuli.LeaseExpired(quiescent=True))
@@ -902,6 +943,12 @@ def test_session_whose_lease_expires_closes_its_envs_or_kills_those_that_are_und
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
+
+
+def test_broken_session_whose_lease_expires_closes_the_envs_that_are_left() -> None:
+    session = ready(faults=Faults(restarts_max=0))
+    session.exited(0)
+    assert session.handle(stimuli.LeaseExpired(quiescent=True)) == [Tell(1, CloseEnvs())]
 
 
 def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
@@ -968,6 +1015,21 @@ def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
     assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
     (fail,) = session.request(Receive(1))
     assert isinstance(fail, Fail) and "no env is under way" in fail.failure.message
+
+
+def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
+    session = ready()
+    assert session.next_deadline_s() == math.inf
+    assert session.handle(stimuli.PartDone((0,))) == []  # nobody receives
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    assert session.next_deadline_s() < math.inf
+    assert session.request(Send([1], b"\x04")) == [PostPart()]
+    session.handle(stimuli.PartPosted(1))
+    for row in (0, 1):
+        assert session.request(Receive(1)) == [TakePart(1)]
+        session.handle(stimuli.PartDone((row,)))
+    assert session.elapsed(60.0) == [] and session.next_deadline_s() == math.inf
 
 
 def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
@@ -1221,6 +1283,7 @@ def test_vector_envs_rows_are_sent_together() -> None:
 
 
 def test_vector_env_has_options_for_all_of_its_envs() -> None:
+    assert vector_env().request(Reset(options=b"options"))[0] == PostReset()
     (refused,) = vector_env().request(Reset(options_each=[b"", b"", b""]))
     assert isinstance(refused, Fail) and "options for all of its envs" in refused.failure.message
 

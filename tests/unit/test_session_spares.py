@@ -63,6 +63,7 @@ def test_spares_are_made_once_the_session_is_ready() -> None:
     assert session.said(2, Building(1)) == [] and session.spares[2].built == 1
     assert session.said(2, built()) == [] and session.spares[2].stage is Stage.BUILT
     assert session.processes == 3 and session.next_deadline_s() == math.inf
+    assert not any(map(session.expects_end, range(4)))
 
 
 def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -> None:

@@ -493,6 +493,16 @@ def test_large_info_in_place_of_a_worker_takes_the_place_of_the_rows_last_failur
     assert session.request(Collect([0, 1])) == [Answer(Done(), rows=((1, b"info"),))]
 
 
+def test_what_a_step_left_is_forgotten_with_the_next_request_of_all_envs() -> None:
+    for request in (Step(b"\x04"), Reset()):
+        session = ready()
+        session.said(1, RowFailed(RAISED))
+        session.said(0, RowInfo(0, b"info"))
+        session.request(request)
+        session.rows_done()
+        assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
+
+
 def test_client_may_ask_when_its_last_step_passed_the_hub() -> None:
     assert ready().request(HopsRequest()) == [AnswerHops()]
 
@@ -503,6 +513,30 @@ def test_answer_to_an_earlier_call_is_dropped() -> None:
     (dropped,) = session.said(0, CallResults([b"", b""], number=7))
     assert dropped == Warn("answer_dropped", {"worker": 0, "message": "CallResults", "of": 7})
     assert session.phase is Phase.CALLING
+
+
+@pytest.mark.parametrize("request_", [None, Reset(), Step(b"")])
+def test_answer_to_no_call_is_dropped(request_: Any) -> None:
+    session = ready()
+    if request_ is not None:
+        session.request(request_)
+    (dropped,) = session.said(0, CallResults([b"", b""], number=1))
+    assert dropped == Warn("answer_dropped", {"worker": 0, "message": "CallResults", "of": 1})
+
+
+def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
+    session = ready()
+    for row, worker in ((0, 0), (1, 1)):
+        session.request(Call("x", b"", rows=[row]))
+        assert session.said(worker, CallResults([b"result"])) == [Answer(Done(), rows=((row, b"result"),))]
+
+
+def test_env_that_cannot_be_made_again_while_its_worker_serves_fails_the_request_under_way() -> None:
+    session = ready()
+    session.request(Step(b""))
+    failure = replace(RAISED, code="factory_failed")
+    session.said(1, RowFailed(failure))
+    assert session.rows_done() == [Fail(failure)]
 
 
 def test_message_about_a_step_that_was_given_up_is_dropped() -> None:

@@ -738,7 +738,8 @@ class SessionState:
 
     def _on_step(self, request: Requested, now_s: float) -> Instructions:
         # Inlined, for every step over the wire comes this way: nothing forbids it, and the hub drives already.
-        if self.driver is Driver.CLIENT or self._parts_out or self._drain_by_s != math.inf:
+        # Once the hub shuts down, a session that has nothing under way is closing.
+        if self.driver is Driver.CLIENT or self._parts_out:
             if refused := self._refused(request):
                 return refused
             return [*self._begin(Phase.MOVING, now_s), do.PostStep()]

@@ -17,6 +17,7 @@ from combinations import each_value
 from envhub_client.tools.conformance.conformance import examine
 from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 from hubs import kill_worker, serve, wait_until
 from same import assert_same
 from same_run import assert_same_run, assert_step
@@ -525,3 +526,21 @@ def test_batch_whose_episodes_end_together_is_recycled() -> None:
 
         assert wait_until(recycled)
         assert seen == [(step + 1) % 6 for step in range(len(seen))]
+
+
+@pytest.mark.parametrize("lane", [LANES[0], *(pytest.param(lane, marks=pytest.mark.long) for lane in LANES[1:])])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_vector_env_whose_infos_are_a_list_gives_those_of_each_env(lane: dict[str, Any], mode: AutoresetMode) -> None:
+    def listing(num_envs: int) -> Any:
+        return DictInfoToList(vector_sims.chatty(num_envs, mode))
+
+    def history(factory: Any) -> list[Any]:
+        with closing(envhub.make_vec(factory, 3, vector=True, autoreset_mode=mode, **lane)) as envs:
+            found, infos = [envs.reset(seed=3)[1]["began"].tolist()], {}
+            envs.action_space.seed(4)
+            for _ in range(12):
+                infos = envs.step(envs.action_space.sample())[4]
+                found.append([infos["_steps"].tolist(), infos["steps"].tolist(), sorted(infos)])
+            return found
+
+    assert history(listing) == history(functools.partial(vector_sims.chatty, autoreset_mode=mode))

@@ -46,6 +46,12 @@ def test_columns_are_there_only_if_every_env_has_every_number(each: list[dict[st
     assert (found is None) == (each not in (EACH[0], EACH[5]))
 
 
+@pytest.mark.parametrize("each", EACH, ids=str)
+def test_infos_that_are_a_list_are_taken_as_those_of_each_env(each: list[dict[str, Any]]) -> None:
+    assert str(batch_infos.by_env(batch_infos.joined(each), len(each))) == str(each)
+    assert batch_infos.joined(infos := {"a": np.arange(2)}) is infos
+
+
 def test_key_without_a_mask_is_every_envs_and_a_value_that_is_none_per_env_too() -> None:
     infos = {"lives": np.array([3, 2], np.int32), "fast": np.array([True, False]), "total": 9, "names": ["a", "b"]}
     first, second = batch_infos.by_env(infos, 2)

@@ -104,13 +104,14 @@ class Pool(Env):
         (Env(2), ""),
         (Env(3), "a vector env of 3 envs where num_envs=2"),
         (Single(), "a single env, which vector=True is not for"),
+        (type("Old", (Single,), {"num_envs": 2})(), "which is no vector env: it has no single_observation_space"),
         (None, "None, which is no vector env: it has no num_envs"),
         (Pool(2), "with batch_size=1; EnvHub steps all"),
     ],
 )
 def test_what_is_no_vector_env_of_so_many_is_described(made: Any, told: str) -> None:
     found = unfit_batch(made, 2)
-    assert told in found and bool(told) == bool(found)
+    assert told in found and bool(told) == bool(found) and ("a single env" in found) is ("a single env" in told)
 
 
 def test_function_takes_an_argument_by_name_or_any() -> None:

@@ -260,7 +260,7 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
 def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_time_for_it() -> None:
     session = undecided()
     for worker in range(4):
-        session.said(worker, IN_PROCESS)
+        session.said(worker, FIT)
     limit_s = session.make.faults.init_s
     late = [told for told in session.sampled(0.0, limit_s + 1.0) if isinstance(told, ReportLate)]
     assert [(told.worker, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]

@@ -14,6 +14,26 @@ import numpy as np
 Infos = Dict[str, Any]
 
 
+def joined(infos: Any) -> Infos:
+    """The infos with an array per key, also of a vector env that gives a list of one dict per env."""
+    if not isinstance(infos, (list, tuple)):
+        return infos  # type: ignore[no-any-return]
+    found: Infos = {}
+    for number, info in enumerate(infos):
+        for key, value in info.items():
+            values = found.setdefault(key, np.full(len(infos), None, object))
+            values[number : number + 1] = _one(value)
+            found.setdefault(f"_{key}", np.zeros(len(infos), bool))[number] = True
+    return found
+
+
+def _one(value: Any) -> np.ndarray:
+    """An array of this one object, whatever it is."""
+    array = np.empty(1, object)
+    array[0] = value
+    return array
+
+
 def columns(infos: Infos, num_envs: int) -> Infos | None:
     """The infos as arrays of numbers with an entry per env, nested as they are; None if an env lacks some of them."""
     found: Infos = {}

@@ -103,8 +103,8 @@ class NativeEnv:
 
     def step(self, actions: Any) -> Results:
         """Step all envs."""
-        found: Results = self.made.step(actions)
-        return found
+        *results, infos = self.made.step(actions)
+        return (*results, batch_infos.joined(infos))
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
         """Reset all envs.
@@ -122,8 +122,8 @@ class NativeEnv:
         return self._reset(seed=seed, options=options)
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = self.made.reset(**arguments)
-        return found
+        observations, infos = self.made.reset(**arguments)
+        return observations, batch_infos.joined(infos)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only.
@@ -324,7 +324,8 @@ def unfit_batch(made: Any, num_envs: int) -> str:
     parts = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
     missing = [name for name in parts if not hasattr(made, name)]
     if missing:
-        single = "a single env, which vector=True is not for: " if hasattr(made, "step") else ""
+        is_single = hasattr(made, "step") and not hasattr(made, "num_envs")
+        single = "a single env, which vector=True is not for: " if is_single else ""
         return f"{single}{shown(made, 100)}, which is no vector env: it has no {', '.join(missing)}"
     if made.num_envs != num_envs:
         return f"a vector env of {made.num_envs} envs where num_envs={num_envs} was given to it"

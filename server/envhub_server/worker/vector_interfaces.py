@@ -75,8 +75,10 @@ class DoneEnv(_Vector):
     """
 
     def __init__(self, made: Any) -> None:
-        single = (spaces.native(_single(getattr(made, name), made)) for name in ("observation_space", "action_space"))
-        super().__init__(made, made.num_envs, *single, SAME_STEP)
+        observations, actions = (
+            spaces.native(_single(getattr(made, name), made)) for name in ("observation_space", "action_space")
+        )
+        super().__init__(made, made.num_envs, observations, actions, SAME_STEP)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As in Gymnasium; such an env takes no options."""

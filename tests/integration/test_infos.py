@@ -155,3 +155,22 @@ def test_worker_that_takes_over_has_infos_of_forms_of_its_own(lane: str) -> None
             ((key, (value,)),) = ((key, value) for key, value in found.items() if key.startswith("of_"))
             processes.add(key.split("_")[1])
             assert key.endswith(f"_{value}")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "told"),
+    [
+        ((1, 2**70), OverflowError, "too large to convert"),
+        ((2**70, 1), OverflowError, "too large to convert"),
+        ((np.zeros(2), np.zeros(3)), ValueError, "could not broadcast"),
+    ],
+)
+def test_info_that_cannot_be_batched_is_named_with_its_env(values: Any, error: type[Exception], told: str) -> None:
+    space = gym.spaces.Discrete(2)
+    factories = [lambda value=value: sims.Anything(space, space, [{}, {"fine": 1, "odd": value}]) for value in values]
+    with contextlib.closing(envhub.make_vec(factories)) as envs:
+        envs.reset()
+        with pytest.raises(error, match=rf"infos\['odd'\] of env \d is not batched with the others': .*{told}"):
+            envs.step([0, 0])
+            envs.step([0, 0])
+        envs.reset()

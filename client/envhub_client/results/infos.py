@@ -58,7 +58,7 @@ class Infos:
         sources += [(int(group.rows[0]), group) for group in self._groups]
         for row, source in sorted(sources, key=lambda source: source[0]):
             if isinstance(source, dict):
-                batch = envs._add_info(batch, source, row)
+                batch = _added(envs, batch, source, row)
             elif not batch or _fits(source.template.tree, batch):
                 batch = _merged(source.template.tree, batch, source.rows, source.records, envs.num_envs)
             else:
@@ -68,8 +68,27 @@ class Infos:
     def _one_by_one(self, envs: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for row, info in self.by_env().items():
-            batch = envs._add_info(batch, info, row)
+            batch = _added(envs, batch, info, row)
         return batch
+
+
+def _added(envs: VectorEnv[Any, Any, Any], batch: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
+    """The batch with the info of one more env.
+
+    Raises:
+        OverflowError, TypeError, ValueError: as Gymnasium, where a value does not fit those of the envs before; the
+            text names the key and the env.
+    """
+    try:
+        return envs._add_info(batch, info, row)
+    except (OverflowError, TypeError, ValueError) as error:
+        for key, value in info.items():
+            before = {name: batch[name] for name in (key, f"_{key}") if name in batch}
+            try:
+                envs._add_info(before, {key: value}, row)
+            except type(error) as found:
+                raise type(error)(f"infos[{key!r}] of env {row} is not batched with the others': {found}") from error
+        raise
 
 
 def _form(column: Column) -> np.dtype[Any]:

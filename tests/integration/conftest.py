@@ -33,7 +33,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield served
 
 
-@pytest.fixture(params=["embedded", pytest.param("ipc", marks=pytest.mark.long), "tcp"])
+@pytest.fixture(params=["embedded", pytest.param("ipc", marks=pytest.mark.chaos), "tcp"])
 def address(request: pytest.FixtureRequest) -> str | None:
     """Every way to reach a hub: None is this program's own. Ipc has the memory of the one and the hub of the other."""
     return lane_address(request, request.param)

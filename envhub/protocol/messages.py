@@ -94,6 +94,7 @@ class World(Frozen):
     flags: List[str] = field(default_factory=list)  # the options of the program's interpreter
     python: str = ""  # the interpreter of the workers, which then do not adopt the environment; empty for the hub's own
     rendering: str = ""  # by what frames are drawn, as in the table of an env
+    levels: bytes = b""  # an encoded map: what the program wants to see of messages
 
 
 class Faults(Frozen):
@@ -158,6 +159,8 @@ class Make(Frozen):
     alike: bool = False  # whether all factories make equal envs
     vector: bool = False  # whether what is made is a vector env; only of a private hub, and of factories
     python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
+    worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
+    worker_setup_code: bytes = b""  # in its place, cloudpickle of a callable; only where factories are allowed
 
 
 class Reset(Frozen):

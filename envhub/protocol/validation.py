@@ -76,6 +76,12 @@ class OutOfBounds(DecodeError):
     """A number of a message is out of its bounds."""
 
 
+def is_function_name(text: str) -> bool:
+    """True if the text names a function as ``module:function``."""
+    module, _, name = text.partition(":")
+    return all(part.isidentifier() for whole in (module, name) for part in whole.split("."))
+
+
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
     """Refuse a message if it, or a message inside it, has a number out of its bounds.
 

@@ -1,13 +1,20 @@
-"""Pickles of functions and classes by value, whose tracebacks name the files that they were written in."""
+"""Pickles of functions and classes by value, whose tracebacks name the files that they were written in.
+
+By value are also those of modules that a worker cannot import by their names, such as test modules in pytest's
+importlib mode.
+"""
 
 from __future__ import annotations
 
 import io
+import sys
 import types
 from collections import ChainMap
 from typing import Any
 
 import cloudpickle
+
+from envhub.values.importable import is_importable
 
 _reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
@@ -19,7 +26,11 @@ def dumps(value: Any) -> bytes:
         Exception: what a foreign object raises when it is pickled.
     """
     buffer = io.BytesIO()
-    _CodePickler(buffer).dump(value)
+    pickler = _CodePickler(buffer)
+    try:
+        pickler.dump(value)
+    finally:
+        pickler.restore_registry()
     return buffer.getvalue()
 
 
@@ -31,3 +42,29 @@ def _reduce_code_in_its_file(code: types.CodeType) -> tuple[Any, ...]:
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     # cloudpickle 3.1.3 calls every file "<dynamic-code>", so that tracebacks show no line and breakpoints do not hold.
     dispatch_table = ChainMap({types.CodeType: _reduce_code_in_its_file}, cloudpickle.Pickler.dispatch_table)
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._asked: set[str] = set()  # the modules of what was pickled
+        self._registered: list[types.ModuleType] = []  # those that go by value, for as long as this pickles
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As cloudpickle's; before the first part of a module, see whether that can be imported by its name."""
+        if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+            name = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
+            if name not in self._asked and isinstance(name, str):
+                self._ask(name)
+        return super().reducer_override(obj)
+
+    def _ask(self, name: str) -> None:
+        self._asked.add(name)
+        if name not in cloudpickle.list_registry_pickle_by_value() and not is_importable(name):
+            module = sys.modules[name]
+            if module.__name__ == name:  # cloudpickle registers it under that
+                cloudpickle.register_pickle_by_value(module)
+                self._registered.append(module)
+
+    def restore_registry(self) -> None:
+        """Have cloudpickle pickle the modules by their names again."""
+        while self._registered:
+            cloudpickle.unregister_pickle_by_value(self._registered.pop())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import sims
 from hubs import serve
@@ -205,3 +208,341 @@ def test_argument_that_cannot_be_sent_is_named_with_its_path(tmp_path: Path) -> 
 class Held:
     def __init__(self, held: object) -> None:
         self.held = held
+
+
+# --- levels of messages -----------------------------------------------------------------------------------------------
+
+LOUD = """
+import logging, os, warnings
+import gymnasium as gym
+import sims
+
+class Loud(sims.Counter):
+    def seen(self):
+        class Worse(OwnWarning):
+            pass
+        told = []
+        for category in (OwnWarning, Worse, UserWarning, DeprecationWarning):
+            try:
+                warnings.warn("a.b", category)
+                told.append(category.__name__ + " passes")
+            except Warning as warning:
+                told.append(category.__name__ + " is raised")
+        names = "", "mine", "mine.part", "other"
+        return {"levels": [logging.getLogger(name or None).getEffectiveLevel() for name in names],
+                "off": logging.getLogger("mine").isEnabledFor(logging.DEBUG),
+                "gymnasium": gym.logger.min_level, "told": told}
+"""
+OF_LEVELS = (
+    """
+import json, logging, sys, warnings
+sys.path.append({support!r})
+import gymnasium as gym
+import envhub
+
+class OwnWarning(Warning):
+    pass
+"""
+    + LOUD
+    + """
+logging.getLogger().setLevel("ERROR")
+logging.getLogger("mine").setLevel("DEBUG")
+logging.getLogger("mine.part").setLevel("INFO")
+logging.disable(logging.DEBUG)
+gym.logger.min_level = gym.logger.ERROR
+warnings.simplefilter("ignore")
+warnings.filterwarnings("error", category=OwnWarning)
+warnings.filterwarnings("error", "A.b", DeprecationWarning, r"__main__|somewhere")
+envs = envhub.make_vec(Loud, 2, num_workers={workers})
+print(json.dumps([Loud().seen(), *envs.call("seen")]))
+envs.close()
+"""
+)
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Path, workers: int) -> None:
+    program = OF_LEVELS.replace("{support!r}", repr(SUPPORT)).replace("{workers}", str(workers))
+    own, *seen = printed(run(tmp_path, program))
+    assert own["levels"] == [40, 10, 20, 40] and own["gymnasium"] == 40 and not own["off"]
+    assert [text.split()[-1] for text in own["told"]] == ["raised", "raised", "passes", "raised"]
+    assert seen == [own, own]
+
+
+def test_filter_of_a_class_that_no_worker_has_imported_does_not_import_its_module(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text("print('imported')\nclass SlowWarning(UserWarning):\n    pass\n")
+    program = f"""
+import json, sys, warnings
+sys.path += {[SUPPORT, str(tmp_path)]}
+import envhub, sims, slow_library
+warnings.filterwarnings("error", category=slow_library.SlowWarning)
+
+class Late(sims.Counter):
+    def seen(self):
+        before = "slow_library" in sys.modules
+        found = __import__("slow_library").SlowWarning
+        try:
+            warnings.warn("x", found)
+        except found:
+            return before, "raised"
+
+envs = envhub.make_vec(Late, 1)
+print(json.dumps(envs.call("seen")[0]))
+envs.close()
+"""
+    assert printed(run(tmp_path, program)) == [False, "raised"]
+
+
+# --- worker_setup -----------------------------------------------------------------------------------------------------
+
+
+class Needy(sims.Counter):
+    """Cannot be made where its worker was not set up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_up = int(os.environ["SET_UP"]), np.geterr()["over"], os.getpid()
+
+    def act(self, action: int) -> None:
+        if action == 9:
+            os._exit(1)
+
+
+def set_worker_up() -> None:
+    """As programs do: what no variable says, and once in a process."""
+    np.seterr(over="raise")
+    os.environ["SET_UP"] = str(int(os.environ.get("SET_UP", "0")) + 1)
+
+
+def fails() -> None:
+    raise ZeroDivisionError("no setup today")
+
+
+@pytest.fixture
+def own_state() -> Iterator[None]:
+    """For envs in this process: what a setup changes is put back."""
+    before = np.geterr()
+    yield
+    np.seterr(**before)
+    os.environ.pop("SET_UP", None)
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_worker_setup_runs_once_in_each_worker_before_its_envs(own_state: None, workers: int) -> None:
+    for setup in (set_worker_up, "test_programs_world:set_worker_up") if workers else (set_worker_up,):
+        envs = envhub.make_vec(Needy, 4, num_workers=workers, worker_setup=setup)
+        set_ups = envs.get_attr("set_up")
+        assert [(times, over) for times, over, _ in set_ups] == [(1, "raise")] * 4
+        assert len({pid for _, _, pid in set_ups}) == (workers or 1)
+        envs.close()
+
+
+def test_worker_setup_runs_in_replacements_spares_and_recycled_workers() -> None:
+    options = {"spares": 1, "recycle": {"episodes": 1}, "restart_wait": 60.0}
+    envs = envhub.make_vec(functools.partial(Needy), 1, num_workers=1, worker_setup=set_worker_up, **options)
+    envs.reset()
+    pids = set()
+    for action in [9, 1, 9, 1]:  # the first takes the spare, the next waits for what is made then
+        envs.step([action])
+        envs.reset()
+        ((times, over, pid),) = envs.get_attr("set_up")
+        assert (times, over) == (1, "raise")
+        pids.add(pid)
+    assert len(pids) >= 2
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [1, 0])
+def test_exception_of_worker_setup_is_raised_as_that_of_the_making(workers: int) -> None:
+    with pytest.raises(ZeroDivisionError, match="no setup today") as raised:
+        envhub.make_vec(sims.Counter, 1, num_workers=workers, worker_setup=fails)
+    assert isinstance(raised.value.__cause__, envhub.EnvRaised) and "in fails" in str(raised.value.__cause__)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        envhub.make_vec("CartPole-v1", num_workers=workers, worker_setup="no_such_module:set_up")
+
+
+def test_worker_setup_is_checked_before_a_worker_starts() -> None:
+    with pytest.raises(ValueError, match="is no name of a function"):
+        envhub.make_vec("CartPole-v1", worker_setup="json")
+    with pytest.raises(TypeError, match="worker_setup must be a function"):
+        envhub.make_vec("CartPole-v1", worker_setup=3)
+    with pytest.raises(TypeError, match=r"worker_setup \(.*<lambda>\) > variable 'lock' is a _thread\.lock"):
+        envhub.make_vec("CartPole-v1", worker_setup=(lambda lock: lambda: lock)(threading.Lock()))
+
+
+CONFIG = """
+[envs.plain]
+env = "sims:Counter"
+
+[envs.needy]
+env = "test_programs_world:Needy"
+worker_setup = "test_programs_world:set_worker_up"
+"""
+
+
+def test_served_hub_sets_its_workers_up_as_its_operator_says(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text(CONFIG)
+    environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
+    binds = ["tcp://127.0.0.1:0", f"ipc://{tmp_path}/hub.sock"]
+    with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), binds=binds, environ=environ) as hub:
+        for address in (hub.tcp, hub.ipc):
+            for asked in ({}, {"worker_setup": "test_programs_world:set_worker_up"}):
+                envs = envhub.make_vec("needy", 1, hub=address, **asked)
+                assert envs.get_attr("set_up")[0][:2] == (1, "raise")  # once, whoever says it
+                envs.close()
+            for name, foreign in (("plain", set_worker_up), ("plain", "os:getcwd"), ("needy", "os:getcwd")):
+                with pytest.raises(envhub.RequestRefused, match="is its operator's choice, by worker_setup"):
+                    envhub.make_vec(name, 1, hub=address, worker_setup=foreign)
+
+
+def test_hub_that_takes_factories_takes_a_worker_setup(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
+    binds = ["tcp://127.0.0.1:0"]
+    needy = "needy=test_programs_world:Needy"
+    with serve(tmp_path, needy, "--allow-factories", binds=binds, environ=environ) as hub:
+        for setup in (set_worker_up, "test_programs_world:set_worker_up"):
+            envs = envhub.make_vec("needy", 1, hub=hub.tcp, worker_setup=setup)
+            assert envs.get_attr("set_up")[0][:2] == (1, "raise")
+            envs.close()
+
+
+# --- modules that have no name in a worker ----------------------------------------------------------------------------
+
+LOADED = """
+import importlib.util, json, sys
+sys.path.append({support!r})
+import gymnasium as gym
+import envhub
+
+def load(name, file):
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+mine = load("mine", "hidden/other_name.py")
+other = load("json_tools", "hidden/json_tools.py")  # beside a module of this name that can be imported
+gym.register("Mine-v0", entry_point="mine:Mine")
+gym.register("Mine-v1", entry_point=mine.Mine, kwargs={{"length": 3}})
+found = []
+by_ids = "Mine-v0", "Mine-v1", lambda: gym.make("Mine-v0")
+for env in (mine.Mine, lambda: mine.make(), *by_ids, lambda: mine.Mine(other.LENGTH)):
+    envs = envhub.make_vec(env, 2, num_workers=2)
+    found.append(envs.call("told"))
+    envs.close()
+import cloudpickle
+print(json.dumps([found, sorted(cloudpickle.list_registry_pickle_by_value())]))
+"""
+
+
+def hidden(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden/other_name.py").write_text(
+        "import sims\nWORD = 'mine'\nclass Base(sims.Counter):\n"
+        "    def told(self):\n        return [WORD, self.length]\n"
+        "class Mine(Base):\n    pass\ndef make():\n    return Mine(5)\n"
+    )
+    (folder / "hidden/json_tools.py").write_text("LENGTH = 7\n")
+    (folder / "json_tools.py").write_text("LENGTH = 8\n")
+
+
+def test_modules_that_were_loaded_from_files_travel_by_value(tmp_path: Path) -> None:
+    hidden(tmp_path)
+    found, registered = printed(run(tmp_path, LOADED.format(support=SUPPORT)))
+    million = 10**6
+    assert found == [[["mine", length]] * 2 for length in (million, 5, million, 3, million, 7)]
+    assert registered == []
+
+
+IMPORTLIB_TEST = """
+import envhub, sims
+
+class Mine(sims.Counter):
+    def told(self):
+        return WORD
+
+WORD = "told"
+
+def test_env_of_a_test_module():
+    for module_of in (Mine, lambda: Mine()):
+        envs = envhub.make_vec(module_of, 2)
+        assert envs.call("told") == ("told", "told")
+        envs.close()
+"""
+
+
+def test_test_modules_of_pytests_importlib_mode_travel_by_value(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test_same_name.py").write_text(IMPORTLIB_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": SUPPORT}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environ)
+    assert ran.returncode == 0 and "2 passed" in ran.stdout, ran.stdout
+
+
+def test_factory_whose_module_a_hub_does_not_find_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "of_the_client.py").write_text("import sims\ndef make():\n    return sims.Counter()\n")
+    program = """
+import sys
+import envhub, of_the_client
+sys.path.append({support!r})
+try:
+    envhub.make_vec(of_the_client.make, hub={hub!r})
+except ModuleNotFoundError as error:
+    print(error)
+import cloudpickle
+cloudpickle.register_pickle_by_value(of_the_client)
+envs = envhub.make_vec(of_the_client.make, hub={hub!r})
+print(envs.reset()[0].shape)
+"""
+    environ = {"PYTHONPATH": SUPPORT}
+    with serve(tmp_path, "counter=sims:counter", "--allow-factories", binds=["tcp://127.0.0.1:0"]) as hub:
+        ran = run(tmp_path, program.format(support=SUPPORT, hub=hub.tcp), environ=environ)
+    assert ran.returncode == 0, ran.stderr
+    error, shape = ran.stdout.splitlines()
+    assert error.startswith("No module named 'of_the_client': a worker imports the module of a factory by its name")
+    assert "cloudpickle.register_pickle_by_value(module)" in error and shape == "(1, 2)"
+
+
+# --- envs that make vector envs ---------------------------------------------------------------------------------------
+
+
+class Nest(sims.Counter):
+    """Has envs of its own."""
+
+    def __init__(self, made_by: str = "make_vec") -> None:
+        super().__init__()
+        if made_by == "make_vec":
+            self.envs = envhub.make_vec("CartPole-v1", 2)
+        elif made_by == "AsyncVectorEnv":
+            self.envs = envhub.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+        else:
+            self.envs = gym.vector.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)  # type: ignore[assignment]
+
+    def inner(self) -> Any:
+        self.envs.reset(seed=3)
+        return self.envs.step(np.array([0, 1]))[0].tolist()
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+@pytest.mark.parametrize("made_by", ["make_vec", "AsyncVectorEnv", pytest.param("Gymnasium", marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_env_that_makes_a_vector_env_has_it_in_its_worker(made_by: str, workers: int) -> None:
+    direct = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    direct.reset(seed=3)
+    wanted = direct.step(np.array([0, 1]))[0].tolist()
+    direct.close()
+    envs = envhub.make_vec(functools.partial(Nest, made_by), 2, num_workers=workers)
+    assert envs.call("inner") == (wanted, wanted)
+    envs.close()
+
+
+def test_env_of_a_served_hub_that_makes_a_vector_env_has_it_in_its_worker(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
+    with serve(tmp_path, "nest=test_programs_world:Nest", binds=["tcp://127.0.0.1:0"], environ=environ) as hub:
+        envs = envhub.make_vec("nest", 1, hub=hub.tcp)
+        assert np.shape(envs.call("inner")) == (1, 2, 4)
+        envs.close()

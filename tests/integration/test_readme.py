@@ -19,7 +19,10 @@ README = (ROOT / "README.md").read_text()
 OLD_SIMULATOR = README.split("## A simulator with another Python")[1].split("\n## ")[0]
 PROGRAMS = [
     program
-    for text in (README.replace(OLD_SIMULATOR, ""), (ROOT / "client/README.md").read_text())
+    for text in (
+        README.replace(OLD_SIMULATOR, ""),
+        *(path.read_text() for path in sorted((ROOT / "client").glob("**/*.md"))),
+    )
     for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
 HOMES = {
@@ -131,7 +134,9 @@ def test_hops_of_a_step_are_at_most_ten_and_name_what_exists() -> None:
         assert hasattr(getattr(importlib.import_module(HOMES[owner]), owner), member), f"{owner}.{member}"
 
 
-@pytest.mark.parametrize("place", ["README.md", "server/README.md", "client/README.md", "docker/README.md"])
+@pytest.mark.parametrize(
+    "place", ["README.md", "server/README.md", "client/README.md", "client/docs/workers.md", "docker/README.md"]
+)
 def test_links_lead_somewhere(place: str) -> None:
     page = ROOT / place
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

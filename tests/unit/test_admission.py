@@ -140,3 +140,24 @@ def test_operator_says_which_envs_are_vector_envs_and_a_program_of_its_own_hub()
 def test_what_a_vector_env_does_not_take_is_refused(make: Make, what: str) -> None:
     refused = asked(make, HubConfig(tables={"A-v0": EnvSettings(vector=True)}))
     assert isinstance(refused, Failure) and f"makes a vector env, which takes no {what}" in refused.message
+
+
+@pytest.mark.parametrize("setup", [{"worker_setup": "a:b"}, {"worker_setup_code": b"pickle"}])
+@pytest.mark.parametrize(("allow", "deploys"), [(True, True), (True, False), (False, True), (False, False)])
+def test_what_sets_workers_up_is_the_operators_choice_as_factories_are(
+    setup: dict[str, Any], allow: bool, deploys: bool
+) -> None:
+    found = asked(Make(1, "A-v0", **setup), HubConfig(allow_factories=allow), deploys=deploys)
+    if allow and deploys:
+        assert found == Recipe("A-v0")
+    else:
+        assert isinstance(found, Failure) and found.code == "not_permitted"
+        assert "is its operator's choice, by worker_setup in the table" in found.message
+    assert asked(Make(1, "A-v0", **setup), HubConfig(owner=3)) == Recipe("A-v0")
+
+
+def test_client_may_name_the_setup_that_the_operator_has_named() -> None:
+    config = HubConfig(tables={"A-v0": EnvSettings(worker_setup="a:b")})
+    assert isinstance(asked(Make(1, "A-v0", worker_setup="a:b"), config), Recipe)
+    assert isinstance(asked(Make(1, "A-v0", worker_setup="a:c"), config), Failure)
+    assert isinstance(asked(Make(1, "A-v0", worker_setup="a:b", worker_setup_code=b"x"), config), Failure)

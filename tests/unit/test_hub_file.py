@@ -256,3 +256,12 @@ def test_replays_are_kept_where_the_file_says(tmp_path: Path) -> None:
     config = config_of((), HubOptions(), file)
     assert (config.replays, config.limits.replays_max, config.limits.replays_bytes_max) == (tmp_path / "kept", 3, 1000)
     assert config_of((), HubOptions(replays_max=0), file).replay_folder() is None
+
+
+def test_setup_of_workers_is_the_name_of_a_function(path: Path) -> None:
+    path.write_text("[envs.arm]\nenv = 'my_sims:make'\nworker_setup = 'my_sims:set_up'")
+    recipe = config_of((), HubOptions(), path).registry().find("arm")
+    assert recipe is not None and recipe.settings.worker_setup == "my_sims:set_up"
+    path.write_text("[envs.arm]\nenv = 'my_sims:make'\nworker_setup = 'my_sims'")
+    with pytest.raises(ValueError, match=r"\[envs\.arm\] worker_setup = .my_sims.: expected module:function"):
+        config_of((), HubOptions(), path)

@@ -1,4 +1,4 @@
-"""What envs see of the program that they are made for: path, folder, variables, arguments, flags, registered envs."""
+"""What envs see of their program: path, folder, variables, arguments, flags, levels of messages, registered envs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from envhub.protocol.messages import World
 from envhub.transport.address import environment
 from envhub.values import code_pickler
 from envhub.values.gym_api import pickled
+from envhub.values.importable import is_importable
 from envhub.values.unpicklable import Unsendable, why_unpicklable
 from envhub_client.private_hub.interpreter_flags import interpreter_flags
+from envhub_client.private_hub.message_levels import message_levels
 
 
 def program_environment() -> World:
@@ -32,7 +34,16 @@ def program_environment() -> World:
     # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
     authkey = b"" if process is None else bytes(process.current_process().authkey)
-    return World(sys_path, cwd, environment(os.environ), registrations, authkey, own_argv(), own_flags())
+    return World(
+        sys_path,
+        cwd,
+        environment(os.environ),
+        registrations,
+        authkey,
+        argv=own_argv(),
+        flags=own_flags(),
+        levels=message_levels(),
+    )
 
 
 def own_argv() -> list[str]:
@@ -48,7 +59,8 @@ def own_flags() -> list[str]:
 def _pickled(spec: EnvSpec) -> bytes:
     try:
         module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-        if module == "__main__":  # a worker's main module is another one, so the class itself travels
+        if module in sys.modules and (module == "__main__" or not is_importable(module)):
+            # A worker's main module is another one, and it does not find the other kind, so the class itself travels.
             owner = functools.reduce(getattr, name.split("."), sys.modules[module])
             spec = dataclasses.replace(spec, entry_point=owner)
         return pickled(spec)

@@ -65,9 +65,13 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
     pickled_runner = b"" if runner is None else pickled_for_workers("worker", runner)
     alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     asked = Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
-    return replace(asked, python=version)
+    return replace(asked, python=own_python())
+
+
+def own_python() -> str:
+    """The version of this Python, such as 3.12: code that is pickled by value runs on no other."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def pickled_for_workers(named: str, value: object) -> bytes:

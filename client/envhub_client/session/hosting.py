@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envhub.protocol import messages
-from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX
+from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
 
 PRIVATE = ("python", "rendering")  # options for private hubs only
 RENDERING = ("egl", "osmesa")
@@ -48,6 +48,11 @@ class HostingOptions:
             a hub that others share, its operator says it.
         rendering: by what frames are drawn without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
             ``PYOPENGL_PLATFORM``. Private hubs only, likewise.
+        worker_setup: what each worker calls once, before it makes its envs: a function without arguments, which travels
+            by cloudpickle, or the name of one, ``"module:function"``, that a worker imports. For what a program has set
+            and workers do not have of themselves, such as ``np.seterr``; ``client/docs/workers.md`` lists that. Also in
+            workers that are restarted or take over, and in spares. What it raises is raised as by the making of an env.
+            A hub that others share takes what its operator says of the env, and any where it takes factories.
     """
 
     gpus: Sequence[int] = ()
@@ -58,6 +63,7 @@ class HostingOptions:
     one_per_process: bool = False
     python: str | Path | None = None
     rendering: str | None = None
+    worker_setup: str | Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -83,6 +89,11 @@ class HostingOptions:
             raise TypeError(f"python must be the path of an interpreter, got {self.python!r}")
         if self.rendering not in (None, *RENDERING):
             raise ValueError(f"rendering must be {' or '.join(map(repr, RENDERING))}, got {self.rendering!r}")
+        setup = self.worker_setup
+        if isinstance(setup, str) and not is_function_name(setup):
+            raise ValueError(f"worker_setup={setup!r} is no name of a function, which is written 'module:function'")
+        if not (setup is None or isinstance(setup, str) or callable(setup)):
+            raise TypeError(f"worker_setup must be a function, or the name of one, 'module:function'; got {setup!r}")
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""

@@ -40,9 +40,10 @@ from envhub_client.lanes.base import Lane
 from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
-from envhub_client.private_hub.process import PrivateHub, private_hub
+from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
 from envhub_client.private_hub.program_environment import program_environment
 from envhub_client.session import hosting
+from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.in_use import InUse
 from envhub_client.session.options import SessionOptions
@@ -121,7 +122,8 @@ class Session:
             )
         self._owner = owner
         self.in_use = InUse()
-        self.options = options
+        # An env that makes a vector env has it in its own process: its worker is one of many already.
+        self.options = replace(options, num_workers=0) if address is None and is_env_of_worker() else options
         self.state = AsyncState.DEFAULT
         self.closed = False
         self._hub: str | Secret[str] | None = guarded(address)
@@ -220,6 +222,7 @@ class Session:
             beat_s=HEARTBEAT_MS / 1000,
             lost=lost,
             hosting=options.hosting.wire(),
+            **_setup(make, options.hosting.worker_setup),
         )
 
     def _compression(self, connection: Connection) -> str:
@@ -639,6 +642,17 @@ def _end(connection: Connection, terminate: bool) -> None:
         level = logging.DEBUG if raised is None else logging.ERROR
         log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
     connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
+
+
+def _setup(make: Make, setup: Any) -> dict[str, Any]:
+    """The fields of a request that say what sets workers up.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    if setup is None or isinstance(setup, str):
+        return {"worker_setup": setup or ""}
+    return {"worker_setup_code": pickled_for_workers("worker_setup", setup), "python": make.python or own_python()}
 
 
 def _inert(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:

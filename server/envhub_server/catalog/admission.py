@@ -71,7 +71,8 @@ def admitted(
         return Failure("refused", "request", text)
     if config.private:
         return _fit(make, of_program(make))
-    if make.runner or make.world is not None or (make.factories and not (config.allow_factories and deploys)):
+    code_allowed = config.allow_factories and deploys
+    if make.runner or make.world is not None or (make.factories and not code_allowed):
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
@@ -82,6 +83,8 @@ def admitted(
         text = f"{', '.join(foreign)}: a hub on the network makes no wrappers but these of Gymnasium's: "
         text += ", ".join(WRAPPER_NAMES)
         return Failure("not_permitted", "request", text)
+    if not code_allowed and (why := _foreign_setup(make, "" if recipe is None else recipe.settings.worker_setup)):
+        return Failure("not_permitted", "request", why)
     if recipe is not None:
         why = beyond(make.hosting, recipe.settings.hosting(config.hosting), limits.spares_max)
         return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
@@ -89,6 +92,18 @@ def admitted(
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
     text = f"this hub does not offer {make.name!r}{question} `envhub envs` and `envs()` of a client list what it offers"
     return Failure("unknown_env", "request", text)
+
+
+def _foreign_setup(make: Make, of_operator: str) -> str:
+    """Why a client that may not send factories may not have this worker_setup; empty if it may."""
+    if make.worker_setup in ("", of_operator) and not make.worker_setup_code:
+        return ""
+    named = f"={make.worker_setup!r:.100}" if make.worker_setup else ""
+    return (
+        f"worker_setup{named}: what runs in the workers of this hub is its operator's choice, by worker_setup in the "
+        "table of an env; where the hub is served with --allow-factories, its own user and keys with the right to "
+        "deploy choose it, too"
+    )
 
 
 def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:

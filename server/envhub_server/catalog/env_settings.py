@@ -37,6 +37,7 @@ class EnvSettings:
         recycle: when another worker takes over from one.
         shared_process: whether several of its envs may share a process.
         one_per_process: whether each of its envs has a process of its own, in any case.
+        worker_setup: ``module:function``, which each of its workers calls before it makes its envs; empty for none.
         record: which episodes of its sessions are recorded on the hub's machine, or a folder for all; empty for none.
 
     None is what the hub's options say.
@@ -56,6 +57,7 @@ class EnvSettings:
     shared_process: bool = False
     one_per_process: bool = False
     record: str | RecordSettings | None = None
+    worker_setup: str = ""
 
     def __post_init__(self) -> None:
         """Check that what is said goes together.

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from envhub.hub_options import HubOptions
+from envhub.protocol.validation import is_function_name
 from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
@@ -77,6 +78,7 @@ def read(path: Path) -> HubFile:
         tables = {name: _converted(path, _spot(path, name), envs[name], EnvSettings, _hint_of_env) for name in envs}
         for name, settings in tables.items():
             _check_variables(_spot(path, name).of_key("variables"), settings.variables)
+            _check_setup(_spot(path, name).of_key("worker_setup"), settings.worker_setup)
             _check_entry(path, name, settings)
     except TableError as error:
         raise HubFileError(str(error)) from error
@@ -140,6 +142,12 @@ def _check_variables(spot: Spot, variables: Mapping[str, str]) -> None:
         if not name or "=" in name or "\0" in name + value:
             text = "a name is not empty and has no '=', and neither it nor its value has a null character"
             raise spot.of_key(name).refuse(value, text)
+
+
+def _check_setup(spot: Spot, named: str) -> None:
+    """Refuse what is no name of a function."""
+    if named and not is_function_name(named):
+        raise spot.refuse(named, "expected module:function")
 
 
 def _check_record(spot: Spot, record: Mapping[str, Any]) -> None:

@@ -88,6 +88,9 @@ class Build(Frozen):
     replays: str = ""  # what the names of its replays begin with; empty for none
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
     argv: List[str] = field(default_factory=list)  # of the program; empty for EnvHub's name
+    levels: bytes = b""  # of messages, as of ``messages.World``
+    setups: List[str] = field(default_factory=list)  # functions that are called before the envs are made
+    setup: bytes = b""  # cloudpickle of one more
 
 
 class Built(Frozen):

@@ -18,7 +18,7 @@ HISTORY_BYTES_MAX = 1 << 25  # of what the env was asked, besides notes: a journ
 
 # What is sent to workers only: pickles, and what may be secret.
 _LEFT_OUT: Dict[str, Any] = {"factories": b"", "registrations": b"", "environ": {}, "authkey": b"", "runner": b""}
-_LEFT_OUT["argv"] = []
+_LEFT_OUT.update(argv=[], setup=b"")
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class _Failure:
 def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
     """The message for this row, or vector env, without what is no plain data, and what of that is needed, in words."""
     lacks = ["the class that runs the env (worker=)"] if build.runner else []
+    lacks += ["the function that sets up its worker, which is known by no name (worker_setup=)"] if build.setup else []
     kwargs = dict(zip(build.rows, build.kwargs_each)).get(row, build.kwargs)
     entry = build.entry
     if build.factories:

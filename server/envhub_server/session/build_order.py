@@ -107,6 +107,8 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         shares=(place.workers or 1) if recipe.settings.vector else 0,
         replays=rules.replays,
         episodes_max=rules.hosting.recycle.episodes,
+        setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
+        setup=make.worker_setup_code,
         **_program_environment(make.world, recipe),
     )
 

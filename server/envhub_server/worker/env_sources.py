@@ -19,7 +19,15 @@ from envhub_server.ipc import process_marks
 from envhub_server.ipc.packages import here
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.message_levels import adopt_levels
 from envhub_server.worker.other_interfaces import as_gymnasium
+
+BY_NAME = (
+    "a worker imports the module of a factory by its name, and what the program has under that name is not there. Put "
+    "the module's folder into sys.path before the envs are made (PYTHONPATH of a hub that others use), or send it by "
+    "value: cloudpickle.register_pickle_by_value(module)"
+)
+_IMPORTING = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")  # files of frames
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 _known_variables: dict[str, str] = {}  # the environment of the zygote without its mark, which its workers begin with
@@ -43,13 +51,47 @@ def factories(build: Any) -> Any:
     if build.registrations:
         _register(build.registrations)
     if build.factories:
-        own = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if build.python not in ("", own):  # a function's bytecode would fail in any way, or crash
-            text = f"factories from a trainer with Python {build.python} cannot run in Python {own} ({sys.executable}"
-            text += f"{here()}): use that Python in the trainer, or have the hub offer the env by name: "
-            raise TypeError(f"{text}NAME=module:factory")
-        return pickle.loads(build.factories)  # noqa: S301  only ever sent to workers, never read by the hub
+        _check_python(build, "factories", "have the hub offer the env by name: NAME=module:factory")
+        return _load_factories(build.factories)
     return named(build)
+
+
+def _load_factories(blob: bytes) -> Any:
+    try:
+        return pickle.loads(blob)  # noqa: S301  only ever sent to workers, never read by the hub
+    except (ModuleNotFoundError, AttributeError) as error:
+        if _is_of_a_name(error):
+            text = f"{error}: {BY_NAME}"
+            error.args = (text,)
+            if isinstance(error, ModuleNotFoundError):
+                error.msg = text  # which is its text
+        raise
+
+
+def _is_of_a_name(error: BaseException) -> bool:
+    """Whether a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):
+            return False
+        at = at.tb_next
+    return True
+
+
+def set_up(build: Any) -> None:
+    """Call what sets this worker up, once, before its envs are made: the operator's function, then the client's."""
+    for entry in build.setups:
+        _load(entry)()
+    if build.setup:
+        _check_python(build, "a worker_setup", "name it: worker_setup='module:function'")
+        pickle.loads(build.setup)()  # noqa: S301  as of factories
+
+
+def _check_python(build: Any, what: str, instead: str) -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if build.python not in ("", own):  # a function's bytecode would fail in any way, or crash
+        text = f"{what} from a trainer with Python {build.python} cannot run in Python {own} ({sys.executable}"
+        raise TypeError(f"{text}{here()}): use that Python in the trainer, or {instead}")
 
 
 def modules_of(build: Any) -> list[str]:
@@ -157,6 +199,8 @@ def _adopt_program(build: Any) -> None:
     os.chdir(build.cwd)
     if build.argv:
         sys.argv[:] = build.argv
+    if build.levels:
+        adopt_levels(codec.decode(build.levels))
     if build.authkey:
         importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
 

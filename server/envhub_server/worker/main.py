@@ -67,6 +67,7 @@ from envhub_server.worker.env_sources import (
     modules_of,
     named,
     runner_class,
+    set_up,
     source_of,
     versions_of,
     why_missing,
@@ -271,6 +272,7 @@ class Worker:
         if importing:  # which may take long, or never end: the client is told
             self._channel.send(control.Building(0, importing))
         self._variables = adopt_environment(build)  # in which its envs begin
+        set_up(build)
         self._factories = factories(build)
         if importing:
             self._channel.send(control.Building(0))

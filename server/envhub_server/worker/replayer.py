@@ -33,7 +33,7 @@ from envhub_server.ipc.control import Build
 from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.worker.env_batch import EnvBatch
-from envhub_server.worker.env_sources import adopt_environment, factories, runner_class
+from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
 from envhub_server.worker.journal_writer import bit_generator_of
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
@@ -241,6 +241,7 @@ class Replayer:
 def _part(row: int, build: Build) -> Row | EnvBatch:
     """The env of this row, newly made, or the vector env."""
     adopt_environment(build)
+    set_up(build)
     factory, mode = factories(build)[row], build.autoreset_mode
     if build.shares:
         return EnvBatch(build.rows, made_by(factory, Share(build.rows, build.shares), mode), mode, False)

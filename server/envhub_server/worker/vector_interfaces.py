@@ -75,10 +75,8 @@ class DoneEnv(_Vector):
     """
 
     def __init__(self, made: Any) -> None:
-        observations, actions = (
-            spaces.native(_single(getattr(made, name), made)) for name in ("observation_space", "action_space")
-        )
-        super().__init__(made, made.num_envs, observations, actions, SAME_STEP)
+        observed, acted = (_single(getattr(made, name), made) for name in ("observation_space", "action_space"))
+        super().__init__(made, made.num_envs, spaces.native(observed), spaces.native(acted), SAME_STEP)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As in Gymnasium; such an env takes no options."""

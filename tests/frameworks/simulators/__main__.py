@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import page
 from packages import PACKAGES, Package
 
 HERE = Path(__file__).resolve().parent
@@ -99,7 +100,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the environments here, and use those that are here already")
     parser.add_argument("--install-only", action="store_true", help="only make the environments")
     parser.add_argument("--json", type=Path, help="append what was found to this file, a line for each package")
+    parser.add_argument("--page", type=Path, help="write the page by what the file of --json says, and try nothing")
     told = parser.parse_args()
+    if told.page:
+        page.write(told.page, told.json)
+        return
     chosen = [package for package in PACKAGES if not told.packages or package.name in told.packages]
     with tempfile.TemporaryDirectory(prefix="simulators-") as temporary:
         root = (told.folder or Path(temporary)).resolve()

@@ -143,11 +143,8 @@ def made(package: Package, address: str | None) -> Any:
     return envhub.make_vec(name, NUM_ENVS, vector=package.vector, **options)
 
 
-def actions_for(package: Package) -> list[Any]:
-    """Batches of actions, the same in every run."""
-    envs = made(package, None)
-    space = envs.single_action_space
-    envs.close()
+def actions_for(space: Any) -> list[Any]:
+    """Batches of actions of this space, the same in every run."""
     space.seed(3)
     return [_batch(space) for _ in range(STEPS)]
 
@@ -159,13 +156,8 @@ def _batch(space: Any) -> Any:
     )
 
 
-def outcome(package: Package, address: str | None, actions: list[Any], wanted: list[Any]) -> str:
-    """``equal``, or where a session differs from the plain loop, or what it raised."""
-    try:
-        found = record_of_hub(made(package, address), actions)
-    except Exception as error:
-        traceback.print_exc()
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+def compared(found: list[Record], wanted: list[Any]) -> str:
+    """``equal``, or where a session differs from the plain loop."""
     for env, record in enumerate(wanted):
         if not isinstance(record, list):
             return f"runs; no plain loop: {record!r}"[:300]
@@ -175,22 +167,33 @@ def outcome(package: Package, address: str | None, actions: list[Any], wanted: l
     return "equal"
 
 
+class Attempt:
+    """The sessions of one package, each with the actions of the first."""
+
+    def __init__(self, package: Package) -> None:
+        self.package = package
+        self.actions: list[Any] = []
+        self.wanted: list[Any] = []
+
+    def outcome(self, address: str | None) -> str:
+        """What a session was like, or what it raised."""
+        try:
+            envs = made(self.package, address)
+            self.actions = self.actions or actions_for(envs.single_action_space)
+            found = record_of_hub(envs, self.actions)
+            self.wanted = self.wanted or wanted_records(self.package, self.actions)
+            return compared(found, self.wanted)
+        except Exception as error:
+            traceback.print_exc()
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 def main(name: str) -> None:
     """Try the package of this name."""
-    package = next(each for each in PACKAGES if each.name == name)
-    try:
-        actions = actions_for(package)
-    except Exception as error:
-        traceback.print_exc()
-        print(json.dumps({"private": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}))
-        return
-    found = {}
-    wanted = wanted_records(package, actions)
-    for way in ("private", "private again"):
-        found[way] = outcome(package, None, actions, wanted)
-    with served(package) as address:
-        for way in ("tcp", "tcp again"):
-            found[way] = outcome(package, address, actions, wanted)
+    attempt = Attempt(next(each for each in PACKAGES if each.name == name))
+    found = {way: attempt.outcome(None) for way in ("private", "private again")}
+    with served(attempt.package) as address:
+        found.update({way: attempt.outcome(address) for way in ("tcp", "tcp again")})
     print(json.dumps(found))
 
 

@@ -1,0 +1,51 @@
+"""The page of the simulators that were tried: ``server/docs/simulators.md``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from packages import PACKAGES, Package
+
+HEAD = """# Simulators
+
+What was tried of the packages in the registry: `python tests/frameworks/simulators` makes a virtual environment for each,
+installs it there, and steps an env of it by seeded actions, each env alone in a plain loop, by a private hub, and over tcp by a
+served one, in a first and a second session. *Equal* says that observations, rewards and ends of episodes were those of the
+plain loop, bit for bit, in all four. Vector envs are compared with themselves without a hub.
+
+Where there are pins, `pip install` gets them besides the package. Ids are offered as `envhub serve MODULE:ID`, and functions as
+`envhub serve NAME=MODULE:FUNCTION`; the function of each package is in `tests/frameworks/simulators/factories.py`.
+
+| package | env | its interface | pins | result | special |
+|---|---|---|---|---|---|
+"""
+WAYS = ("private", "private again", "tcp", "tcp again")
+
+
+def page(records: Sequence[Mapping[str, str]]) -> str:
+    """The page with the last record of each package."""
+    last = {record["package"]: record for record in records}
+    return HEAD + "".join(_line(package, last.get(package.name, {})) for package in PACKAGES)
+
+
+def _line(package: Package, record: Mapping[str, str]) -> str:
+    pins = [*package.pins, *([f"Python {package.python}"] if package.python else [])]
+    shown = " ".join(f"`{pin}`" for pin in pins)
+    cells = [package.name, f"`{package.env}`", package.kind, shown, _result(record), package.special]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _result(record: Mapping[str, str]) -> str:
+    if record.get("why"):
+        return f"cannot be installed: {record['why']}"
+    results = [record.get(way, "") for way in WAYS]
+    if len(set(results)) == 1:
+        return results[0] or "not tried"
+    return "; ".join(f"{way}: {result}" for way, result in zip(WAYS, results, strict=True) if result)
+
+
+def write(path: Path, results: Path) -> None:
+    """Write the page by the records of ``--json``."""
+    path.write_text(page([json.loads(line) for line in results.read_text().splitlines()]))

@@ -18,14 +18,12 @@ import time
 from pathlib import Path
 
 import page
-from packages import PACKAGES, Package
+from packages import PACKAGES, VARIABLES, Package
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 INSTALL_S, TRY_S = 1800, 400
 COLUMNS = ("private", "private again", "tcp", "tcp again")
-# Of libraries that would draw on a screen, or take all CPUs; and what pip must not build.
-VARIABLES = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "JAX_PLATFORMS": "cpu", "PYGLET_HEADLESS": "true"}
 
 
 def python_of(version: str) -> str:

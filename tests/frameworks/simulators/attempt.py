@@ -18,7 +18,7 @@ from typing import Any
 import factories
 import gymnasium
 import numpy as np
-from packages import PACKAGES, Package
+from packages import PACKAGES, VARIABLES, Package
 
 import envhub
 
@@ -124,6 +124,7 @@ def served(package: Package) -> Iterator[str]:
     entry = package.env if package.by_id else f"tried=factories:{package.env}"
     program = [sys.executable, "-m", "envhub", "serve", entry, "--bind", "tcp://127.0.0.1:0"]
     program += ["--vector"] if package.vector else []
+    program += [part for name in VARIABLES for part in ("--worker-env", name)]
     hub = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert hub.stdout is not None
     try:

@@ -113,7 +113,7 @@ def mario_of_gym() -> Any:
     from gym_super_mario_bros.actions import SIMPLE_MOVEMENT
     from nes_py.wrappers import JoypadSpace
 
-    return JoypadSpace(gym_super_mario_bros.make("SuperMarioBros-v3"), SIMPLE_MOVEMENT)
+    return JoypadSpace(gym_super_mario_bros.make("SuperMarioBros-v3", apply_api_compatibility=True), SIMPLE_MOVEMENT)
 
 
 def coinrun_of_gym() -> Any:

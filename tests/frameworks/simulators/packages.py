@@ -46,8 +46,8 @@ class Package:
         return ":" in self.env
 
 
-HEADLESS = "renders without a screen: `SDL_VIDEODRIVER=dummy`"
-JAX = "`pip install jax[cpu]`"
+# Of libraries that would draw on a screen.
+VARIABLES = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "JAX_PLATFORMS": "cpu", "PYGLET_HEADLESS": "true"}
 GYM = ("gym==0.26.2", "numpy<2")
 
 PACKAGES = [

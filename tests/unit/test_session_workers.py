@@ -456,6 +456,14 @@ def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
     assert session.said(0, FirstBuilt(True, 1)) == [] and session.workers[0].first is None  # the number is decided
 
 
+def test_process_that_takes_a_lost_workers_place_is_given_the_arena_once() -> None:
+    session = ready()
+    session.exited(0)
+    session.elapsed(1.0)
+    (given,) = session.said(0, built(), now_s=1.0)
+    assert isinstance(given, GiveArena) and session.said(0, built(), now_s=1.0) == []
+
+
 def test_spare_that_has_ended_is_nothing_any_more() -> None:
     session = ready()
     assert session.said(7, Mapped()) == session.exited(7) == []
@@ -904,6 +912,13 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
         "ValueError",
         "its traceback",
     )
+
+
+@pytest.mark.parametrize("row", [None, 1, 9])
+def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) -> None:
+    session = recorded()
+    session.request(Step(b"\x04"))
+    assert session.said(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, tick=3)) == []
 
 
 def test_replay_of_a_vector_env_is_that_of_its_first_row() -> None:

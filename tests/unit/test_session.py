@@ -1024,7 +1024,7 @@ def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
     session.request(Send([0], b"\x04"))
     session.handle(stimuli.PartPosted(1))
     assert session.next_deadline_s() < math.inf
-    assert session.request(Send([1], b"\x04")) == [PostPart()]
+    assert session.request(Send([1], b"\x04"), quiescent=False) == [PostPart()]
     session.handle(stimuli.PartPosted(1))
     for row in (0, 1):
         assert session.request(Receive(1)) == [TakePart(1)]

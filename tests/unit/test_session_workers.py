@@ -602,6 +602,16 @@ def test_idle_session_has_no_deadline() -> None:
     assert session.next_deadline_s() == math.inf
 
 
+def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between_samples() -> None:
+    session = ready()
+    session.elapsed(1.0)
+    assert session.next_deadline_s() == math.inf
+    for now_s in (5.0, 5.0 + SAMPLE_S / 2):
+        session.request(Step(b"\x04"), now_s=now_s)
+        assert session.next_deadline_s() == 5.0 + SAMPLE_S
+        session.rows_done()
+
+
 def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:
     session = ready()
     session.request(Call("x", b""), now_s=0.0)

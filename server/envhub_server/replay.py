@@ -137,7 +137,7 @@ def announced(path: Path) -> str:
     """
     replay = read(path)
     build, key = replay.orders()[0], _interpreter(replay)
-    named = [build.entry or build.name, *build.wrappers]
+    named = [*build.setups, build.entry or build.name, *build.wrappers]
     text = f"runs {', '.join(named)} with {key.python} in {build.cwd or os.getcwd()}, {_modules(replay, build)}"
     variables = [f"{name}={value}" for name, value in (*key.variables, *build.variables.items())]
     text += f", variables {' '.join(variables)}" if variables else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import importlib
 import os
 import pickle
 import subprocess
@@ -241,17 +242,36 @@ def test_spec_that_nobody_registered_is_made_with_its_wrappers() -> None:
     envs.close()
 
 
-def test_registration_that_does_not_load_in_a_worker_hides_no_other(tmp_path: Path) -> None:
-    module = types.ModuleType("of_the_program_alone")
-    module.Lost = type("Lost", (Local,), {"__module__": module.__name__})  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-    gym.register("Lost-v0", entry_point=module.Lost)
+class Lost:
+    """What no worker can load."""
+
+    def __call__(self) -> Any:
+        """The env, which is never made."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("of_the_program_alone",)
+
+
+def test_registration_that_does_not_load_in_a_worker_hides_no_other() -> None:
+    gym.register("Lost-v0", entry_point=Lost())
     try:
         envhub.make_vec("CartPole-v1", 1).close()
         with pytest.raises(ModuleNotFoundError, match="of_the_program_alone"):
             envhub.make_vec("Lost-v0", 1)
     finally:
-        del gym.registry["Lost-v0"], sys.modules[module.__name__]
+        del gym.registry["Lost-v0"]
+
+
+def test_class_of_a_module_that_only_the_program_has_is_sent_by_value() -> None:
+    module = types.ModuleType("of_the_program_alone")
+    module.Own = type("Own", (Local,), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    gym.register("Own-v0", entry_point="of_the_program_alone:Own")
+    try:
+        for env in ("Own-v0", module.Own):
+            envhub.make_vec(env, 1).close()
+    finally:
+        del gym.registry["Own-v0"], sys.modules[module.__name__]
 
 
 HEAVY = """

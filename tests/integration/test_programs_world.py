@@ -115,7 +115,7 @@ print(json.dumps([sim_with_options.Sim().seen(), *envs.call("seen")]))
 envs.close()
 """
 FLAGS = [
-    (),
+    pytest.param((), marks=pytest.mark.long),
     ("-O", "-W", "error::DeprecationWarning"),
     pytest.param(("-OO", "-b", "-X", "utf8"), marks=pytest.mark.long),
     pytest.param(("-X", "dev", "-W", "ignore::UserWarning", "-W", "default"), marks=pytest.mark.long),
@@ -430,6 +430,14 @@ for env in (mine.Mine, lambda: mine.make(), *by_ids, lambda: mine.Mine(other.LEN
     envs = envhub.make_vec(env, 2, num_workers=2)
     found.append(envs.call("told"))
     envs.close()
+
+def set_up():
+    import os
+    os.environ["SET_UP"] = mine.WORD
+
+envs = envhub.make_vec(lambda: mine.Mine(), 1, worker_setup="__main__:set_up")
+found.append(envs.call("environment", "SET_UP"))
+envs.close()
 import cloudpickle
 print(json.dumps([found, sorted(cloudpickle.list_registry_pickle_by_value())]))
 """
@@ -450,7 +458,9 @@ def test_modules_that_were_loaded_from_files_travel_by_value(tmp_path: Path) -> 
     hidden(tmp_path)
     found, registered = printed(run(tmp_path, LOADED.format(support=SUPPORT)))
     million = 10**6
-    assert found == [[["mine", length]] * 2 for length in (million, 5, million, 3, million, 7)]
+    *told, set_up = found
+    assert told == [[["mine", length]] * 2 for length in (million, 5, million, 3, million, 7)]
+    assert set_up == ["mine"]
     assert registered == []
 
 

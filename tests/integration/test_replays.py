@@ -19,7 +19,7 @@ import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
-from brittle import CAUSES, Brittle
+from brittle import CAUSES, Brittle, Tuned, tune
 from conftest import LANES, lane_address
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
@@ -283,6 +283,20 @@ def test_factory_without_a_name_cannot_be_run_again() -> None:
         (failure,) = failures(envs, 1)
         with pytest.raises(replay.ReplayError, match="factory of the env, which is in no module"):
             run(failure)
+
+
+def test_worker_is_set_up_again_by_the_name_of_what_did_it() -> None:
+    for setup in ("brittle:tune", tune):
+        tuned = partial(Tuned, "exit")
+        with contextlib.closing(envhub.make_vec(tuned, 1, worker_setup=setup, **OPTIONS)) as envs:
+            envs.reset(seed=3)
+            (failure,) = failures(envs, 1)
+            if isinstance(setup, str):
+                assert "runs brittle:tune, brittle:Tuned with" in replay.announced(written_replay(failure.replay))
+                assert run(failure).alike
+            else:
+                with pytest.raises(replay.ReplayError, match="what sets up its worker, which has no name"):
+                    run(failure)
 
 
 def test_file_holds_data_only(address: str | None) -> None:

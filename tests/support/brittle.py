@@ -68,3 +68,19 @@ class Brittle(gym.Env[np.ndarray, int]):
                 self.held.append(b"x" * (1 << 24))
         elif self.cause == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+TUNED: list[int] = []
+
+
+class Tuned(Brittle):
+    """Is made only where its worker was set up."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, rate=1.0)
+        self.tuned = TUNED[0]
+
+
+def tune() -> None:
+    """Set a worker up."""
+    TUNED.append(1)

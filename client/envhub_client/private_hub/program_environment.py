@@ -7,6 +7,7 @@ import functools
 import os
 import pickle
 import sys
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -58,14 +59,27 @@ def own_flags() -> list[str]:
 
 def _pickled(spec: EnvSpec) -> bytes:
     try:
-        module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-        if module in sys.modules and (module == "__main__" or not is_importable(module)):
-            # A worker's main module is another one, and it does not find the other kind, so the class itself travels.
-            owner = functools.reduce(getattr, name.split("."), sys.modules[module])
-            spec = dataclasses.replace(spec, entry_point=owner)
+        if isinstance(spec.entry_point, str):
+            found = by_value_if_unimportable(spec.entry_point)
+            if found is not spec.entry_point:
+                spec = dataclasses.replace(spec, entry_point=found)
         return pickled(spec)
     except Exception as error:  # whatever a foreign object raises when it is pickled
         return _stand_in(spec, error)
+
+
+def by_value_if_unimportable(entry: str) -> Any:
+    """What ``module:name`` is, if a worker does not find that module; else the text itself.
+
+    A worker's main module is another one, and some modules have their names in this program only.
+
+    Raises:
+        AttributeError: the module has no such name.
+    """
+    module, _, name = entry.partition(":")
+    if module in sys.modules and (module == "__main__" or not is_importable(module)):
+        return functools.reduce(getattr, name.split("."), sys.modules[module])
+    return entry
 
 
 def _stand_in(spec: EnvSpec, error: Exception) -> bytes:

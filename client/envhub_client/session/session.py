@@ -41,7 +41,7 @@ from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
 from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
-from envhub_client.private_hub.program_environment import program_environment
+from envhub_client.private_hub.program_environment import by_value_if_unimportable, program_environment
 from envhub_client.session import hosting
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.hosting import HostingOptions
@@ -222,7 +222,7 @@ class Session:
             beat_s=HEARTBEAT_MS / 1000,
             lost=lost,
             hosting=options.hosting.wire(),
-            **_setup(make, options.hosting.worker_setup),
+            **_setup(make, options.hosting.worker_setup, environment is not None),
         )
 
     def _compression(self, connection: Connection) -> str:
@@ -644,12 +644,14 @@ def _end(connection: Connection, terminate: bool) -> None:
     connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 
-def _setup(make: Make, setup: Any) -> dict[str, Any]:
+def _setup(make: Make, setup: Any, is_private: bool) -> dict[str, Any]:
     """The fields of a request that say what sets workers up.
 
     Raises:
         TypeError: it cannot be pickled.
     """
+    if isinstance(setup, str) and is_private:
+        setup = by_value_if_unimportable(setup)
     if setup is None or isinstance(setup, str):
         return {"worker_setup": setup or ""}
     return {"worker_setup_code": pickled_for_workers("worker_setup", setup), "python": make.python or own_python()}

@@ -95,7 +95,7 @@ class _Failure:
 def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
     """The message for this row, or vector env, without what is no plain data, and what of that is needed, in words."""
     lacks = ["the class that runs the env (worker=)"] if build.runner else []
-    lacks += ["the function that sets up its worker, which is known by no name (worker_setup=)"] if build.setup else []
+    lacks += ["what sets up its worker, which has no name (worker_setup=)"] if build.setup else []
     kwargs = dict(zip(build.rows, build.kwargs_each)).get(row, build.kwargs)
     entry = build.entry
     if build.factories:

@@ -1039,7 +1039,7 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session.said(1, RowFailed(RAISED))
     session.request(Receive(1))
     assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
-    assert session.request(Receive(1)) == [TakePart(1)]
+    assert session.request(Receive(5)) == [TakePart(1)]
 
 
 def test_close_gives_up_the_receive_that_waits() -> None:
@@ -1132,6 +1132,14 @@ def test_takeover_waits_for_the_request_under_way() -> None:
     session.request(Step(b"\x04"))
     assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
     answer, *following = session.rows_done()
+    assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
+
+
+def test_takeover_waits_for_the_call_under_way() -> None:
+    session = ready(1, 1)
+    session.request(Call("x", b""))
+    assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
+    answer, *following = session.said(0, CallResults([b""]))
     assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
 
 

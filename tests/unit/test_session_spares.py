@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -322,6 +324,8 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     assert session.elapsed(MEMORY_S, memory={0: MIB, 1: MIB}) == []
     started, build = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
     assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
+    succeeded(session, 1, 2, now_s=0.5)
+    assert session.exited(2) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
 
 
 def leaving(session: Session, now_s: float = 0.0) -> None:
@@ -577,12 +581,22 @@ def test_worker_that_is_lost_does_not_become_too_old() -> None:
     assert [worker.worn for worker in session.workers] == [False, True]
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_worker_of_one_env_is_between_episodes_sooner_or_later_and_is_never_cut(mode: str) -> None:
-    session = ready(2, 2, autoreset_mode=mode, hosting=Hosting(recycle=Recycle(age_s=30.0)))
+@pytest.mark.parametrize(("mode", "vector"), [("NextStep", False), ("SameStep", False), ("NextStep", True)])
+def test_worker_of_one_env_is_between_episodes_sooner_or_later_and_is_never_cut(mode: str, vector: bool) -> None:
+    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=vector))
+    session = ready(2, 2, recipe=recipe, autoreset_mode=mode, hosting=Hosting(recycle=Recycle(age_s=30.0)))
     session.elapsed(30.0)
     number = next(iter(session.spares))
     place = session.spares[number].place
     session.said(number, built(), 30.0)
     assert session.said(number, Mapped(), 30.0) == [Tell(place, Leave())]
     assert Tell(place, Leave(cut=True)) not in session.elapsed(100.0)
+
+
+def test_vector_env_of_one_env_that_resets_it_within_a_step_is_cut() -> None:
+    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
+    session = ready(1, 1, recipe=recipe, autoreset_mode="SameStep", **WORN)
+    session.said(0, EpisodesDone())
+    session.said(1, built())
+    assert session.said(1, Mapped()) == [Tell(0, Leave())]
+    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]

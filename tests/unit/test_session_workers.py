@@ -922,6 +922,8 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
         "ValueError",
         "its traceback",
     )
+    (failed,) = session.rows_done()
+    assert failed == Fail(replace(failure, replay=told.replay)) and told.replay
 
 
 @pytest.mark.parametrize("row", [None, 1, 9])

@@ -35,7 +35,7 @@ from envhub_server.session.instructions import (
     Tell,
     UseOtherArena,
 )
-from envhub_server.session.state import MEMORY_S, SPARE_RETRY_MAX_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
+from envhub_server.session.state import MEMORY_S, SAMPLE_S, SPARE_RETRY_MAX_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
 from sessions import KILLED, RAISED, Session, attached, built, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
@@ -80,6 +80,14 @@ def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -
     assert isinstance(handed, HandOver) and handed.worker == 1
     assert session.restarts == 1 and list(session.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
+
+
+def test_spare_of_an_idle_session_is_looked_after_while_it_is_made() -> None:
+    session = spared()
+    session.elapsed(1.0)
+    assert session.next_deadline_s() == math.inf
+    assert StartProcesses((3,), spare=True) in session.exited(1, now_s=5.0)
+    assert session.next_deadline_s() == 5.0 + SAMPLE_S
 
 
 def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_is_ready_first() -> None:
@@ -387,6 +395,17 @@ def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_has_e
     session.exited(2, now_s=40.0)
     assert not any(isinstance(each, Tell) and each.message == Leave(cut=True) for each in session.elapsed(60.0))
     assert session.next_deadline_s() > 60.0
+
+
+def test_worker_is_not_left_in_the_middle_of_episodes_for_the_successor_of_another() -> None:
+    session = ready(4, 2, **WORN)
+    for worker, successor in ((0, 2), (1, 3)):
+        session.said(worker, EpisodesDone())
+        session.said(successor, built())
+        assert session.said(successor, Mapped()) == [Tell(worker, Leave())]
+    session.exited(3)
+    assert session.said(1, EpisodesDone(leaving=True)) == []
+    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
 
 
 def test_workers_are_recycled_one_after_the_other() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ale_py
 import gymnasium
+import numpy as np
 import pytest
 from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_runner import EnvRunner
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import TimeLimit, TransformReward
 
 
 class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -20,7 +22,13 @@ class MyRunner(EnvRunner):
     """Likewise."""
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "ALE/Pong-v5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "HalfCheetah-v5", "Humanoid-v5", "ALE/Pong-v5"),
+        *("FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"),
+    ],
+)
 def test_envs_of_gymnasium_and_ale_may_share_a_process(name: str) -> None:
     gymnasium.register_envs(ale_py)
     env = gymnasium.make(name)
@@ -56,3 +64,12 @@ def test_anything_may_be_called_an_env() -> None:
     ring: Any = type("Ring", (), {"__module__": "gymnasium.ring"})()
     ring.env = ring
     assert may_share_process(ring, EnvRunner)  # and that ends
+
+
+def test_function_of_the_program_in_a_known_wrapper_may_keep_something_per_process() -> None:
+    for function in (lambda reward: reward + 1, functools.partial(lambda much, reward: much * reward, 2)):
+        wrapped = TransformReward(gymnasium.make("CartPole-v1"), function)
+        assert not may_share_process(wrapped, EnvRunner)
+        assert not may_share_process(TimeLimit(wrapped, 10), EnvRunner)
+    known = TransformReward(gymnasium.make("CartPole-v1"), np.sign)
+    assert may_share_process(known, EnvRunner)

@@ -167,7 +167,10 @@ def test_second_env_that_cannot_be_made_gets_a_process_of_its_own() -> None:
 def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None:
     session = begun()
     session.said(0, Building(1))
-    separated(session, session.exited(0))
+    separated(session, session.exited(0, ExitCause("exited with status 3")))
+    session = begun()
+    session.said(0, Building(1))
+    assert isinstance(session.exited(0, KILLED)[0], Fail)  # by the kernel, for want of memory, or by somebody
     session = begun()
     session.said(0, Building(1))
     late = session.sampled(0.0, session.make.faults.init_s + 2.0, *[Progress(0, 0, 0)] * 2)

@@ -123,7 +123,9 @@ class Session:
         self._owner = owner
         self.in_use = InUse()
         # An env that makes a vector env has it in its own process: its worker is one of many already.
-        self.options = replace(options, num_workers=0) if address is None and is_env_of_worker() else options
+        within = address is None and is_env_of_worker()
+        own = replace(options.hosting, one_per_process=False)
+        self.options = replace(options, num_workers=0, hosting=own) if within else options
         self.state = AsyncState.DEFAULT
         self.closed = False
         self._hub: str | Secret[str] | None = guarded(address)

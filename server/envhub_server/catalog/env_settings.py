@@ -63,10 +63,14 @@ class EnvSettings:
         """Check that what is said goes together.
 
         Raises:
-            ValueError: envs are to share a process and not to share one.
+            ValueError: envs are to share a process and not to share one, or the env steps all in one process.
         """
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process and one_per_process exclude each other")
+        if self.vector and self.one_per_process:
+            raise ValueError(
+                "vector and one_per_process exclude each other: a vector env steps all envs in one process"
+            )
 
     @property
     def shares_process(self) -> bool | None:

@@ -828,7 +828,12 @@ class Hub:
         cost = self._costs.find(make)
         sizing = self._sizing(make, found, machine, cost, hosting)
         alone = hosting.shares_process is False or (sizing is not None and sizing.alone)
-        if alone and sizing is not None and (why := lacking(make.num_envs, sizing, machine)):
+        if (
+            alone
+            and sizing is not None
+            and not found.settings.vector
+            and (why := lacking(make.num_envs, sizing, machine))
+        ):
             return Failure("refused", "request", why)
         workers = min(machine.cpus, make.num_envs) if sizing is None else sizing.workers
         if recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
@@ -842,7 +847,16 @@ class Hub:
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
         libraries = None if cost is None else cost.libraries
-        rules = WorkerRules(memory_max, hides_folders, name, hosting, replays, libraries, cost is not None)
+        rules = WorkerRules(
+            memory_max,
+            hides_folders,
+            name,
+            hosting,
+            replays,
+            libraries,
+            cost_known=cost is not None,
+            alone=cost is not None and cost.alone,
+        )
         state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
         try:
             tickets, budget = self._side_socket.open, self._usage.budget(holder)

@@ -27,6 +27,7 @@ class WorkerRules:
         replays: what the names of the session's replays begin with; empty where none are kept.
         libraries: shared ones that its workers have from their zygote; None where the first workers are to tell.
         cost_known: whether it was known before what a step of its envs takes.
+        alone: whether it was seen before that a process cannot have two of its envs.
     """
 
     memory_bytes_max: int = 0
@@ -36,6 +37,7 @@ class WorkerRules:
     replays: str = ""
     libraries: tuple[str, ...] | None = ()
     cost_known: bool = False
+    alone: bool = False
 
 
 NO_RULES = WorkerRules()

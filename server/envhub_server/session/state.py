@@ -321,7 +321,8 @@ class SessionState:
     @property
     def processes(self) -> int:
         """How many processes it has at most, of workers and spares; until its first envs are made, may come to have."""
-        later = 0 if self.sizing is not None else min(self.make.num_envs, self._machine.workers_max)
+        grows = self.sizing is None or (self.phase is Phase.BUILDING and not self.sizing.told)
+        later = min(self.make.num_envs, self._machine.workers_max) if grows else 0
         return max(len(self.workers), later) + (self.rules.hosting.spares or 0)
 
     @property
@@ -1041,7 +1042,7 @@ class SessionState:
         cost = average(worker.times for worker in self.workers if worker.times is not None)
         if cost is None or self.sizing is None:
             return []
-        cost = replace(cost, libraries=self.rules.libraries, fit=self._fit, alone=self.sizing.alone)
+        cost = replace(cost, libraries=self.rules.libraries, fit=self._fit, alone=self._is_alone)
         learned: Instructions = [do.LearnCost(cost)]
         count, num_envs = len(self.workers), self.make.num_envs
         by_itself = self._fit or bool(self.rules.hosting.shares_process)
@@ -1053,6 +1054,12 @@ class SessionState:
         self._warned = True
         text = better_count_text(num_envs, count, *better, cost, bool(key(self.make)) and by_itself)
         return [*learned, do.Notify("worker_count_wrong", text)]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a process cannot have two of its envs, as was seen here, or before if none has two here."""
+        assert self.sizing is not None
+        return self.sizing.alone or (self.rules.alone and len(self.workers) == self.make.num_envs)
 
     def _on_shared_changed(self, said: WorkerSaid, now_s: float) -> Instructions:
         what = [each for each in control.SHARED if each in said.message.what]
@@ -1078,7 +1085,9 @@ class SessionState:
                 self._share(())
             worker.again, worker.waiting, worker.made = False, True, None
             return self._start([number], now_s)
-        if self._separable(worker) and worker.built and not isinstance(why, Overrun):
+        # That somebody, or the kernel for want of memory, has killed it says nothing of its envs.
+        by_itself = isinstance(why, Late) or (why is None and exited.cause.signal != "SIGKILL")
+        if self._separable(worker) and worker.built and by_itself:
             return self._separate(number, now_s)
         if self.making and exited.cause.unready:
             return self._abandon(failure_text.unready(self.make, exited.cause.unready, self.rules), now_s)

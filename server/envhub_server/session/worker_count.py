@@ -101,7 +101,7 @@ def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
     if sizing.workers < num_envs:
         return f"{need}, and there are to be {sizing.workers}, {sizing.reason}"
     room = max(machine.workers_max, machine.cpus)
-    return f"{need}, and there is room for {room}" if sizing.workers > room else ""
+    return f"{need}, and there is room for {room}; num_workers={room} has them share" if sizing.workers > room else ""
 
 
 def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool = False) -> WorkerCount | None:

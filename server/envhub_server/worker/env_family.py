@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 # Top-level packages of envs and wrappers. Any other env may draw from the random numbers of its process, be a simulator
@@ -13,18 +14,42 @@ FIT = frozenset(
         *("nle", "minihack", "bsuite", "dm_control", "envhub_server"),
     ]
 )
+# Of what envs of these packages are made.
+_HARMLESS = frozenset(
+    [
+        *("builtins", "numpy", "collections", "pathlib", "types", "typing", "enum", "logging", "os", "io", "_thread"),
+        *("mujoco", "Box2D", "pygame", "cv2", "PIL", "scipy", "jax", "jaxlib"),
+    ]
+)
 LAYERS_MAX = 100
 
 
 def may_share_process(env: Any, runner: Any) -> bool:
-    """Whether the env, each wrapper around it and the class of its runner are of known packages.
+    """Whether the env, each wrapper around it, what these hold and the class of its runner are of known packages.
 
-    An env with ``render_mode="human"`` does not count: it waits for the screen.
+    A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
+    count: it waits for the screen.
     """
     if getattr(env, "render_mode", None) == "human":
         return False
-    kinds = [runner]
-    while env is not None and len(kinds) < LAYERS_MAX:
-        kinds.append(type(env))
-        env = getattr(env, "__dict__", {}).get("env")
-    return all(kind.__module__.partition(".")[0] in FIT for kind in kinds)
+    layers: list[Any] = [runner]
+    parts: list[Any] = []
+    while env is not None and len(layers) < LAYERS_MAX:
+        held = getattr(env, "__dict__", {})
+        layers.append(type(env))
+        parts += map(_made_by, held.values())
+        env = held.get("env")
+    return all(_package(each) in FIT for each in layers) and all(_package(each) in FIT | _HARMLESS for each in parts)
+
+
+def _made_by(value: Any) -> Any:
+    """What says of which package a value is: a function itself, or what a partial one calls."""
+    if isinstance(value, functools.partial):
+        return _made_by(value.func)
+    return value if callable(value) else type(value)
+
+
+def _package(kind: Any) -> str:
+    """The top-level package of a class or a function; methods of C have that of their class."""
+    module = getattr(kind, "__module__", None) or type(kind).__module__
+    return str(module).partition(".")[0]

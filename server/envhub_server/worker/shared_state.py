@@ -23,10 +23,17 @@ class SharedState:
         return [each for each in SHARED if now[each] != self._before[each]]
 
 
+def _numbers() -> Any:
+    """The state of NumPy's generator; of another one than its own, which a program may have set, its text."""
+    numbers: Any = np.random.get_state(legacy=False)
+    if numbers["bit_generator"] != "MT19937":
+        return repr(numbers)
+    return numbers["state"]["key"].tobytes(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]
+
+
 def _state() -> dict[str, int]:
-    numbers: Any = np.random.get_state()
     found = (
-        hash((numbers[1].tobytes(), *numbers[2:])),
+        hash(_numbers()),
         hash(random.getstate()),
         hash(frozenset(os.environ.items())),
         hash(os.readlink("/proc/self/cwd")),  # also of a folder that somebody has removed

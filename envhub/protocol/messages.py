@@ -161,6 +161,8 @@ class Make(Frozen):
     python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # in its place, cloudpickle of a callable; only where factories are allowed
+    # Where in ``factories`` the pickle of each env's factory begins and ends, by turns; empty where none stands alone.
+    factory_places: List[int] = field(default_factory=list)
 
 
 class Reset(Frozen):

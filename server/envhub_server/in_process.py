@@ -36,6 +36,7 @@ from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
 from envhub_server.hub.runtime import Services, SessionRuntime
 from envhub_server.ipc import control
+from envhub_server.ipc.factories_memory import held
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
 from envhub_server.memory.session_memory import ArenaBudget
@@ -139,7 +140,7 @@ class InProcessHub:
             self.protocol.answer(request, HeartbeatReply("running"))
         elif request.op is Op.MAKE and self._runtime is None:
             self._runtime = self._made(request)
-            self._runtime.start(request)
+            self._runtime.start(request._replace(message=self._runtime.state.make))
         elif self._runtime is not None:
             if self._runtime.state.next_deadline_s() <= self._clock.now_s():
                 self._runtime.elapse()
@@ -151,14 +152,14 @@ class InProcessHub:
         self._run()
 
     def _made(self, request: Incoming) -> SessionRuntime:
-        make = request.message
+        make, factories = held(request.message)
         recipe = of_program(make)
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
-        return SessionRuntime(1, request.token, state, self._services, False, "", budget)
+        return SessionRuntime(1, request.token, state, self._services, False, "", budget, factories)
 
     def _run(self) -> None:
         """Handle events until the request under way is answered."""
@@ -296,16 +297,17 @@ class _WorkerInThread:
             os.close(end)
         self._report(WorkerExited(self._number, ExitCause(how)))
 
-    def send(self, message: Any) -> None:
-        """Have the worker execute a message of the hub."""
+    def send(self, message: Any, *descriptors: int) -> None:
+        """Have the worker execute a message of the hub, with copies of these descriptors."""
+        if descriptors and not self._ended:
+            self._channel.give_descriptors(descriptors)
         with self._executing():
             if not self._ended and not self._worker.handle(message):
                 self._end("has ended")
 
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
         """Hand over an arena."""
-        self._channel.give_descriptors((memory, self._far_bell[0], *bells))
-        self.send(message)
+        self.send(message, memory, self._far_bell[0], *bells)
 
     def ring(self) -> None:
         """Have the worker step the rows that are posted."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 from gymnasium import spaces
+from sims import Counter
 
 LETTERS = "abcdefgh "
 DIE = 1
@@ -54,3 +56,37 @@ class Shows(gym.Env[Any, Any]):
 def shows(kind: str = "info", sizes: tuple[int, ...] = (1 << 12,)) -> Shows:
     """An env as a hub serves it."""
     return Shows(kind, tuple(sizes))
+
+
+class WithData(Counter):
+    """Has data of its own, of which it says the first byte and, in ``held``, how much its process has."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+    def first(self) -> int:
+        return self.data[0]
+
+    def held(self) -> int:
+        """The private memory of this process, in bytes."""
+        memory = psutil.Process().memory_full_info()
+        return int(memory.uss)
+
+    def act(self, action: int) -> None:
+        if action == 1:
+            os._exit(3)
+        if action == 2:
+            raise ArithmeticError("asked for")
+
+
+class Much(Counter):
+    """Ends after two steps; its infos have entries that are too large for a network, and others."""
+
+    def __init__(self) -> None:
+        super().__init__(length=2)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        *found, _ = super().step(action)
+        episode = {"r": 0.5, "frames": np.zeros(1 << 21, np.uint8)}
+        return *found, {"huge": "x" * (2 << 20), "episode": episode, "small": self.count}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from envhub.values import code_pickler
 from envhub.values.gym_api import unfit
 from envhub.values.unpicklable import why_unpicklable
 from envhub_client.session.factory_digest import factories_digest
+
+ALONE_BYTES_MIN = 1 << 20  # of all factories together; fewer bytes may as well go to each worker
+SHARED_MIN = 0.75  # of the list, pickled for each of them: if each factory alone has more, they share their data
 
 Factory = Callable[[], Env[Any, Any]]
 
@@ -57,7 +60,7 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
         TypeError: the factories hold something that cannot be pickled.
     """
     try:
-        pickled = code_pickler.dumps(list(factories))
+        pickled, places = _pickled(factories)
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(
             f"the factories of the envs cannot be pickled for the workers: {_why(factories, error)}"
@@ -66,7 +69,7 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
     alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
     asked = Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
-    return replace(asked, python=own_python())
+    return replace(asked, python=own_python(), factory_places=places)
 
 
 def own_python() -> str:
@@ -94,3 +97,37 @@ def _why(factories: Sequence[object], error: Exception) -> str:
         except Exception as own:  # as above
             return why_unpicklable(f"factory {number}", factory, code_pickler.dumps, own)
     return str(error)
+
+
+def _pickled(factories: Sequence[object]) -> tuple[bytes, list[int]]:
+    """The list of factories, pickled, and where in it the pickle of each factory alone begins and ends.
+
+    There are no such places where all factories together are small, or share their data: as one list, what they share
+    is pickled once.
+    """
+    whole = code_pickler.dumps(list(factories))
+    different = {id(factory): factory for factory in factories}
+    if len(whole) < ALONE_BYTES_MIN or len(different) == 1:
+        return whole, []
+    left, alone = len(whole) * len(different) * SHARED_MIN, {}
+    for key, factory in different.items():
+        alone[key] = code_pickler.dumps(factory)
+        left -= len(alone[key])
+        if left < 0:
+            return whole, []
+    return _joined([id(factory) for factory in factories], alone)
+
+
+def _joined(keys: Sequence[int], alone: Mapping[int, bytes]) -> tuple[bytes, list[int]]:
+    """One pickle that loads the pickles of these keys as a list, and their places in it."""
+    pieces, at = [b"\x80\x04]("], 4  # protocol 4, an empty list, and the mark before its items
+    places: dict[int, tuple[int, int]] = {}
+    for key in keys:
+        if key in places:  # MEMOIZE, below, has numbered it
+            pieces.append(b"j" + [*places].index(key).to_bytes(4, "little"))
+        else:
+            head = b"cpickle\nloads\n\x8e" + len(alone[key]).to_bytes(8, "little")
+            pieces += [head, alone[key], b"\x85R\x94"]  # called with these bytes, and memoized
+            places[key] = at + len(head), at + len(head) + len(alone[key])
+        at = at + len(pieces[-1]) if pieces[-1][:1] == b"j" else places[key][1] + 3
+    return b"".join([*pieces, b"e."]), [end for key in keys for end in places[key]]

@@ -11,6 +11,7 @@ from envhub.values import codec, compression
 from envhub_server.catalog.hosting import beyond
 from envhub_server.catalog.registry import Recipe, Registry, of_program
 from envhub_server.config import HubConfig
+from envhub_server.ipc.factories_memory import why_misplaced
 
 AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
 # Wrappers of Gymnasium that any client may name. Of its others, RecordVideo writes to any path in its arguments,
@@ -69,6 +70,8 @@ def admitted(
     if len(make.kwargs_each) not in (0, make.num_envs):
         text = f"{make.num_envs} envs and arguments for {len(make.kwargs_each)}"
         return Failure("refused", "request", text)
+    if why := why_misplaced(make):
+        return Failure("refused", "request", why)
     if config.private:
         return _fit(make, of_program(make))
     code_allowed = config.allow_factories and deploys

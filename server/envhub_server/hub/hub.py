@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -53,6 +52,7 @@ from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
+from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
 from envhub_server.loop import signals
 from envhub_server.loop.clock import LAG_MIN_S, Clock
@@ -857,11 +857,18 @@ class Hub:
             cost_known=cost is not None,
             alone=cost is not None and cost.alone,
         )
-        state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
+        factories = -1
         try:
+            make, factories = held(make)
+            request = request._replace(message=make)
+            state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
-            runtime = SessionRuntime(number, request.token, state, self._services, tickets, holder.name, budget)
+            runtime = SessionRuntime(
+                number, request.token, state, self._services, tickets, holder.name, budget, factories
+            )
         except OSError as error:
+            if factories >= 0:
+                os.close(factories)
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
         if found.settings.recorded is not None:
@@ -875,7 +882,7 @@ class Hub:
         self._sessions[self._last_number] = self._by_token[request.token] = runtime
         self._liveness.check_soon(self._clock.now_s())
         self._set_timer(_LIVENESS, self._liveness.next_s)
-        factories = {"factories": sha256(make.factories).hexdigest()} if make.factories else {}
+        factories = {"factories": make.factories.hex()} if make.factories else {}
         runtime.log.info("session_made", env=make.name[:200] or "factories", num_envs=make.num_envs, **factories)
         runtime.origin = self._access.connections.origin(request.peer)
         made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}

@@ -117,10 +117,12 @@ class SessionRuntime:
         tickets: bool,
         owner: str,
         budget: ArenaBudget,
+        factories: int = -1,
     ) -> None:
         """Of this state machine, which has handled nothing yet.
 
         ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
+        ``factories`` is the memory of pickled factories, which the session closes; -1 for none.
 
         Raises:
             OSError: there is no descriptor left.
@@ -151,7 +153,8 @@ class SessionRuntime:
         method = state.make.compression
         self._compressors = LeafCompressors(method) if method else None
         self.compressing: _Compressing | None = None
-        self._grant = SharedLaneGrant(services.poller, self)
+        self._grant = SharedLaneGrant(services.poller)
+        self._factories = factories
         world = None if state.recipe.settings.python else state.make.world
         environ = None if world is None else world.environ
         self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
@@ -419,7 +422,9 @@ class SessionRuntime:
         self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
-        self._pool.tell(instruction.worker, instruction.message)
+        message = instruction.message
+        given = [self._factories] if isinstance(message, control.Build) and message.factories else []
+        self._pool.tell(instruction.worker, message, *given)
 
     def _on_GiveArena(self, instruction: instructions.GiveArena) -> None:
         memory = self._other or self._memory
@@ -640,7 +645,7 @@ class SessionRuntime:
         assert memory is not None and side is not None
         self.ticket, self._side = b"", None
         shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.driver_spin_us)
-        if not self._grant.share(side, shared, [memory.descriptor, *memory.bells]):
+        if not self._grant.share(side, shared, [memory.descriptor, *memory.bells], self):
             self._report(stimuli.SideClosed(quiescent=True))
 
     def _on_RefuseSide(self, _: instructions.RefuseSide | None = None) -> None:
@@ -800,6 +805,8 @@ class SessionRuntime:
             self._ignore_bell(worker)
         self._services.poller.unregister(self._done_bell)
         os.close(self._done_bell)
+        if self._factories >= 0:
+            os.close(self._factories)
         if self._replays is not None:
             self._replays.journals.clear()  # else replays that wait to be written would hold them
         if self.recording is not None:

@@ -21,7 +21,7 @@ class StartedWorker(Protocol):
     def pid(self) -> int | None: ...  # noqa: D102
     @property
     def log_tail(self) -> str: ...  # noqa: D102
-    def send(self, message: object, /) -> None: ...  # noqa: D102
+    def send(self, message: object, /, *descriptors: int) -> None: ...  # noqa: D102
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
     def ring(self) -> object: ...  # noqa: D102
     def receive_all(self) -> None: ...  # noqa: D102
@@ -126,10 +126,10 @@ class WorkerPool:
         """The last output of a process; empty once it has ended."""
         return self._handles[worker].log_tail if worker in self._handles else ""
 
-    def tell(self, worker: int, message: Any) -> None:
-        """Send a message."""
+    def tell(self, worker: int, message: Any, *descriptors: int) -> None:
+        """Send a message, with copies of these descriptors."""
         if worker in self._handles:
-            self._handles[worker].send(message)
+            self._handles[worker].send(message, *descriptors)
 
     def map_arena(self, worker: int, message: control.MapArena, memory: int, *bells: int) -> None:
         """Hand over an arena: its descriptor, and the bells by which the worker is woken and wakes others."""

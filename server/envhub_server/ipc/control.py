@@ -59,7 +59,7 @@ class Build(Frozen):
     rows: List[int]
     name: str
     kwargs: bytes
-    factories: bytes
+    factories: bytes  # a digest of them; they are in the memory whose descriptor comes with the message
     entry: str
     modules: List[str]
     autoreset_mode: str

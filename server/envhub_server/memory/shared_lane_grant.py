@@ -18,10 +18,9 @@ SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
 class SharedLaneGrant:
     """The shared lane of one session; the session's state machine decides when the client has it."""
 
-    def __init__(self, poller: Poller, source: Source) -> None:
-        """Have no client at first; ``source`` is called when the client has left its side socket."""
+    def __init__(self, poller: Poller) -> None:
+        """Have no client at first."""
         self._poller = poller
-        self._source = source
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._client = -1  # a pidfd of its process, since a forked child may hold its end of the socket
 
@@ -29,8 +28,12 @@ class SharedLaneGrant:
         """Whether this descriptor is the one that is ready when the client has gone."""
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
-    def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int]) -> bool:
-        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read."""
+    def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source) -> bool:
+        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read.
+
+        ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
+        a session that has ended must go at once, and an idle hub collects no cycles.
+        """
         self._side = side
         body = messages.pack(shared)
         try:
@@ -39,11 +42,11 @@ class SharedLaneGrant:
                 socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
         except OSError:
             return False
-        self._poller.register(side.fileno(), self._source)
+        self._poller.register(side.fileno(), source)
         with contextlib.suppress(OSError):  # an older kernel
             self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
             os.set_inheritable(self._client, False)
-            self._poller.register(self._client, self._source)
+            self._poller.register(self._client, source)
         return True
 
     def revoke(self, arena: Arena) -> None:

@@ -11,11 +11,12 @@ import platform
 import sys
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, Iterator
 
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
-from envhub_server.ipc import process_marks
+from envhub_server.ipc import factories_memory, process_marks
+from envhub_server.ipc.factories_memory import PickledFactories
 from envhub_server.ipc.packages import here
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
@@ -28,6 +29,7 @@ BY_NAME = (
     "value: cloudpickle.register_pickle_by_value(module)"
 )
 _IMPORTING = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")  # files of frames
+SOURCE_BYTES_MAX = 1 << 20  # of the arguments of one factory
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 _known_variables: dict[str, str] = {}  # the environment of the zygote without its mark, which its workers begin with
@@ -44,21 +46,29 @@ def adopt_environment(build: Any) -> dict[str, str]:
     return {**(build.environ if build.sys_path else _known_variables), **build.variables}
 
 
-def factories(build: Any) -> Any:
-    """The factories of the session's envs by row; this process has adopted their environment."""
+def factories(build: Any, memory: int = -1) -> Any:
+    """The factories of the session's envs by row; this process has adopted their environment.
+
+    ``memory`` is the descriptor of those that came pickled.
+    """
     for module in modules_of(build):
         importlib.import_module(module)
     if build.registrations:
         _register(build.registrations)
     if build.factories:
         _check_python(build, "factories", "have the hub offer the env by name: NAME=module:factory")
-        return _load_factories(build.factories)
+        loaded = PickledFactories(memory)
+        with _names_explained():
+            loaded[build.rows[0]]  # so that an error comes before an env is made
+        return loaded
     return named(build)
 
 
-def _load_factories(blob: bytes) -> Any:
+@contextlib.contextmanager
+def _names_explained() -> Iterator[None]:
+    """An error of a name in a pickle that leads nowhere says what to do."""
     try:
-        return pickle.loads(blob)  # noqa: S301  only ever sent to workers, never read by the hub
+        yield
     except (ModuleNotFoundError, AttributeError) as error:
         if _is_of_a_name(error):
             text = f"{error}: {BY_NAME}"
@@ -72,7 +82,7 @@ def _is_of_a_name(error: BaseException) -> bool:
     """Whether a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):
+        if at.tb_frame.f_code.co_filename not in (__file__, factories_memory.__file__, *_IMPORTING):
             return False
         at = at.tb_next
     return True
@@ -145,7 +155,8 @@ def source_of(factory: Any) -> bytes:
     """How a factory that came pickled can be named, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
 
     Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
-    of the arguments is the ``repr`` of its function.
+    of the arguments is the ``repr`` of its function. So it is with more than ``SOURCE_BYTES_MAX`` of arguments, for the
+    hub keeps what it is told.
     """
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
@@ -157,7 +168,9 @@ def source_of(factory: Any) -> bytes:
         named_args: dict[str, Any] = dict(zip(inspect.signature(function).parameters, args))
         # A factory of a module that is not imported came by value; importing the module may take long.
         if module in sys.modules and module != "__main__" and _load(entry) is function:
-            return codec.encode([entry, codec.encode({**named_args, **kwargs})])
+            arguments = codec.encode({**named_args, **kwargs})
+            if len(arguments) <= SOURCE_BYTES_MAX:
+                return codec.encode([entry, arguments])
     except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
         pass
     return codec.encode(["", codec.as_repr(function).data[:256]])  # that of all arguments may be of megabytes

@@ -132,6 +132,7 @@ class Worker:
         self._info_bytes_max = control.INFO_BYTES_MAX
         self._on_exception, self._on_invalid = "raise", "pass"
         self._build: Any = None
+        self._pickled = -1  # the memory of factories that came pickled
         self._row_built = -1
         self._timer = StepTimer()
         self._shared: SharedState | None = None  # until the hub is told that it was changed
@@ -185,8 +186,8 @@ class Worker:
         self._rows.clear()  # which know this worker
         self._poller.close()
         self._timer.close()
-        for bell in (*self._bells, *self._done_bells.values()):
-            os.close(bell)
+        for descriptor in (*self._bells, *self._done_bells.values(), *([self._pickled] if self._pickled >= 0 else [])):
+            os.close(descriptor)
 
     def handle(self, message: Any) -> bool:
         """Execute a message of the hub; returns whether the worker continues."""
@@ -199,6 +200,8 @@ class Worker:
 
     def _on_Build(self, build: Any) -> bool | None:
         self._number = build.worker
+        if build.factories:
+            (self._pickled,) = self._channel.take_descriptors(1)
         self._allow_pickle = build.allow_pickle
         self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         private = build.allow_pickle  # the envs are those of the hub's own program
@@ -273,7 +276,7 @@ class Worker:
             self._channel.send(control.Building(0, importing))
         self._variables = adopt_environment(build)  # in which its envs begin
         set_up(build)
-        self._factories = factories(build)
+        self._factories = factories(build, self._pickled)
         if importing:
             self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
@@ -297,7 +300,7 @@ class Worker:
         try:
             made = self._factories[row]()
             if self._has(made, row):  # as of `env = make(); [lambda: env] * 2`: a copy, as in a process of its own
-                made = factories(self._build)[row]()
+                made = factories(self._build, self._pickled)[row]()
                 if self._has(made, row):
                     text = f"the factory of env {row} returned an env that this process has already: each is to make"
                     raise ValueError(f"{text} its own, or with num_workers=num_envs each env has its own process")

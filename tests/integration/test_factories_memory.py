@@ -1,0 +1,150 @@
+"""Factories with data: each worker has its own only, the hub one copy for as long as the session lives."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from envhub_client.private_hub.process import private_hub
+from envhub_server.in_process import InProcessHub
+from hubs import serve, wait_until
+from large_sims import WithData
+
+import envhub
+from envhub.protocol.messages import Make
+
+MIB = 1 << 20
+DATA_BYTES = 8 * MIB
+
+
+def factories(count: int, nbytes: int = DATA_BYTES) -> list[Any]:
+    return [partial(WithData, bytes([number]) * nbytes) for number in range(count)]
+
+
+def baseline() -> int:
+    """The memory of a worker without data."""
+    with contextlib.closing(envhub.make_vec([partial(WithData, b"x")], num_workers=1)) as envs:
+        return int(envs.call("held")[0])
+
+
+def test_worker_has_the_data_of_its_own_envs_only() -> None:
+    without, nbytes = baseline(), 40 * MIB  # which the C library gives back as soon as it is freed
+    with contextlib.closing(envhub.make_vec(factories(3, nbytes), num_workers=3)) as envs:
+        assert envs.call("first") == (0, 1, 2)
+        for held in envs.call("held"):
+            assert held - without < 2 * nbytes  # not also the pickle, nor the data of others
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_envs_are_made_again_from_their_own_data(num_workers: int) -> None:
+    options: dict[str, Any] = {"restart_wait": 30.0, "on_exception": "truncate"}
+    with contextlib.closing(envhub.make_vec(factories(4), num_workers=num_workers, **options)) as envs:
+        envs.reset(seed=1)
+        actions = np.array([0, 0, 2, 0] if num_workers == 0 else [0, 1, 2, 0])
+        assert envs.step(actions)[3][2]
+        envs.step(np.zeros(4, np.int64))
+        assert envs.call("first") == (0, 1, 2, 3)
+
+
+def test_spare_has_the_data_of_the_worker_whose_place_it_takes() -> None:
+    with contextlib.closing(envhub.make_vec(factories(2), num_workers=2, spares=2, restart_wait=30.0)) as envs:
+        envs.reset(seed=1)
+        envs.step(np.array([1, 1]))
+        envs.step(np.zeros(2, np.int64))
+        assert envs.call("first") == (0, 1)
+
+
+def test_hub_keeps_one_copy_and_forgets_it_with_the_session() -> None:
+    baseline()  # starts the hub
+    hub = psutil.Process(private_hub().pid)
+    before = hub.memory_full_info().uss
+    nbytes = 40 * MIB  # which the C library gives back as soon as it is freed
+    with contextlib.closing(envhub.make_vec(factories(2, nbytes), num_workers=2)) as envs:
+        envs.reset(seed=1)
+        (memory,) = _factories_memory(hub)
+        assert 2 * nbytes <= memory < 2 * nbytes + MIB
+        assert wait_until(lambda: hub.memory_full_info().uss - before < nbytes)
+    assert wait_until(lambda: not _factories_memory(hub))
+    assert hub.memory_full_info().uss - before < nbytes
+
+
+def _factories_memory(process: psutil.Process) -> list[int]:
+    found = []
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if "envhub-factories" in os.readlink(descriptor):
+                found.append(descriptor.stat().st_size)
+    return found
+
+
+def test_session_that_has_ended_is_kept_by_no_cycle() -> None:
+    made: list[weakref.ref[Any]] = []
+    original = InProcessHub._made
+
+    def noted(hub: InProcessHub, request: Any) -> Any:
+        runtime = original(hub, request)
+        made.extend([weakref.ref(runtime), weakref.ref(runtime.state)])
+        return runtime
+
+    gc.disable()
+    try:
+        InProcessHub._made = noted  # type: ignore[method-assign]
+        envs = envhub.make_vec(factories(2), num_workers=0)
+        envs.reset(seed=1)
+        envs.step(np.zeros(2, np.int64))
+        assert all(ref() is not None for ref in made)
+        envs.close()
+        assert [ref() for ref in made] == [None, None]
+    finally:
+        InProcessHub._made = original  # type: ignore[method-assign]
+        gc.enable()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_pickle_of_parts_is_the_list_for_those_that_know_no_parts(count: int) -> None:
+    from envhub_client.session.factories import make_of_factories
+
+    given = factories(count)
+    make = make_of_factories([*given, given[0]])
+    assert len(make.factories) < (count + 1) * DATA_BYTES  # the first is in it once
+    loaded = pickle.loads(make.factories)
+    assert [each.args[0][0] for each in loaded] == [*range(count), 0] and loaded[0] is loaded[-1]
+    begins, ends = make.factory_places[::2], make.factory_places[1::2]
+    alone = [pickle.loads(make.factories[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+    assert [each.args[0][0] for each in alone] == [*range(count), 0]
+
+
+def test_factories_that_share_their_data_are_one_pickle() -> None:
+    from envhub_client.session.factories import make_of_factories
+
+    data = bytes(DATA_BYTES)
+    make = make_of_factories([partial(WithData, data) for _ in range(4)])
+    assert not make.factory_places and len(make.factories) < 1.1 * DATA_BYTES
+    assert not make_of_factories([partial(WithData, data)] * 4).factory_places
+    assert not make_of_factories([partial(WithData, b"small") for _ in range(4)]).factory_places
+
+
+@pytest.mark.parametrize("places", [[0, 1], [0, 1, 0], [0, 1, 5, 4], [0, 1, 0, 99]])
+def test_places_outside_of_the_factories_are_refused(places: list[int], tmp_path: Path) -> None:
+    from envhub_server.ipc.factories_memory import why_misplaced
+
+    assert why_misplaced(Make(2, factories=bytes(9), factory_places=places))
+    assert not why_misplaced(Make(2, factories=bytes(9), factory_places=[0, 4, 4, 9]))
+
+
+def test_client_of_a_served_hub_sends_factories_with_data(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:Counter", "--allow-factories") as hub:
+        process = psutil.Process(hub.process.pid)
+        with contextlib.closing(envhub.make_vec(factories(3), num_workers=3, hub=hub.ipc)) as envs:
+            assert envs.call("first") == (0, 1, 2)
+            assert len(_factories_memory(process)) == 1
+        assert wait_until(lambda: not _factories_memory(process))

@@ -37,6 +37,8 @@ class HubOptions:
         Seconds a session outlives the loss of its client; 60 by default.
     close_timeout_max
         The most seconds that a client may give its envs to close; 60 by default.
+    info_bytes_max
+        The bytes of an info, besides the observation in it; 1 MiB by default. A larger one loses its largest entries.
     worker_memory
         The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
         default, for no limit.
@@ -90,6 +92,7 @@ class HubOptions:
     workers: int | Literal["auto"] | None = None
     lease: float | None = None
     close_timeout_max: float | None = None
+    info_bytes_max: int | None = None
     worker_memory: int | None = None
     worker_env: list[str] | None = None
     keys: Path | None = None

@@ -44,7 +44,8 @@ class Limits:
     replays_max: int = 200  # files in the folder of replays; 0 keeps none
     replays_bytes_max: int = 256 * MIB  # of them together
     recordings_memory_bytes_max: int = 16384 * MIB  # of all recordings together
-    info_bytes: int = 2048  # room for an info in the arena, per row; a larger info travels by the slower channel
+    info_bytes: int = 2048  # room for an info in the arena, per row; it grows where an env shows more
+    info_bytes_max: int = 1 * MIB  # of an info, besides the observation in it; a larger one loses entries
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "workers": NumberBounds(1, PROCESSES_MAX, "workers"),
     "lease": NumberBounds(0, SECONDS_MAX, "seconds"),
     "close_timeout_max": NumberBounds(0, SECONDS_MAX, "seconds"),
+    "info_bytes_max": NumberBounds(1 << 10, 32 << 20, "bytes"),
     "worker_memory": MEMORY,
     "memory_max": MEMORY,
     "gpus": NumberBounds(0, GPUS_MAX - 1),

@@ -44,6 +44,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "envs_max": chosen.max_envs,
         "close_s_max": chosen.close_timeout_max,
         "worker_memory_bytes_max": chosen.worker_memory,
+        "info_bytes_max": chosen.info_bytes_max,
         "replays_max": chosen.replays_max,
         "recordings_memory_bytes_max": chosen.recordings_memory_max,
         "replays_bytes_max": chosen.replays_bytes_max,

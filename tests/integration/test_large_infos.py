@@ -27,7 +27,7 @@ ZEROS = np.zeros(NUM_ENVS, np.int64)
 
 @pytest.fixture(scope="module")
 def large_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    with serve(tmp_path_factory.mktemp("large"), "shows=large_sims:shows") as hub:
+    with serve(tmp_path_factory.mktemp("large"), "shows=large_sims:shows", "much=large_sims:Much") as hub:
         yield hub
 
 
@@ -136,3 +136,30 @@ def test_memory_of_large_infos_counts_and_has_a_limit(tmp_path: Path) -> None:
             for letter, size in (("b", 900_000), ("c", 1_000_000), ("d", 900_000)):  # not all five have memory
                 assert envs.step(np.zeros(5, np.int64))[4]["shown"].tolist() == [letter * size] * 5
             assert client.stats()["arena_bytes"] < 4 << 20
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("where", ["ipc", "tcp"])
+def test_info_that_is_too_large_loses_its_largest_entries_only(where: str, mode: str, large_hub: ServedHub) -> None:
+    options = {"autoreset_mode": mode, "hub": getattr(large_hub, where)}
+    with contextlib.closing(envhub.make_vec("much", 2, **options)) as envs:
+        envs.reset(seed=1)
+        infos = envs.step(np.zeros(2, np.int64))[4]
+        assert infos["info_dropped"].all() and "huge" not in infos and infos["small"].tolist() == [1, 1]
+        assert infos["episode"]["r"].tolist() == [0.5, 0.5] and "frames" not in infos["episode"]
+        _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))
+        assert terminations.all() and infos["info_dropped"].all()
+        ended = infos["final_info"] if mode == "SameStep" else infos
+        assert ended["episode"]["r"].tolist() == [0.5, 0.5] and ended["small"].tolist() == [2, 2]
+        if mode == "SameStep":
+            assert [final[0] for final in infos["final_obs"]] == [2, 2]
+    assert "of which these entries are dropped" in large_hub.log and "episode/frames, huge" in large_hub.log
+
+
+def test_operator_sets_the_limit_of_an_info(tmp_path: Path) -> None:
+    limit = ("--info-bytes-max", str(8 << 20))
+    with serve(tmp_path, "much=large_sims:Much", *limit) as hub:
+        with contextlib.closing(envhub.make_vec("much", 1, hub=hub.tcp)) as envs:
+            envs.reset(seed=1)
+            infos = envs.step(np.zeros(1, np.int64))[4]
+            assert "info_dropped" not in infos and len(infos["huge"][0]) == 2 << 20

@@ -856,6 +856,7 @@ class Hub:
             libraries,
             cost_known=cost is not None,
             alone=cost is not None and cost.alone,
+            info_bytes_max=limits.info_bytes_max,
         )
         factories = -1
         try:

@@ -393,9 +393,10 @@ class SessionRuntime:
     def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
         """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
         loose = self._stand_ins is None or self._stand_ins.copies is not None
-        if self.state.make.world is not None or loose or len(info.info) <= control.INFO_BYTES_MAX + layout.row_bytes():
+        bytes_max = self.state.rules.info_bytes_max
+        if self.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
             return info
-        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=control.INFO_BYTES_MAX)
+        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
         return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 
     @property

@@ -15,7 +15,7 @@ from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
-INFO_DROPPED = "info_dropped"  # the key that an info leaves which is larger
+INFO_DROPPED = "info_dropped"  # the key of an info that lost its largest entries, since it is larger
 
 
 class StartWorkers(Frozen):
@@ -91,6 +91,7 @@ class Build(Frozen):
     levels: bytes = b""  # of messages, as of ``messages.World``
     setups: List[str] = field(default_factory=list)  # functions that are called before the envs are made
     setup: bytes = b""  # cloudpickle of one more
+    info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
 
 
 class Built(Frozen):

@@ -25,6 +25,7 @@ class WorkerRules:
         session: the session's name for its envs; empty for envs that get no variables.
         hosting: what it gets besides its envs.
         replays: what the names of the session's replays begin with; empty where none are kept.
+        info_bytes_max: of an info, besides the observation in it, of a hub that is not private.
         libraries: shared ones that its workers have from their zygote; None where the first workers are to tell.
         cost_known: whether it was known before what a step of its envs takes.
         alone: whether it was seen before that a process cannot have two of its envs.
@@ -38,6 +39,7 @@ class WorkerRules:
     libraries: tuple[str, ...] | None = ()
     cost_known: bool = False
     alone: bool = False
+    info_bytes_max: int = control.INFO_BYTES_MAX
 
 
 NO_RULES = WorkerRules()
@@ -111,6 +113,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         episodes_max=rules.hosting.recycle.episodes,
         setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
         setup=make.worker_setup_code,
+        info_bytes_max=rules.info_bytes_max,
         **_program_environment(make.world, recipe),
     )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from operator import itemgetter
+from typing import Any, Callable, Collection, Iterator
 
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.arena.stand_in import with_objects
 from envhub.values import codec
-from envhub.values.info_columns import Writer
+from envhub.values.info_columns import NESTING_MAX, Writer
 from envhub_server.ipc import control
 
+MARK_BYTES = 64  # room for the mark of an info that lost entries
+NAMES_CHARS_MAX = 500  # of these entries, in the log
 NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
@@ -17,7 +20,7 @@ class InfoPlace:
     """Stores the infos of one row.
 
     Attributes:
-        bytes_max: an encoded info that is larger is dropped.
+        bytes_max: an encoded info that is larger loses its largest entries.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class InfoPlace:
         """Store in this row of ``arena``.
 
         ``send`` takes a ``RowInfo`` whose info is too large for the arena, and ``Suspicious`` for the first info that
-        is dropped since it has more than ``bytes_max`` bytes besides the observation. ``columns`` writes infos in
+        loses entries since it has more than ``bytes_max`` bytes besides the observation. ``columns`` writes infos in
         columns, if the session has any. ``unknown`` encodes the values that the codec does not know. With
         ``same_step``, an info at an episode's end holds the final observation, which is never dropped.
         """
@@ -73,18 +76,48 @@ class InfoPlace:
                 return written
         blob = codec.encode(info, self._unknown) if info else b""
         if len(blob) > self.bytes_max:
-            blob = codec.encode(self.instead_of(info, len(blob)), self._unknown)
+            blob = codec.encode(self.without_largest(info, len(blob)), self._unknown)
         return self.put(with_objects(objects, blob) if objects else blob)
 
-    def instead_of(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
-        """The info in place of one of so many bytes, which is too large; the final observation belongs to the results.
+    def without_largest(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
+        """An info of so many bytes, which are too many, without its largest entries, also of the maps in it.
 
-        An empty ``final_info`` stays beside it, for clients find both at an episode's end.
+        The final observation stays, for it belongs to the results.
         """
+        entries = _entries(info, self._unknown, () if not self._same_step else ("final_obs",))
+        dropped, left = set(), nbytes
+        for size, path in sorted(entries, key=itemgetter(0), reverse=True):
+            if left <= self.bytes_max - MARK_BYTES:
+                break
+            dropped.add(path)
+            left -= size
         if not self._dropped:
             self._dropped = True
             limit = f"info_bytes_max={self.bytes_max}, the observation included"
-            self._send(control.Suspicious(self._index, f"an info of {nbytes} bytes, which is dropped: {limit}"))
-        ended = self._same_step and "final_obs" in info
-        final = {"final_obs": info["final_obs"], "final_info": {}} if ended else {}
-        return {**final, control.INFO_DROPPED: True}
+            names = ", ".join(sorted("/".join(map(str, path)) for path in dropped))
+            text = (
+                f"an info of {nbytes} bytes, of which these entries are dropped ({limit}): {names:.{NAMES_CHARS_MAX}}"
+            )
+            self._send(control.Suspicious(self._index, text))
+        return {**_without(info, dropped), control.INFO_DROPPED: True}
+
+
+def _entries(
+    info: dict[str, Any], unknown: codec.Unknown, kept: Collection[str] = (), path: tuple[Any, ...] = ()
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The size and path of every entry but those ``kept``; of a map in it, its entries."""
+    for key, value in info.items():
+        if key in kept:
+            continue
+        if type(value) is dict and len(path) < NESTING_MAX:
+            yield from _entries(value, unknown, (), (*path, key))
+        else:
+            yield len(codec.encode([key, value], unknown)), (*path, key)
+
+
+def _without(info: dict[str, Any], dropped: set[tuple[Any, ...]], path: tuple[Any, ...] = ()) -> dict[str, Any]:
+    left = {}
+    for key, value in info.items():
+        if (*path, key) not in dropped:
+            left[key] = _without(value, dropped, (*path, key)) if type(value) is dict else value
+    return left

@@ -211,7 +211,7 @@ class Worker:
         if build.memory_bytes_max:
             resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
         self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
-        self._info_bytes_max = MESSAGE_BYTES_MAX if private else control.INFO_BYTES_MAX
+        self._info_bytes_max = MESSAGE_BYTES_MAX if private else build.info_bytes_max
         self._in_columns = build.columns
         self._on_exception, self._on_invalid = build.on_exception, build.on_invalid
         self._build, self._row_built = build, build.rows[0]

@@ -205,7 +205,7 @@ class Row:
             self.final_observations = [final["final_obs"]]
             if self.leaving:
                 nbytes = len(codec.encode(final, self._lenient))
-                final = self._info.instead_of(final, nbytes) if nbytes > self._info.bytes_max else final
+                final = self._info.without_largest(final, nbytes) if nbytes > self._info.bytes_max else final
                 ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
             if self.checkpoint_due and self.journal is not None:

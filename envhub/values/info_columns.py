@@ -7,6 +7,7 @@ many rows are a column, which is read at once.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import struct
 from functools import lru_cache
@@ -27,6 +28,8 @@ _PYTHON = {bool: "b1", int: "i8", float: "f8"}
 _NUMPY = {np.dtype(name).type: name for name in _CODES}
 # Observations, of which Gymnasium's vector envs make an array of objects, and not a batch.
 UNBATCHED = frozenset(["final_obs"])
+# Under this key a reward with axes, float64, travels in the info of its step; clients take it out.
+VECTOR_REWARD = "envhub_vector_reward"
 
 
 class NotInColumns(Exception):
@@ -107,6 +110,12 @@ class Template:
             raise NotInColumns(f"a {kind.__name__}")
         self._columns.append(column)
         return column
+
+    def without_reward(self) -> Template:
+        """The template without ``VECTOR_REWARD``, which reads the same records."""
+        rest = copy.copy(self)
+        rest.tree = {key: column for key, column in self.tree.items() if key != VECTOR_REWARD}
+        return rest
 
     def infos(self, records: np.ndarray) -> list[dict[str, Any]]:
         """The info in each of these rows; each value has the type that the env gave it."""

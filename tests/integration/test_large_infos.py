@@ -158,8 +158,10 @@ def test_info_that_is_too_large_loses_its_largest_entries_only(where: str, mode:
 
 def test_operator_sets_the_limit_of_an_info(tmp_path: Path) -> None:
     limit = ("--info-bytes-max", str(8 << 20))
-    with serve(tmp_path, "much=large_sims:Much", *limit) as hub:
-        with contextlib.closing(envhub.make_vec("much", 1, hub=hub.tcp)) as envs:
-            envs.reset(seed=1)
-            infos = envs.step(np.zeros(1, np.int64))[4]
-            assert "info_dropped" not in infos and len(infos["huge"][0]) == 2 << 20
+    with (
+        serve(tmp_path, "much=large_sims:Much", *limit) as hub,
+        contextlib.closing(envhub.make_vec("much", 1, hub=hub.tcp)) as envs,
+    ):
+        envs.reset(seed=1)
+        infos = envs.step(np.zeros(1, np.int64))[4]
+        assert "info_dropped" not in infos and len(infos["huge"][0]) == 2 << 20

@@ -90,3 +90,23 @@ class Much(Counter):
         *found, _ = super().step(action)
         episode = {"r": 0.5, "frames": np.zeros(1 << 21, np.uint8)}
         return *found, {"huge": "x" * (2 << 20), "episode": episode, "small": self.count}
+
+
+class Objectives(Counter):
+    """Gives a reward per objective, as a list or an array; ends after three steps."""
+
+    def __init__(self, objectives: int = 2, as_list: bool = False, infos: str = "") -> None:
+        super().__init__(length=3)
+        self.objectives, self.as_list, self.infos = objectives, as_list, infos
+
+    def act(self, action: int) -> None:
+        if action == 900:
+            os._exit(3)
+        if action == 901:
+            self.objectives += 1
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        observation, _, *ended, _ = super().step(action)
+        reward = [self.count + number / 4 for number in range(self.objectives)]
+        info = {"n": self.count} if self.infos == "numbers" else {"t": "text"} if self.infos == "text" else {}
+        return observation, reward if self.as_list else np.array(reward, np.float32), *ended, info

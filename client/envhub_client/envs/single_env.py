@@ -35,7 +35,12 @@ class HubEnv(gymnasium.Env[Any, Any]):
         actions = self._batch(self.action_space, action)
         observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
         flags = bool(terminations[0]), bool(truncations[0])
-        return self._only(self.observation_space, observations), float(rewards[0]), *flags, infos.get(0, {})
+        return (
+            self._only(self.observation_space, observations),
+            float(rewards[0]) if rewards.ndim == 1 else rewards[0],
+            *flags,
+            infos.get(0, {}),
+        )
 
     @hiding_frames
     def render(self) -> Any:

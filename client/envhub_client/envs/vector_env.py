@@ -42,6 +42,7 @@ from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
 from envhub_client.results.rendered import NOT_RESET, Frames
+from envhub_client.results.rewards import Rewards
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import Session, Sizing
 
@@ -93,6 +94,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._frames = Frames(self.num_envs, self.render_mode)
         space, same_step = session.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
         self._observations = Observations(space, self.num_envs, session.allow_pickle, same_step)
+        self._rewards = Rewards()
         mode = session.options.observation_mode
         self.single_observation_space = space
         if isinstance(mode, tuple):
@@ -284,7 +286,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             Batched observations (the caller's own with ``copy=True``, else a view that holds until the second next
-            step or reset), rewards float64 ``(num_envs,)``, terminations and truncations bool ``(num_envs,)``, and
+            step or reset), rewards float64 ``(num_envs,)``, with the axes of the envs' rewards if they have any,
+            terminations and truncations bool ``(num_envs,)``, and
             infos.
 
         Raises:
@@ -364,7 +367,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
         has_infos = rows or groups or self._observations.loose  # mostly no env has any
-        infos = self._infos(batch, by_env) if has_infos else {}
+        found = self._observations.take(batch) if has_infos else None
+        if found is not None or self._rewards.shape:
+            rewards = self._rewards.of(rewards, found)
+        infos: dict[Any, Any] = {} if found is None else found.by_env() if by_env else found.batched(self)
         observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
         return observations, rewards, terminations, truncations, infos
 
@@ -444,6 +450,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
         found = self._observations.take(batch)
+        rewards = self._rewards.of(rewards, found, env_ids.tolist())
         infos = found.by_env() if by_env else found.batched_of(env_ids)
         observations = self._observations.batch(arrays, env_ids.tolist())
         lane.taken(env_ids)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envhub.values.info_columns import UNBATCHED, Column, Tree
+from envhub.values.info_columns import UNBATCHED, VECTOR_REWARD, Column, Tree
 from envhub_client.batch import InfoGroup
 
 _ADD_INFO = VectorEnv._add_info
@@ -27,7 +27,19 @@ class Infos:
 
     def __init__(self, maps: dict[int, dict[str, Any]], groups: Sequence[InfoGroup]) -> None:
         self._maps = maps
-        self._groups = groups
+        self._groups = list(groups)
+
+    def take_rewards(self) -> list[tuple[list[int], np.ndarray]]:
+        """Take the rewards with axes out of the infos: rows, and a reward of each."""
+        found = []
+        for row, info in self._maps.items():
+            if VECTOR_REWARD in info:
+                found.append(([row], np.asarray(info.pop(VECTOR_REWARD))[np.newaxis]))
+        for number, (template, rows, records) in enumerate(self._groups):
+            if isinstance(column := template.tree.get(VECTOR_REWARD), Column):
+                found.append((rows.tolist(), records[column.name].copy()))
+                self._groups[number] = InfoGroup(template.without_reward(), rows, records)
+        return found
 
     def batched_of(self, env_ids: np.ndarray) -> dict[str, Any]:
         """All of them as one, with a place for each of ``env_ids``, which ascend and are all that there are."""

@@ -14,7 +14,7 @@ import numpy as np
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
 from envhub.values import actions, codec, spaces
-from envhub.values.info_columns import BatchWriter, Writer
+from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
@@ -226,7 +226,11 @@ class EnvBatch:
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
         observation, rewards, terminations, truncations, infos = self.env.step(self._batch_of_actions())
         parts = self._checked(observation, len(self.indices))
-        outcome = Outcome(parts, np.asarray(rewards), np.asarray(terminations), np.asarray(truncations), infos)
+        rewards, axes = np.asarray(rewards), None
+        if rewards.ndim > 1 and len(rewards) == len(self.indices):
+            axes = np.array(rewards, np.float64)
+            rewards = axes.reshape(len(axes), -1).sum(axis=1)
+        outcome = Outcome(parts, rewards, np.asarray(terminations), np.asarray(truncations), infos)
         if self._finite_only:
             self._check_finite(outcome, self._rows)
         if self._mode == SAME_STEP:
@@ -239,7 +243,7 @@ class EnvBatch:
                 self.final_observations = _final_observations(outcome.infos, len(self.indices))
                 if self._finite_only:
                     self._check_final()
-        return outcome
+        return outcome if axes is None else outcome._replace(infos=_with_rewards(outcome.infos, axes))
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
         """Reset the envs whose episode has ended, with what Gymnasium's SAME_STEP tells of them."""
@@ -438,6 +442,13 @@ def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
     flags = (outcome.terminations[chosen], outcome.truncations[chosen])
     picked = [info for info, wanted in zip(infos, chosen) if wanted]
     return Outcome([part[chosen] for part in outcome.observations], outcome.rewards[chosen], *flags, picked)
+
+
+def _with_rewards(infos: Any, axes: np.ndarray) -> Any:
+    """The infos, batched or by env, with the reward of each env, which has axes."""
+    if isinstance(infos, dict):
+        return {**infos, VECTOR_REWARD: axes, f"_{VECTOR_REWARD}": np.ones(len(axes), bool)}
+    return [{**info, VECTOR_REWARD: each} for info, each in zip(infos, axes)]
 
 
 def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Iterator
 from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.arena.stand_in import with_objects
 from envhub.values import codec
-from envhub.values.info_columns import NESTING_MAX, Writer
+from envhub.values.info_columns import NESTING_MAX, VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 
 MARK_BYTES = 64  # room for the mark of an info that lost entries
@@ -82,9 +82,9 @@ class InfoPlace:
     def without_largest(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
         """An info of so many bytes, which are too many, without its largest entries, also of the maps in it.
 
-        The final observation stays, for it belongs to the results.
+        The final observation and a reward with axes stay, for they belong to the results.
         """
-        entries = _entries(info, self._unknown, () if not self._same_step else ("final_obs",))
+        entries = _entries(info, self._unknown, (VECTOR_REWARD, "final_obs") if self._same_step else (VECTOR_REWARD,))
         dropped, left = set(), nbytes
         for size, path in sorted(entries, key=itemgetter(0), reverse=True):
             if left <= self.bytes_max - MARK_BYTES:

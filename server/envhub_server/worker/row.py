@@ -20,7 +20,7 @@ from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
 from envhub.errors import shown
 from envhub.values import actions, codec, spaces
-from envhub.values.info_columns import Writer
+from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub.values.leaf import OBJECT
 from envhub.values.misfit import misfit
 from envhub_server.ipc import control
@@ -34,6 +34,8 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
 STEPS_PER_CHECK = 256  # after them, one observation in this many
+
+_NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # rewards without axes, which need no look
 
 
 class NotFinite(ValueError):
@@ -78,6 +80,7 @@ class Row:
         self.journal: JournalWriter | None = None
         self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
         self.leaving = False  # whether another worker is to complete the step that ends the episode
+        self._reward_shape: tuple[int, ...] = ()  # of the first reward with axes
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
     def move(self, index: int) -> None:
@@ -144,7 +147,7 @@ class Row:
             self._steps_to_check = 0
 
     def _check_finite(self, observation: Any, reward: Any) -> None:
-        if not np.isfinite(reward):
+        if not np.all(np.isfinite(reward)):
             raise NotFinite(f"a reward of {reward}")
         if problem := why_not_finite(self._observation_space, observation):
             raise NotFinite(problem)
@@ -194,11 +197,14 @@ class Row:
                 f"step of env {self.index} returned {_counted(results)}, and not an observation, a reward, terminated, "
                 "truncated and an info"
             ) from error
+        axes: dict[str, Any] = {}
+        if type(reward) not in _NUMBERS or self._reward_shape:
+            reward, axes = self._with_axes(reward)
         self._steps_to_check -= 1
         if not self._steps_to_check:
             self._check_space(observation)
         if self._finite_only:
-            self._check_finite(observation, reward)
+            self._check_finite(observation, axes.get(VECTOR_REWARD, reward))
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
@@ -206,15 +212,33 @@ class Row:
             if self.leaving:
                 nbytes = len(codec.encode(final, self._lenient))
                 final = self._info.without_largest(final, nbytes) if nbytes > self._info.bytes_max else final
+                final.update(axes)
                 ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
             if self.checkpoint_due and self.journal is not None:
                 self.journal.again(self)
             observation, info = self._checked(self._runner.autoreset())
-            self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info)})
+            self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
             return
+        if axes:
+            info = {**_as_dict(info, f"step of env {self.index}"), **axes}
         self._store(observation, reward, terminated, truncated, info, "step")
+
+    def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
+        """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
+
+        Raises:
+            ValueError: it has another shape than the env's first reward with axes.
+        """
+        if not np.ndim(reward) and not self._reward_shape:
+            return reward, {}
+        found = np.array(reward, np.float64)
+        self._reward_shape = self._reward_shape or found.shape
+        if found.shape != self._reward_shape:
+            text = f"step of env {self.index} returned a reward of shape {found.shape}, and {self._reward_shape} before"
+            raise ValueError(text)
+        return float(found.sum()), {VECTOR_REWARD: found}
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
@@ -340,10 +364,7 @@ class Row:
         index = self.index
         try:
             self._rewards[index] = reward
-        except (TypeError, ValueError) as error:  # an array of one number, as some envs give
-            if np.ndim(reward):
-                text = f"{method} of env {index} returned a reward of shape {np.shape(reward)}, and not one number"
-                raise ValueError(text) from error
+        except (TypeError, ValueError):  # an array without axes, as some envs give
             self._arena.rewards[index] = reward
         self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING

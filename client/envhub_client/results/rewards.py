@@ -1,0 +1,42 @@
+"""Rewards with axes, such as one per agent or per objective, which travel in the infos of their step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envhub.errors import RemoteProtocolError
+from envhub_client.results.infos import Infos
+
+
+class Rewards:
+    """The rewards of one vector env.
+
+    Attributes:
+        shape: of one env's reward; empty until an env has given one with axes.
+    """
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()
+
+    def of(self, rewards: np.ndarray, infos: Infos | None, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """The rewards of all envs or of ``env_ids``: as they are, or ``(envs, *shape)`` where an env gave axes.
+
+        An env that was reset or truncated by the hub has zeros.
+
+        Raises:
+            RemoteProtocolError: two envs have rewards of different shapes, or one is no array of float64.
+        """
+        found = [] if infos is None else infos.take_rewards()
+        if not found and not self.shape:
+            return rewards
+        self.shape = self.shape or found[0][1].shape[1:]
+        places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
+        filled = np.zeros((len(rewards), *self.shape))
+        for rows, values in found:
+            if values.dtype != np.float64 or values.shape[1:] != self.shape:
+                text = f"envs {rows} have rewards of {values.dtype} and shape {values.shape[1:]}, others {self.shape}"
+                raise RemoteProtocolError(f"{text}: envs that step together have rewards of one shape")
+            filled[rows if places is None else [places[row] for row in rows]] = values
+        return filled

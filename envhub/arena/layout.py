@@ -122,9 +122,9 @@ class Layout:
         """The size of each row's place for a large info, in memory of ``nbytes``; 0 where there are none."""
         return max(0, nbytes - self.nbytes() - self.rooms_bytes()) // self.rows // HEADER_BYTES * HEADER_BYTES
 
-    def span(self) -> int:
-        """The size of the whole arena with the places of large infos."""
-        place = min(LARGE_INFO_BYTES_MAX, LARGE_INFOS_BYTES_MAX // self.rows)
+    def span(self, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
+        """The size of the whole arena with the places of large infos, of at most so many bytes together."""
+        place = min(LARGE_INFO_BYTES_MAX, min(LARGE_INFOS_BYTES_MAX, large_infos_bytes_max) // self.rows)
         return self.nbytes() + self.rooms_bytes() + self.rows * (place // HEADER_BYTES * HEADER_BYTES)
 
 

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from envhub.arena.layout import HEADER_WORDS, MAGIC, VERSION, Layout, split_results
+from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, VERSION, Layout, split_results
 from envhub.sealing import check_sealed, new_memory
 from envhub.values.info_columns import Rows
 
@@ -50,17 +50,17 @@ _WORD = (1 << 64) - 1
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
 
-def allocate(layout: Layout) -> int:
+def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
 
-    The places of large infos are addresses only, until the hub gives a row memory there. There are none where the
-    process may have no file of that size.
+    The places of large infos, of at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a
+    row memory there. There are none where the process may have no file of that size.
 
     Raises:
         OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
     """
     try:
-        return new_memory("envhub-arena", layout.span(), layout.nbytes() + layout.rooms_bytes())
+        return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
     except OSError:
         return new_memory("envhub-arena", layout.nbytes(), layout.nbytes())
 
@@ -106,6 +106,10 @@ class Arena:
         if hasattr(mmap, "MADV_DONTFORK") and not in_children:
             # A child that an env forks must not keep the session's memory alive, nor write to it.
             self._memory.madvise(mmap.MADV_DONTFORK)
+        places = -(-(layout.nbytes() + layout.rooms_bytes()) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTDUMP") and len(self._memory) > places:
+            # Writing a core file would give all places of large infos their memory.
+            self._memory.madvise(mmap.MADV_DONTDUMP, places, len(self._memory) - places)
         self._fields = layout.fields()
         self._posts = 0
         self._all_rows = np.arange(layout.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import types
 from collections import ChainMap
 from typing import Any
@@ -16,6 +17,7 @@ import cloudpickle
 
 from envhub.values.importable import is_importable
 
+_registry = threading.RLock()  # what one thread has registered by value, another is not to pickle by name
 _reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
@@ -27,10 +29,11 @@ def dumps(value: Any) -> bytes:
     """
     buffer = io.BytesIO()
     pickler = _CodePickler(buffer)
-    try:
-        pickler.dump(value)
-    finally:
-        pickler.restore_registry()
+    with _registry:
+        try:
+            pickler.dump(value)
+        finally:
+            pickler.restore_registry()
     return buffer.getvalue()
 
 

@@ -214,3 +214,27 @@ def test_reset_of_a_gymnasium_env_gets_no_argument_that_is_none_and_that_it_does
     assert runner(Short()).reset(3, None)[1] == {"seed": 3}
     with pytest.raises(TypeError, match="options"):
         runner(Short()).reset(3, {"at": 5})
+
+
+def test_arguments_that_are_none_are_left_out_where_an_env_does_not_take_them() -> None:
+    class Env:
+        def reset(self, seed: Any = "unset") -> Any:
+            return seed, {}
+
+    class Any_:
+        def reset(self, **given: Any) -> Any:
+            return sorted(given), {}
+
+    class Around:
+        def __init__(self, env: Any) -> None:
+            self.env = env
+
+        def reset(self, **given: Any) -> Any:
+            return self.env.reset(**given)
+
+    assert EnvRunner(Env()).reset(None, None) == (None, {})
+    assert EnvRunner(Around(Env())).reset(None, None) == (None, {})
+    for env in (Any_(), Around(Any_())):
+        assert EnvRunner(env).reset(None, None) == (["options", "seed"], {})
+    with pytest.raises(TypeError, match="options"):
+        EnvRunner(Around(Env())).reset(None, {"a": 1})

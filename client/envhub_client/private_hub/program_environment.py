@@ -84,6 +84,17 @@ def by_value_if_unimportable(entry: str) -> Any:
 
 def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
     """What a worker has in place of a spec that cannot be sent: there it raises why, if it is made at all."""
+    known, found = _stand_ins.get(id(spec), (None, b""))
+    if known is not spec:  # to look for what cannot be pickled takes long
+        found = _unsendable(spec, error)
+        _stand_ins[id(spec)] = spec, found
+    return found
+
+
+_stand_ins: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec of the registry, which has few
+
+
+def _unsendable(spec: EnvSpec, error: Exception) -> bytes:
     why = why_unpicklable(f"the spec of {spec.id}", spec, code_pickler.dumps, error)
     unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
     return pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))

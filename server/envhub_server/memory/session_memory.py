@@ -64,7 +64,8 @@ class SessionMemory:
         try:
             for _ in range(1 + workers):
                 self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            self.descriptor = allocate(layout)
+            # A client of the shared lane may write to all of its places, whatever the hub has given rows there.
+            self.descriptor = allocate(layout, max(0, budget.left - nbytes))
             self.arena = Arena(layout, self.descriptor)
         except OSError:
             self.close()

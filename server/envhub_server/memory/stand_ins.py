@@ -46,6 +46,8 @@ class ObjectCopies:
             number = int(arena.done[row])
             if number != arena.request[row] and not has_left:
                 continue
+            if self._kept.get(row, (-1, b""))[0] == number:
+                continue  # it is of the same observation
             blob = arena.info(row)
             self._kept[row] = self._large.get(row, (-1, b"")) if blob is None else (number, bytes(blob))
 

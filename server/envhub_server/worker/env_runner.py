@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable
+from typing import Any
 
 
 class EnvRunner:
@@ -22,7 +22,11 @@ class EnvRunner:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its user asked for it; returns what ``gymnasium.Env.reset`` returns."""
-        found: tuple[Any, dict[str, Any]] = self.env.reset(**_taken(self.env.reset, seed=seed, options=options))
+        given = {"seed": seed, "options": options}
+        if seed is None or options is None:
+            named = _named(self.env)
+            given = {name: value for name, value in given.items() if value is not None or name in named}
+        found: tuple[Any, dict[str, Any]] = self.env.reset(**given)
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -36,10 +40,17 @@ class EnvRunner:
         return found
 
 
-def _taken(reset: Callable[..., Any], **given: Any) -> dict[str, Any]:
-    """The arguments without those that are None and that the function does not name."""
-    try:
-        named = inspect.signature(reset).parameters
-    except (TypeError, ValueError):  # it has no signature, as some of C
-        return given
-    return {name: value for name, value in given.items() if value is not None or name in named}
+def _named(env: Any) -> set[str]:
+    """Which of ``seed`` and ``options`` its ``reset`` takes, or those of the envs to which it hands all on."""
+    wanted = {"seed", "options"}
+    while env is not None:
+        try:
+            parameters = inspect.signature(env.reset).parameters
+        except (TypeError, ValueError):  # it has no signature, as some of C
+            return wanted
+        inner = vars(env).get("env") if hasattr(env, "__dict__") else None
+        if inner is None or not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            hands_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            return wanted if hands_on else wanted & set(parameters)
+        env = inner
+    return wanted

@@ -61,7 +61,11 @@ def _installed(package: Package, folder: Path) -> str:
         made = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
         subprocess.run([*made, folder], check=True)
         own = folder / "bin/python"
-        pip = [uv, "pip", "install", "--quiet", "--python", own] if uv else [own, "-m", "pip", "install", "--quiet"]
+        pip = (
+            [uv, "pip", "install", "--compile-bytecode", "--quiet", "--python", own]
+            if uv
+            else [own, "-m", "pip", "install", "--quiet"]
+        )
         wanted = [*pip, "-e", str(REPOSITORY), *package.requirements]
         done = subprocess.run(wanted, capture_output=True, text=True, timeout=INSTALL_S)
         (folder / "install.txt").write_text(done.stderr)

@@ -295,30 +295,32 @@ def craftax_symbolic() -> Any:
 
 
 def functional_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
-    """A plain loop over each env of JAX functions, in whose steps envs are reset that have ended."""
+    """A plain loop over functions of JAX, mapped over the envs as they are meant to be: alone they round otherwise."""
     import jax
 
     made = make()
     env, params = made if isinstance(made, tuple) else (made, made.default_params)
-    reset, step = jax.jit(env.reset_env), jax.jit(env.step_env)
-    runs = []
-    for number in range(num_envs):
-        key, own = jax.random.split(jax.random.PRNGKey(seed + number))
-        observation, state = reset(own, params)
-        found, ended = [observation], False
-        for action in actions:
-            key, for_step, for_reset = jax.random.split(key, 3)
-            if ended:
-                observation, state = reset(for_reset, params)
-                found.append((observation, 0.0, False, False))
-                ended = False
-                continue
-            observation, state, reward, terminated, _ = step(for_step, state, action[number], params)
-            truncated = bool(env.is_truncated(state, params)) if hasattr(env, "is_truncated") else False
-            found.append((observation, reward, bool(terminated), truncated))
-            ended = bool(terminated) or truncated
-        runs.append(found)
-    return runs
+    reset = jax.jit(jax.vmap(lambda key: env.reset_env(key, params)))
+    step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)))
+    late = jax.jit(jax.vmap(lambda state: env.is_truncated(state, params))) if hasattr(env, "is_truncated") else None
+    keys = jax.numpy.stack([jax.random.PRNGKey(seed + number) for number in range(num_envs)])
+    keys = jax.vmap(jax.random.split)(keys)
+    observations, states = reset(keys[:, 1])
+    batches, ended, keys = [observations], np.zeros(num_envs, bool), keys[:, 0]
+    for action in actions:
+        keys = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+        observations, states, rewards, terminated, _ = step(keys[:, 1], states, action)
+        truncated = np.zeros(num_envs, bool) if late is None else np.asarray(late(states))
+
+        def chosen(one: Any, other: Any, ended: np.ndarray = ended) -> Any:
+            return jax.numpy.where(ended.reshape((-1,) + (1,) * (one.ndim - 1)), one, other)
+
+        first = reset(keys[:, 2])
+        observations, states = jax.tree_util.tree_map(chosen, first, (observations, states))
+        flags = np.asarray(terminated) & ~ended, truncated & ~ended
+        batches.append((observations, np.where(ended, 0, rewards), *flags))
+        ended, keys = flags[0] | flags[1], keys[:, 0]
+    return _runs(batches, num_envs)
 
 
 gymnax_cartpole_directly = craftax_symbolic_directly = functional_directly

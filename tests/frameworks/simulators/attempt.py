@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(part) for key, part in sorted(value.items(), key=str)}
     if isinstance(value, (tuple, list)):
         return tuple(map(plain, value))
-    return value if isinstance(value, str) else np.asarray(value)
+    return value if isinstance(value, str) else np.array(value)
 
 
 def difference(found: Any, wanted: Any, where: str) -> str:
@@ -79,15 +79,15 @@ def record_of_hub(envs: Any, actions: list[Any]) -> Record:
 def record_directly(package: Package, env: int, actions: list[Any]) -> Record:
     """What an env gives in a plain loop, in which it is reset in the step after the end of its episode."""
     made = factories.looped(factory_of(package)(), package.kind)
-    found, ended = [made.reset(SEED + env)], False
+    found, ended = [plain(made.reset(SEED + env))], False  # copies: some envs observe by one array
     for action in actions:
         if ended:
-            found.append((made.reset(None), 0.0, False, False))
+            found.append(plain((made.reset(None), 0.0, False, False)))
             ended = False
         else:
-            found.append(made.step(row(action, env)))
+            found.append(plain(made.step(row(action, env))))
             ended = bool(found[-1][2] or found[-1][3])
-    return [plain(one) for one in found]
+    return found
 
 
 def _in_child(pipe: Any, package: Package, env: int, actions: list[Any]) -> None:
@@ -115,7 +115,7 @@ def wanted_records(package: Package, actions: list[Any]) -> list[Record]:
         except EOFError:
             found.append(RuntimeError("the process of a plain loop ended"))
         child.join()
-    return [[plain(one) for one in record] if isinstance(record, list) else record for record in found]
+    return found
 
 
 @contextlib.contextmanager

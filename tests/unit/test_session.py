@@ -881,6 +881,11 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
 
+def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
+    made = ready(1, 1, autoreset_mode="SameStep", observation_mode="different").made
+    assert made is not None and (made.autoreset_mode, made.observation_mode) == ("SameStep", "different")
+
+
 def test_session_can_be_taken_over_from_when_it_is_made_until_it_ends() -> None:
     session = ready(faults=Faults(restarts_max=0))
     assert session.attachable and not begun().attachable

@@ -345,6 +345,7 @@ def test_worker_that_is_too_old_is_recycled() -> None:
 
 def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     session = ready(hosting=Hosting(recycle=Recycle(memory_bytes=MIB)))
+    assert session.next_deadline_s() == MEMORY_S
     assert session.elapsed(MEMORY_S, memory={0: MIB, 1: MIB}) == []
     started, build = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
     assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]

@@ -161,8 +161,6 @@ class Make(Frozen):
     python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # in its place, cloudpickle of a callable; only where factories are allowed
-    # Where in ``factories`` the pickle of each env's factory begins and ends, by turns; empty where none stands alone.
-    factory_places: List[int] = field(default_factory=list)
 
 
 class Reset(Frozen):
@@ -363,6 +361,37 @@ class Failure(Frozen):
     log_tail: str = ""
     attributes: bytes = b""  # the exception's attributes, where the codec can carry them
     replay: str = ""  # the name of the file on the hub's machine that runs the env to this failure again
+
+
+_PLACE, _PLACES_END = struct.Struct("<QQ"), struct.Struct("<Q8s")
+_PLACES_MAGIC = b"ENVHUBFP"
+
+
+def with_places(pickled: bytes, places: Iterable[Tuple[int, int]]) -> bytes:
+    """The pickled list of factories, and after it where in it the pickle of each factory alone begins and ends.
+
+    Unpickling stops before these places.
+    """
+    packed = [_PLACE.pack(*place) for place in places]
+    return b"".join([pickled, *packed, _PLACES_END.pack(len(packed), _PLACES_MAGIC)])
+
+
+def places_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
+    """The places that ``with_places`` added; empty where there are none.
+
+    Raises:
+        ValueError: they are not of ``num_envs`` factories, or not in these bytes.
+    """
+    if factories[-len(_PLACES_MAGIC) :] != _PLACES_MAGIC or len(factories) < _PLACES_END.size:
+        return []
+    count, _ = _PLACES_END.unpack_from(factories, len(factories) - _PLACES_END.size)
+    end = len(factories) - _PLACES_END.size - _PLACE.size * count
+    if count != num_envs or end < 0:
+        raise ValueError(f"{num_envs} envs and the places of {count} factories in {len(factories)} bytes")
+    places = [_PLACE.unpack_from(factories, end + _PLACE.size * number) for number in range(count)]
+    if not all(begin <= finish <= end for begin, finish in places):
+        raise ValueError(f"a factory that is not in the {end} bytes of the pickle")
+    return cast(List[Tuple[int, int]], places)
 
 
 _ROW = struct.Struct("<II")

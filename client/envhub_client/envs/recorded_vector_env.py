@@ -130,9 +130,11 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         super().drop_pending()
 
     def _record_step(self, result: StepReturn) -> None:
-        observations, *flags, infos = result
+        observations, rewards, *flags, infos = result
         leaves = [observations] if self._are_flat[0] else spaces.flatten(self.single_observation_space, observations)
-        self._recorder.stepped(leaves, flags, infos)
+        # Of a reward with axes a recording has the sum, as of the rewards of agents.
+        rewards = rewards if rewards.ndim == 1 else rewards.reshape(len(rewards), -1).sum(axis=1)
+        self._recorder.stepped(leaves, [rewards, *flags], infos)
         if self._record.film:
             self._record_frames()
 

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from envhub.protocol.messages import Make
+from envhub.protocol.messages import Make, with_places
 from envhub.values import code_pickler
 from envhub.values.gym_api import unfit
 from envhub.values.unpicklable import why_unpicklable
@@ -60,7 +60,7 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
         TypeError: the factories hold something that cannot be pickled.
     """
     try:
-        pickled, places = _pickled(factories)
+        pickled = _pickled(factories)
     except Exception as error:  # whatever a foreign object raises when it is pickled
         raise TypeError(
             f"the factories of the envs cannot be pickled for the workers: {_why(factories, error)}"
@@ -69,7 +69,7 @@ def make_of_factories(factories: Sequence[object], runner: object = None) -> Mak
     alike = all(factory is factories[0] for factory in factories)
     digest = factories_digest(factories, runner)
     asked = Make(len(factories), factories=pickled, runner=pickled_runner, factories_digest=digest, alike=alike)
-    return replace(asked, python=own_python(), factory_places=places)
+    return replace(asked, python=own_python())
 
 
 def own_python() -> str:
@@ -99,26 +99,26 @@ def _why(factories: Sequence[object], error: Exception) -> str:
     return str(error)
 
 
-def _pickled(factories: Sequence[object]) -> tuple[bytes, list[int]]:
-    """The list of factories, pickled, and where in it the pickle of each factory alone begins and ends.
+def _pickled(factories: Sequence[object]) -> bytes:
+    """The list of factories, pickled, with the places of each factory alone.
 
-    There are no such places where all factories together are small, or share their data: as one list, what they share
+    There are no places where all factories together are small, or share their data: as one list, what they share
     is pickled once.
     """
     whole = code_pickler.dumps(list(factories))
     different = {id(factory): factory for factory in factories}
     if len(whole) < ALONE_BYTES_MIN or len(different) == 1:
-        return whole, []
+        return whole
     left, alone = len(whole) * len(different) * SHARED_MIN, {}
     for key, factory in different.items():
         alone[key] = code_pickler.dumps(factory)
         left -= len(alone[key])
         if left < 0:
-            return whole, []
+            return whole
     return _joined([id(factory) for factory in factories], alone)
 
 
-def _joined(keys: Sequence[int], alone: Mapping[int, bytes]) -> tuple[bytes, list[int]]:
+def _joined(keys: Sequence[int], alone: Mapping[int, bytes]) -> bytes:
     """One pickle that loads the pickles of these keys as a list, and their places in it."""
     pieces, at = [b"\x80\x04]("], 4  # protocol 4, an empty list, and the mark before its items
     places: dict[int, tuple[int, int]] = {}
@@ -130,4 +130,4 @@ def _joined(keys: Sequence[int], alone: Mapping[int, bytes]) -> tuple[bytes, lis
             pieces += [head, alone[key], b"\x85R\x94"]  # called with these bytes, and memoized
             places[key] = at + len(head), at + len(head) + len(alone[key])
         at = at + len(pieces[-1]) if pieces[-1][:1] == b"j" else places[key][1] + 3
-    return b"".join([*pieces, b"e."]), [end for key in keys for end in places[key]]
+    return with_places(b"".join([*pieces, b"e."]), (places[key] for key in keys))

@@ -15,8 +15,8 @@ from typing import Any, Iterator
 
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
-from envhub_server.ipc import factories_memory, process_marks
-from envhub_server.ipc.factories_memory import PickledFactories
+from envhub_server.ipc import process_marks
+from envhub_server.ipc.factories_memory import pickle_of
 from envhub_server.ipc.packages import here
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
@@ -58,10 +58,33 @@ def factories(build: Any, memory: int = -1) -> Any:
     if build.factories:
         _check_python(build, "factories", "have the hub offer the env by name: NAME=module:factory")
         loaded = PickledFactories(memory)
-        with _names_explained():
-            loaded[build.rows[0]]  # so that an error comes before an env is made
+        loaded[build.rows[0]]  # so that an error comes before an env is made
         return loaded
     return named(build)
+
+
+class PickledFactories:
+    """The factories in such memory, by row, in a worker: each is loaded once it is used."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Of this memory, whose descriptor stays the caller's."""
+        self._descriptor = descriptor
+        self._loaded: dict[int, Any] = {}
+
+    def __getitem__(self, row: int) -> Any:
+        """The factory of this row.
+
+        Raises:
+            Exception: what unpickling raises.
+        """
+        if row not in self._loaded:
+            self._load(row)
+        return self._loaded[row]
+
+    def _load(self, row: int) -> None:
+        with pickle_of(self._descriptor, row) as (pickled, alone), _names_explained():
+            found = pickle.loads(pickled)  # noqa: S301  only ever sent to workers, never read by the hub
+        self._loaded.update({row: found} if alone else enumerate(found))
 
 
 @contextlib.contextmanager
@@ -82,7 +105,7 @@ def _is_of_a_name(error: BaseException) -> bool:
     """Whether a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename not in (__file__, factories_memory.__file__, *_IMPORTING):
+        if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):
             return False
         at = at.tb_next
     return True

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
+from envhub_server.ipc.factories_memory import held
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import main as worker_main
 from envhub_server.worker.main import Worker
@@ -52,7 +53,7 @@ from envhub.arena.memory import (
 )
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
-from envhub.protocol.messages import Failure
+from envhub.protocol.messages import Failure, Make
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 
@@ -126,8 +127,10 @@ class Hub:
         return [message for message in self.heard if isinstance(message, kind)]
 
     def build(self, **other: Any) -> Any:
-        factories = cloudpickle.dumps([make_env] * ROWS)
-        self.tell(control.Build(0, self.rows, "", b"", factories, "", [], "NextStep", True, **other))
+        make, memory = held(Make(ROWS, factories=cloudpickle.dumps([make_env] * ROWS)))
+        with os.fdopen(memory, "rb") as file:
+            build = control.Build(0, self.rows, "", b"", make.factories, "", [], "NextStep", True, **other)
+            self.tell(build, [file.fileno()])
         return self.hear(control.Built)[0]
 
     def new_arena(self, info_bytes: int = INFO_BYTES) -> Arena:

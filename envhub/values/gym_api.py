@@ -32,9 +32,9 @@ _PARTS = {
 _FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))  # of a Box, and so on
 
 
-def registered() -> list[str]:
-    """Every registered id."""
-    registry = api.envs.registration.registry
+def registered(package: Any = api) -> list[str]:
+    """Every registered id, of Gymnasium or of gym."""
+    registry = package.envs.registration.registry
     return sorted(getattr(registry, "env_specs", registry))
 
 

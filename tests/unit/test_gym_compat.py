@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.gym_compat import adapt, make
 from envhub_server.worker.gym_errors import pins
 from gymnasium import logger, spaces
 
@@ -238,3 +238,13 @@ def test_arguments_that_are_none_are_left_out_where_an_env_does_not_take_them() 
         assert EnvRunner(env).reset(None, None) == (["options", "seed"], {})
     with pytest.raises(TypeError, match="options"):
         EnvRunner(Around(Env())).reset(None, {"a": 1})
+
+
+def test_id_that_only_gym_knows_is_made_by_gym(monkeypatch: pytest.MonkeyPatch) -> None:
+    registration = SimpleNamespace(registry={"Old-v0": object(), "CartPole-v1": object()})
+    gym = SimpleNamespace(
+        __version__="0.26.2", make=lambda name: OldEnv(), envs=SimpleNamespace(registration=registration)
+    )
+    monkeypatch.setitem(sys.modules, "gym", gym)  # type: ignore[arg-type]
+    assert make("sys:Old-v0", {}).unwrapped.seeds == []
+    assert type(make("CartPole-v1", {}).unwrapped).__name__ == "CartPoleEnv"

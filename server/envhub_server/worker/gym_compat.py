@@ -18,12 +18,18 @@ import numpy as np
 
 from envhub.errors import shown
 from envhub.values import spaces
-from envhub.values.gym_api import api
+from envhub.values.gym_api import api, registered
 from envhub_server.worker.gym_errors import explaining
 
 
 def make(name: str, kwargs: dict[str, Any]) -> Any:
-    """A new env of this id from the registry, adapted."""
+    """A new env of this id from the registry, adapted; from that of gym if only a package for gym registers it."""
+    module, _, bare = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    gym = sys.modules.get("gym")
+    if gym is not None and gym is not api and bare not in registered() and bare in registered(gym):
+        return adapt(gym.make(bare, **kwargs))
     if api.__name__ == "gymnasium" or _version(api) >= (0, 26):
         return adapt(api.make(name, **kwargs))
     render_mode = kwargs.pop("render_mode", None)  # new in 0.26; before, ``render`` took the mode

@@ -92,7 +92,7 @@ PACKAGES = [
     Package("gym-sokoban", "sokoban_of_gym", "gym before 0.26", GYM),
     Package("tetris-gymnasium", "tetris_gymnasium.envs.tetris:tetris_gymnasium/Tetris"),
     Package("popgym", "popgym_recall"),
-    Package("memory-gym", "memory_gym:MortarMayhem-Grid-v0"),
+    Package("memory-gym", "memory_gym:MortarMayhem-Grid-v0", "gym 0.26", special="registers its ids in gym"),
     Package("gym-trading-env", "trading_env", pins=("pandas<3",)),
     Package("robosuite", "robosuite_lift", pins=("mujoco<3.4",)),
     Package("envpool", "envpool_cartpole", "EnvPool", vector=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ class Looped:
             found = self.env.reset() if seed is None else self.env.reset(seed=seed)
         except TypeError:  # an older one
             for env in [self.env, getattr(self.env, "unwrapped", None)]:
-                if hasattr(env, "seed"):
+                if hasattr(env, "seed") and inspect.signature(env.seed).parameters:
                     env.seed(seed)
                     break
             found = self.env.reset()
@@ -255,9 +256,9 @@ def cartpole_swingup() -> Any:
 
 
 def bsuite_catch() -> Any:
-    import bsuite
+    from bsuite.environments.catch import Catch
 
-    return bsuite.load_from_id("catch/0")
+    return Catch(seed=3)
 
 
 def jumanji_snake() -> Any:

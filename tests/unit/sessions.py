@@ -42,6 +42,7 @@ class Session(SessionState):
         if isinstance(stimulus, (stimuli.Requested, WorkerSaid)):
             kind = type(stimulus.message)
         instructions = super().handle(stimulus, now_s)
+        assert isinstance(instructions, list), "the hub carries out a list, however short"
         self.validate()
         declared = TABLE.get(kind, {}).get(before, ())[1:]
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down

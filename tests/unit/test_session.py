@@ -254,9 +254,10 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
     assert instructions[: len(started) + 4] == [*started, *rest]
     builds = [told.message for told in instructions[len(started) + 4 :] if isinstance(told, Tell)]
     assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
-    for event in (built(), Mapped()):
-        answers = [session.said(worker, event) for worker in range(workers)]
-    answer = answers[-1][-1]
+    for worker in range(workers):
+        assert session.phase is Phase.BUILDING
+        session.said(worker, built())
+    answer = [session.said(worker, Mapped()) for worker in range(workers)][-1][-1]
     assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
 
 
@@ -349,6 +350,17 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     assert session.phase is Phase.MAPPING
     learned, *_ = session.said(0, StepTimes(64, 0, 0))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=(), fit=True))  # later sessions do without from the start
+
+
+@pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), (None, ())])
+def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None, noted: tuple[str, ...]) -> None:
+    session = told_to_share(None)
+    session.handle(stimuli.SessionMade())
+    for message in (Imported([]), replace(built(), libraries=found)):
+        for worker in (0, 1):
+            session.said(worker, message)
+    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=noted, fit=True))
 
 
 def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_libraries() -> None:
@@ -1099,6 +1111,23 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
     assert session.request(Collect([1]), quiescent=False) == [Fail(RAISED)]
     assert session.request(Collect([0]), quiescent=False) == [Answer(Done())]
     assert session.driver is Driver.CLIENT
+
+
+def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
+    session = shared()
+    attached(session)
+    session.said(1, RowFailed(RAISED))
+    session.handle(stimuli.OtherArenaMade())
+    for worker in (0, 1):
+        session.said(worker, Mapped())
+    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
+    assert session.request(Collect([1])) == [Fail(RAISED)]
+
+
+def test_failure_of_an_env_that_is_another_workers_is_not_kept() -> None:
+    session = shared()
+    session.said(0, RowFailed(RAISED))
+    assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
 
 
 def test_client_whose_step_is_under_way_is_refused() -> None:

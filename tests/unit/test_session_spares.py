@@ -324,6 +324,18 @@ def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any)
     assert session.phase in (Phase.MOVING, Phase.CALLING)
 
 
+def test_successor_of_an_idle_session_is_looked_after_until_it_has_mapped_the_arena() -> None:
+    session = ready(**WORN)
+    session.elapsed(1.0)
+    session.said(1, EpisodesDone(), now_s=1.0)
+    for message in (built(), Mapped()):
+        session.elapsed(2.0)
+        assert session.next_deadline_s() == 2.0 + SAMPLE_S
+        session.said(2, message, now_s=2.0)
+    session.elapsed(3.0)
+    assert session.next_deadline_s() == math.inf
+
+
 def test_episode_that_ends_with_a_reset_in_the_same_step_is_ended_by_the_worker_that_takes_over() -> None:
     session = ready(**WORN)
     session.said(0, EpisodesDone())

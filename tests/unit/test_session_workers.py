@@ -602,14 +602,25 @@ def test_idle_session_has_no_deadline() -> None:
     assert session.next_deadline_s() == math.inf
 
 
-def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between_samples() -> None:
+@pytest.mark.parametrize("request_", [Step(b"\x04"), Reset()])
+def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between_samples(request_: Any) -> None:
     session = ready()
     session.elapsed(1.0)
     assert session.next_deadline_s() == math.inf
     for now_s in (5.0, 5.0 + SAMPLE_S / 2):
-        session.request(Step(b"\x04"), now_s=now_s)
+        session.request(request_, now_s=now_s)
         assert session.next_deadline_s() == 5.0 + SAMPLE_S
         session.rows_done()
+
+
+def test_process_that_makes_the_envs_of_a_lost_worker_of_an_idle_session_is_looked_after() -> None:
+    session = ready()
+    session.elapsed(1.0)
+    session.exited(0, now_s=5.0)
+    session.elapsed(5.1)
+    for now_s in (5.1, 6.0):
+        assert session.next_deadline_s() == now_s + SAMPLE_S
+        session.elapsed(6.0)
 
 
 def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:
@@ -931,6 +942,7 @@ def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) ->
     session = recorded()
     session.request(Step(b"\x04"))
     assert session.said(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, tick=3)) == []
+    assert session.said(1, RowFailed(Failure("env_raised", "env", "no", None, 1), number=5, tick=3)) == []
 
 
 def test_replay_of_a_vector_env_is_that_of_its_first_row() -> None:

@@ -71,7 +71,7 @@ from envhub_server.session.instructions import (
     WindUp,
 )
 from envhub_server.session.state import TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
-from envhub_server.session.worker_count import Machine, WorkerCount
+from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import (
@@ -144,6 +144,7 @@ def separated(session: Session, instructions: Instructions) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
     started = [each for each in instructions if isinstance(each, StartProcesses)]
     assert Warn("envs_separated", {"worker": 0, "why": state.SECOND_FAILED}) in instructions
+    assert session.sizing is not None and session.sizing.alone
     assert [worker.rows for worker in session.workers] == [[0], [1], [2]]
     killed = [each.worker for each in instructions if isinstance(each, Kill)]
     assert [number for each in started for number in each.workers] == [each for each in range(3) if each not in killed]
@@ -152,6 +153,7 @@ def separated(session: Session, instructions: Instructions) -> None:
         again, build = session.exited(number)
         assert again == StartProcesses((number,)) and isinstance(build, Tell) and build.message.rows == [number]
     for number in range(3):
+        assert session.phase is Phase.BUILDING
         session.said(number, built())
     answers = [session.said(number, Mapped()) for number in range(3)][-1]
     assert LearnCost(StepCost(0.0, 0.0, alone=True)) in answers
@@ -191,13 +193,48 @@ def test_first_env_that_cannot_be_made_fails_the_session(failure: Failure) -> No
     assert begun().said(0, RowFailed(failure))[0] == Fail(failure)
 
 
-def test_second_env_fails_the_session_where_processes_are_shared_as_told_or_there_is_no_room() -> None:
-    told = WorkerCount(2, "told", told=True)
-    few = Machine((0,), 1, workers_max=2)
-    for sizing, machine in ((told, MACHINE), (replace(told, told=False), few)):
-        session = Session(Make(3, "CartPole-v1"), RECIPE, sizing, INFO_BYTES, machine, restarts(), WorkerRules())
-        session.handle(stimuli.SessionMade())
-        assert session.said(0, RowFailed(SECOND))[0] == Fail(SECOND)
+UNTOLD = WorkerCount(2, "as the test wants it")
+VECTOR = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
+
+
+def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Recipe = RECIPE) -> Session:
+    """A session of three envs whose workers are building."""
+    session = Session(Make(3, "CartPole-v1"), recipe, sizing, INFO_BYTES, machine, restarts(), WorkerRules())
+    session.handle(stimuli.SessionMade())
+    return session
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"sizing": replace(UNTOLD, told=True)},
+        {"sizing": replace(UNTOLD, crowded=True)},
+        {"machine": Machine((0,), 1, workers_max=2)},
+        {"recipe": VECTOR},
+    ],
+    ids=["told", "crowded", "no room", "vector env"],
+)
+def test_second_env_fails_the_session_whose_envs_cannot_have_a_process_each(made: dict[str, Any]) -> None:
+    session = making(**made)
+    assert session.said(0, RowFailed(SECOND))[0] == Fail(SECOND)
+
+
+@pytest.mark.parametrize("machine", [Machine((0,), 1, workers_max=3), Machine((0, 1, 2), 3, workers_max=2)])
+def test_envs_have_a_process_each_where_there_is_room_for_just_so_many(machine: Machine) -> None:
+    session = making(machine=machine)
+    separated(session, session.said(0, RowFailed(SECOND)))
+
+
+def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_the_session() -> None:
+    session = making()
+    session.said(1, built())
+    assert isinstance(session.exited(1, ExitCause("exited with status 3"))[0], Fail)
+    for mapping in (RowFailed(SECOND), None):
+        session = making()
+        for worker in (0, 1):
+            session.said(worker, built())
+        found = session.said(0, mapping) if mapping else session.exited(0, ExitCause("exited with status 3"))
+        assert isinstance(found[0], Fail) and session.phase is Phase.CLOSING
 
 
 def test_what_steps_took_is_learned_with_whether_envs_may_share_a_process() -> None:
@@ -270,11 +307,23 @@ def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_
     assert [(told.worker, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_client_is_told_that_its_envs_share_processes_for_want_of_room(known: bool) -> None:
+    machine = replace(MACHINE, workers_max=5)
+    sizing = WorkerCount(5, "as the test wants it", crowded=True) if known else None
+    session = Session(Make(16), RECIPE, sizing, INFO_BYTES, machine, restarts())
+    told = session.handle(stimuli.SessionMade())
+    if not known:
+        told = [session.said(worker, UNKNOWN) for worker in range(4)][-1]
+    assert [each for each in told if isinstance(each, Notify)] == [Notify("processes_shared", crowded_text(16, 5))]
+
+
 def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_made_but_no_more_than_it_may() -> None:
     for num_envs, processes in ((16, 16), (300, 64)):
         machine = replace(MACHINE, workers_max=64)
         session = Session(Make(num_envs), RECIPE, None, INFO_BYTES, machine, restarts())
         assert session.processes == processes
+    assert sized(2).processes == 16 and sized(2, told=True).processes == 2  # which may need one each, or must not
     assert ready().processes == 2
 
 
@@ -610,6 +659,9 @@ def test_message_that_no_worker_should_send_ends_the_session() -> None:
     session = ready()
     assert session.said(0, EnvNames([])) == [Kill(0), Kill(1)]
     assert session.phase is Phase.CLOSING
+    session = ready()
+    session.request(Close())
+    assert session.said(0, EnvNames([])) == [] and session.asked
 
 
 # --- reset ------------------------------------------------------------------------------------------------------------
@@ -1293,6 +1345,8 @@ def test_memory_of_a_takeover_that_has_failed_meanwhile_is_dropped() -> None:
 def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
     with pytest.raises(IllegalStimulus, match="OtherArenaMade in phase ready"):
         ready().handle(stimuli.OtherArenaMade())
+    with pytest.raises(IllegalStimulus, match="EnvNames in phase ready"):
+        ready().request(EnvNames([]))  # which is no request
 
 
 def test_every_stimulus_and_instruction_has_its_place() -> None:

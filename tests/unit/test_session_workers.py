@@ -621,6 +621,9 @@ def test_process_that_makes_the_envs_of_a_lost_worker_of_an_idle_session_is_look
     for now_s in (5.1, 6.0):
         assert session.next_deadline_s() == now_s + SAMPLE_S
         session.elapsed(6.0)
+    session.exited(0, now_s=6.0)
+    session.elapsed(6.0)
+    assert session.next_deadline_s() == pytest.approx(6.2)  # when the next one is started
 
 
 def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:

@@ -1,7 +1,7 @@
 """Steps whose infos or texts are large, beside those of ``AsyncVectorEnv``, in one run.
 
-``pytest -m benchmark -n 0 -s tests/benchmarks/test_sizes_of_infos.py``. Ratios are printed with the target; none fails a
-test.
+``pytest -m benchmark -n 0 -s tests/benchmarks/test_sizes_of_infos.py``. Ratios are printed with the target; none
+fails a test.
 """
 
 from __future__ import annotations

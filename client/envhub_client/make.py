@@ -96,7 +96,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         wrappers: of each env of this id, innermost first, which run in the workers: classes that extend
             ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``; with arguments ``("FrameStackObservation",
             {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes
-            Gymnasium's own, without those that write files, open windows or call functions.
+            Gymnasium's own, without those that write files, open windows or import modules.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
             one dict per env, for envs that differ.
         **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or

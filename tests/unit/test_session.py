@@ -70,7 +70,7 @@ from envhub_server.session.instructions import (
     Warn,
     WindUp,
 )
-from envhub_server.session.state import TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
+from envhub_server.session.state import SAMPLE_S, TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,6 +173,12 @@ def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None
     session = begun()
     session.said(0, Building(1))
     assert isinstance(session.exited(0, KILLED)[0], Fail)  # by the kernel, for want of memory, or by somebody
+    session = begun(hosting=Hosting(memory_max=1))
+    session.said(0, Building(1))
+    assert Kill(0) in session.elapsed(1.0, memory={0: 2})
+    assert isinstance(session.exited(0, ExitCause("exited with status 3"))[0], Fail)
+    session = begun()
+    assert isinstance(session.exited(0, ExitCause("exited with status 3"))[0], Fail)  # it was at its first env
     session = begun()
     session.said(0, Building(1))
     late = session.sampled(0.0, session.make.faults.init_s + 2.0, *[Progress(0, 0, 0)] * 2)
@@ -197,9 +203,9 @@ UNTOLD = WorkerCount(2, "as the test wants it")
 VECTOR = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
 
 
-def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Recipe = RECIPE) -> Session:
+def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Recipe = RECIPE, **rules: Any) -> Session:
     """A session of three envs whose workers are building."""
-    session = Session(Make(3, "CartPole-v1"), recipe, sizing, INFO_BYTES, machine, restarts(), WorkerRules())
+    session = Session(Make(3, "CartPole-v1"), recipe, sizing, INFO_BYTES, machine, restarts(), WorkerRules(**rules))
     session.handle(stimuli.SessionMade())
     return session
 
@@ -380,10 +386,12 @@ def sharing() -> Session:
     return session
 
 
-@pytest.mark.parametrize("trouble", ["exits", "raises", "changes a variable", "finds another copy", "late"])
+@pytest.mark.parametrize("trouble", ["exits", "crashes", "raises", "changes a variable", "finds another copy", "late"])
 def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trouble: str) -> None:
     session = sharing()
-    if trouble == "raises":
+    if trouble == "crashes":  # with an env of its own, which may be for a library of others
+        assert session.said(1, Imported(["torch"])) == []
+    elif trouble == "raises":
         assert session.said(1, RowFailed(RAISED)) == [Kill(1)]
     elif trouble == "changes a variable":
         assert session.said(1, Imported(None)) == [Kill(1)]
@@ -401,7 +409,7 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=(), fit=True))  # later sessions do without from the start
 
 
-@pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), (None, ())])
+@pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), ([], ()), (None, ())])
 def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None, noted: tuple[str, ...]) -> None:
     session = told_to_share(None)
     session.handle(stimuli.SessionMade())
@@ -419,6 +427,10 @@ def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_librar
     assert session.said(0, built()) == [] and session.phase is Phase.BUILDING
     session.said(1, built())
     assert session.phase is Phase.MAPPING
+    session = sharing()
+    for worker in (0, 1):
+        session.said(worker, built())
+    assert isinstance(session.exited(1)[0], Fail)  # as it mapped the arena, which libraries have no part in
 
 
 @pytest.mark.parametrize(
@@ -433,6 +445,12 @@ def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last:
     assert session.exited(1)[0] == StartProcesses((1,))
     session.said(1, built())
     assert session.phase is Phase.MAPPING
+
+
+def test_worker_that_starts_before_another_makes_its_envs_once_more_has_no_libraries_either() -> None:
+    session = making(libraries=("torch",))
+    assert session.said(1, Imported(None)) == [Kill(1)]
+    assert StartProcesses((2,)) in session.said(0, replace(built(), fit=False))
 
 
 def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
@@ -483,6 +501,8 @@ def test_session_whose_interpreter_cannot_be_used_is_not_made() -> None:
     answer, *kills = begun().exited(0, replace(KILLED, unready="it lacks numpy"))
     assert answer == Fail(Failure("env_unready", "hub", "'CartPole-v1' is not ready: it lacks numpy"))
     assert kills == [Kill(1)]
+    (taken,) = ready().exited(0, replace(KILLED, unready="it lacks numpy"))  # it has made its envs before
+    assert isinstance(taken, TakeRows)
 
 
 def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None:
@@ -499,10 +519,11 @@ def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None
     assert ends == [[], [], [], [End()]]
 
 
-def sized(workers: int, told: bool = False) -> Session:
-    """A session of 16 envs that has so many workers."""
-    sizing = WorkerCount(workers, "as the test wants it", told)
-    session = Session(Make(16), RECIPE, sizing, INFO_BYTES, MACHINE, restarts())
+def sized(workers: int, told: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
+    """A session of 16 envs that has so many workers, which make their envs."""
+    sizing = WorkerCount(workers, "as the test wants it", told, alone)
+    make = Make(16, factories=factories)
+    session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
     session.handle(stimuli.SessionMade())
     return session
 
@@ -515,11 +536,45 @@ def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
 
 def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
     session = sized(1)
-    waits = StepTimes(64, 6_400_000, 640_000_000)  # 10 ms each
-    learn, notify = session.said(0, waits)
+    learn, notify = session.said(0, WAITS)
     assert isinstance(learn, LearnCost) and isinstance(notify, Notify)
     assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
-    assert session.said(0, waits) == [learn]
+    assert session.said(0, WAITS) == [learn]
+
+
+WAITS = StepTimes(64, 6_400_000, 640_000_000)  # 10 ms each
+SHARING = Hosting(shares_process=True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "fit", "then"),
+    [
+        ({"cost_known": True}, True, "the next session of this env gets them by itself"),
+        ({"cost_known": True, "hosting": SHARING}, False, "the next session of this env gets them by itself"),
+        ({"factories": b"which no other session has"}, True, "pass num_workers=16"),
+        ({}, False, "pass num_workers=16"),
+        ({"cost_known": True}, False, None),  # who may share a process was told when that was learned
+    ],
+)
+def test_user_is_told_whether_the_next_session_has_the_better_number(rules: Any, fit: bool, then: str | None) -> None:
+    session = sized(1, **rules)
+    if fit:
+        session.said(0, built())
+    texts = [each.text for each in session.said(0, WAITS) if isinstance(each, Notify)]
+    assert len(texts) == (then is not None) and all(text.endswith(f"; {then}") for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("workers", "seen", "before", "alone"),
+    [(16, True, False, True), (16, False, True, True), (1, False, True, False), (16, False, False, False)],
+)
+def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
+    workers: int, seen: bool, before: bool, alone: bool
+) -> None:
+    session = sized(workers, alone=seen)
+    session.rules = replace(session.rules, alone=before)
+    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    assert isinstance(learned, LearnCost) and learned.cost.alone is alone
 
 
 def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() -> None:
@@ -591,6 +646,9 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
     assert session.said(0, Mapped()) == [HandOver(0, Serve()), HandOver(1, Serve()), Answer(made)]
     assert session.phase is Phase.READY and not session.asked
+    session = begun(1, 1, lost=b"what it lost with the session before")
+    session.said(0, built())
+    assert session.said(0, Mapped())[0] == HandOver(0, Serve(info=b"what it lost with the session before"))
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
@@ -732,12 +790,13 @@ def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_o
 
 
 def test_of_several_exceptions_the_first_envs_is_told() -> None:
-    session = ready(4, 4)
-    session.request(Step(b"\x04"))
-    failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in (2, 0, 3)}
-    for row, failure in failures.items():
-        session.said(row, RowFailed(failure))
-    assert session.rows_done() == [Fail(failures[0])]
+    for rows in ((2, 0, 3), (1, 3)):
+        session = ready(4, 4)
+        session.request(Step(b"\x04"))
+        failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in rows}
+        for row, failure in failures.items():
+            session.said(row, RowFailed(failure))
+        assert session.rows_done() == [Fail(failures[min(rows)])]
 
 
 def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
@@ -767,8 +826,9 @@ def test_call_is_answered_with_one_result_per_env_in_order() -> None:
 
 def test_call_of_some_rows_concerns_their_workers_only() -> None:
     session = ready()
-    wanted = Call("render", b"args", rows=[0], question="exists")
-    assert session.request(wanted) == [Tell(0, CallRows([0], "render", b"args", question="exists", number=1))]
+    how: dict[str, Any] = {"only_kind": True, "skip_unreset": True, "question": "exists", "reset_first": True}
+    wanted = Call("render", b"args", rows=[0], **how)
+    assert session.request(wanted) == [Tell(0, CallRows([0], "render", b"args", number=1, **how))]
     assert session.said(0, CallResults([b"a"], 1)) == [Answer(Done(), rows=((0, b"a"),))]
     assert session.request(SetAttr("gravity", [b"1", b"2"], rows=[1, 2])) == [
         Tell(0, SetAttrRows([2], "gravity", each=[b"2"], number=2)),
@@ -942,6 +1002,7 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     killed, failed, kill = session.elapsed(session.make.faults.close_s)
     assert killed == Warn("session_killed", {"close_s": 5.0}) and isinstance(failed, Fail) and kill == Kill(1)
     assert "close_timeout=5 s" in failed.failure.message
+    assert session.next_deadline_s() == math.inf and session.elapsed(2 * session.make.faults.close_s) == []
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
 
@@ -1014,6 +1075,28 @@ def test_session_whose_lease_expires_closes_its_envs_or_kills_those_that_are_und
     assert isinstance(failed, Fail) and kills == [Kill(0), Kill(1)]
 
 
+@pytest.mark.parametrize("parts", [0, 1])
+def test_session_whose_lease_expires_kills_envs_that_went_by_parts(parts: int) -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    if parts:
+        session.handle(stimuli.PartPosted(parts))
+    assert session.handle(stimuli.LeaseExpired(quiescent=True))[-2:] == [Kill(0), Kill(1)]
+
+
+@pytest.mark.parametrize("quiescent", [False, True])
+def test_session_whose_lease_expires_kills_envs_that_its_client_steps(quiescent: bool) -> None:
+    ended = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())] if quiescent else [Kill(0), Kill(1)]
+    assert shared().handle(stimuli.LeaseExpired(quiescent)) == [Revoke(), *ended]
+
+
+def test_session_whose_lease_expires_while_it_is_taken_over_kills_its_envs() -> None:
+    session = shared()
+    attached(session)
+    session.handle(stimuli.OtherArenaMade())
+    assert session.handle(stimuli.LeaseExpired(quiescent=True))[-2:] == [Kill(0), Kill(1)]
+
+
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
 
 
@@ -1045,6 +1128,34 @@ def test_session_that_closes_when_the_hub_shuts_down_has_no_more_time_than_the_h
     session.request(Close())
     session.handle(DRAINING)
     assert session.next_deadline_s() == 20.0
+
+
+def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_than_the_hub() -> None:
+    for close_s, until_s in ((1e6, 20.0), (15.0, 15.0)):
+        session = ready(faults=Faults(close_s=close_s))
+        session.request(Step(b"\x04"))
+        session.handle(DRAINING)
+        session.handle(stimuli.Draining(by_s=100.0, end_by_s=200.0, quiescent=True))
+        assert session.elapsed(9.9, quiescent=False) == []
+        assert session.next_deadline_s() == 10.0
+        assert Goodbye(SHUTTING_DOWN) in session.rows_done()
+        assert session.next_deadline_s() == until_s
+
+
+def test_client_that_does_not_step_is_looked_after_soon_once_the_hub_shuts_down() -> None:
+    session = shared()
+    for now_s in range(20):
+        session.elapsed(now_s)
+    session.handle(stimuli.Draining(by_s=100.0, end_by_s=200.0, quiescent=False), 19.0)
+    assert session.next_deadline_s() == 19.0 + SAMPLE_S
+
+
+def test_session_that_ends_after_its_time_in_a_hub_that_shuts_down_ends_once() -> None:
+    session = ready(1, 1)
+    session.exited(0)
+    session.request(Step(b"\x04"))
+    assert session.handle(DRAINING) == []
+    assert session.request(Close(), now_s=11.0) == [Answer(Done()), End()]
 
 
 def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
@@ -1108,9 +1219,11 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session = ready()
     session.request(Send([0, 1], b"\x04"))
     session.handle(stimuli.PartPosted(2))
+    session.said(1, RowInfo(1, b"of the step before"))
     session.said(1, RowFailed(RAISED))
-    session.request(Receive(1))
+    session.request(Receive(0))
     assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
+    assert session.request(Collect([0, 1])) == [Answer(Done())]
     assert session.request(Receive(5)) == [TakePart(1)]
 
 
@@ -1189,9 +1302,15 @@ def test_client_whose_step_is_under_way_is_refused() -> None:
     assert session.driver is Driver.CLIENT
 
 
-@pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over"])
+@pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over", "sends", "by parts", "broken"])
 def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
-    session = shared() if why == "shared" else ready()
+    session = shared() if why == "shared" else ready(faults=Faults(restarts_max=0))
+    if why in ("sends", "by parts"):
+        session.request(Send([0], b"\x04"))
+    if why == "by parts":
+        session.handle(stimuli.PartPosted(1))
+    if why == "broken":
+        session.exited(0)
     if why == "busy":
         session.request(Step(b"\x04"))
     if why == "taken over":
@@ -1204,6 +1323,8 @@ def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
     session = shared()
     assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide()]
     assert session.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
+    assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
+    assert session.elapsed(0.5, quiescent=False) == []
     assert session.elapsed(1.0, quiescent=True) == [TakeDrive()]
     assert session.driver is Driver.HUB
 
@@ -1230,6 +1351,34 @@ def test_takeover_waits_for_the_call_under_way() -> None:
     assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
     answer, *following = session.said(0, CallResults([b""]))
     assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
+
+
+def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sent() -> None:
+    session = ready()
+    session.request(Send([0, 1], b"\x04"))
+    session.handle(stimuli.PartPosted(2))
+    session.request(Receive(1))
+    assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide()]
+    assert session.elapsed(1.0) == []
+    assert session.handle(stimuli.PartDone((0,))) == [Answer(Done(), part=(0,))]
+    assert session.elapsed(2.0) == [TakeDrive(), AnswerAttach()]
+    assert session.request(Step(b"\x04")) == [PostStep()]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_workers_move_in_a_second_takeover_as_in_the_first(refused: bool) -> None:
+    session = shared()
+    for _ in range(2):
+        assert MakeOtherArena() in attached(session)
+        assert session.elapsed(1.0) == [] and session.phase is Phase.HANDING_OVER
+        if refused:
+            assert len(session.handle(stimuli.OtherArenaRefused("no room"))) == 1
+        else:
+            session.handle(stimuli.OtherArenaMade())
+            session.said(0, Mapped())
+            session.said(1, Mapped())
+            assert AnswerAttach() in session.elapsed(2.0)
+        session.handle(stimuli.SideConnected(quiescent=True))
 
 
 def test_workers_leave_memory_that_a_client_has_had() -> None:
@@ -1286,6 +1435,19 @@ def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
     assert [type(each) for each in session.said(0, built())] == [GiveArena]
     assert session.said(0, Mapped()) == []
     assert [type(each) for each in session.said(1, Mapped())] == [UseOtherArena, HandOver, Tell]
+
+
+def test_worker_that_maps_the_first_arena_is_given_the_second_one() -> None:
+    session = shared()
+    session.exited(0)
+    session.elapsed(1.0)
+    session.said(0, built())
+    attached(session, 1.0)
+    given = session.handle(stimuli.OtherArenaMade())
+    assert [each.worker for each in given] == [0, 1]  # type: ignore[union-attr]
+    assert session.said(1, Mapped()) == []
+    assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, Tell]  # that of the first arena
+    assert [type(each) for each in session.said(0, Mapped())] == [HandOver]
 
 
 def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> None:

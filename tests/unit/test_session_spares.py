@@ -177,6 +177,10 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
         started, build = session.elapsed(now_s)
         assert isinstance(started, StartProcesses) and started.spare and isinstance(build, Tell)
     assert session.restarts == 3  # of the worker alone
+    (number,) = session.spares
+    session.said(number, built(), now_s=now_s)
+    session.exited(number, now_s=now_s)
+    assert session.elapsed(now_s + SPARE_RETRY_S)  # for it had made its envs
 
 
 def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
@@ -188,6 +192,22 @@ def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
     session = spared(hosting=Hosting(spares=1, memory_max=MIB))
     assert session.elapsed(MEMORY_S, memory={2: 2 * MIB}) == [Kill(2)]
     assert len(session.exited(0)) == 1  # it is about to end
+
+
+def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None:
+    session = ready(faults=Faults(init_s=1.0), **SPARES)
+    session.sampled(0.0, 1.2)
+    assert session.spares[2].late is not None and session.said(2, built(), now_s=1.2) == []
+    assert len(session.exited(0, now_s=1.2)) == 1
+
+
+def test_process_that_became_the_spare_and_the_one_that_took_its_place_may_hang_both() -> None:
+    session = ready(faults=Faults(init_s=1.0), **SPARES)
+    session.exited(0)
+    session.elapsed(0.2)
+    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=0.2)
+    late = [each for each in session.sampled(0.2, 1.5) if isinstance(each, ReportLate)]
+    assert [(each.worker, each.late.row) for each in late] == [(0, 0), (2, 0)]
 
 
 def test_session_ends_with_its_spares() -> None:
@@ -426,6 +446,15 @@ def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_has_e
     assert session.next_deadline_s() > 60.0
 
 
+def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_makes_its_envs() -> None:
+    session = ready(**WORN)
+    leaving(session)
+    session.exited(2)
+    assert session.elapsed(SPARE_RETRY_S)[0] == StartProcesses((3,), spare=True)
+    assert session.said(0, EpisodesDone(leaving=True)) == []
+    assert session.said(0, Left()) == [Kill(0)]
+
+
 def test_worker_is_not_left_in_the_middle_of_episodes_for_the_successor_of_another() -> None:
     session = ready(4, 2, **WORN)
     for worker, successor in ((0, 2), (1, 3)):
@@ -434,6 +463,7 @@ def test_worker_is_not_left_in_the_middle_of_episodes_for_the_successor_of_anoth
         assert session.said(successor, Mapped()) == [Tell(worker, Leave())]
     session.exited(3)
     assert session.said(1, EpisodesDone(leaving=True)) == []
+    assert session.said(1, Left()) == [Kill(1)]
     assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
 
 
@@ -442,6 +472,35 @@ def test_workers_are_recycled_one_after_the_other() -> None:
     assert len(session.said(0, EpisodesDone())) == 2 and session.said(1, EpisodesDone()) == []
     *_, started, build = succeeded(session, 0, 2)
     assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_successor_is_made_though_a_spare_is_being_made() -> None:
+    session = ready(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
+    started, build = session.said(1, EpisodesDone())
+    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+
+
+def test_worker_that_was_lost_before_its_turn_is_not_recycled() -> None:
+    session = ready(**WORN)
+    for worker in (0, 1):
+        session.said(worker, EpisodesDone())
+    session.exited(1)
+    assert not any(isinstance(each, StartProcesses) for each in succeeded(session, 0, 2))
+
+
+def test_lost_worker_is_not_replaced_by_the_successor_of_another() -> None:
+    session = ready(**WORN)
+    session.said(0, EpisodesDone())
+    session.said(2, built())
+    assert [type(each) for each in session.exited(1)] == [TakeRows]
+
+
+def test_spare_that_is_to_succeed_a_worker_is_at_the_envs_of_that_worker() -> None:
+    session = spared(faults=Faults(init_s=1.0), hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
+    session.said(1, EpisodesDone())
+    session.said(3, built())
+    (late,) = session.sampled(0.0, 1.2)
+    assert isinstance(late, ReportLate) and (late.worker, late.late.row) == (2, 1)
 
 
 def test_worker_that_has_served_longest_is_recycled_first() -> None:
@@ -479,6 +538,7 @@ def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> N
     assert isinstance(taken, TakeRows) and swapped == SwapProcesses(1, 2)
     assert isinstance(handed, HandOver) and handed.message.info == taken.loss.info
     assert session.restarts == 1 and session.recycled == 0
+    assert session.elapsed(60.0) == []  # no other process is started for the worker
 
 
 def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each_time() -> None:
@@ -531,11 +591,25 @@ def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
     assert session.exited(2) == [] and session.restarts == 0
 
 
-def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena() -> None:
+def test_successor_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
+    session = shared(faults=Faults(init_s=1.0), **WORN)
+    session.handle(stimuli.SideClosed(quiescent=True))
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    assert session.sampled(0.0, 0.9) == []
+    session.said(2, Mapped(), now_s=0.9)
+    session.handle(stimuli.Attached(quiescent=True), 0.9)
+    session.handle(stimuli.OtherArenaMade(), 0.9)
+    assert session.phase is Phase.HANDING_OVER and session.sampled(0.9, 1.7) == []
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena(mapped: bool) -> None:
     session = shared(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
-    session.said(2, Mapped())
+    if mapped:
+        session.said(2, Mapped())
     attached(session)
     given = session.handle(stimuli.OtherArenaMade())
     assert [(each.worker, each.place) for each in given if isinstance(each, GiveArena)] == [

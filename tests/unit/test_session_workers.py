@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
     AnswerHops,
+    CloseSide,
     DropOtherArena,
     End,
     Fail,
@@ -73,7 +75,7 @@ from envhub_server.session.state import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, begun, built, ready, session_of, shared
+from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, attached, begun, built, ready, session_of, shared
 
 from envhub.protocol.messages import (
     Call,
@@ -129,7 +131,8 @@ def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> Non
         told["message"]
         == "worker 0 (envs 0, 2) had 101 MiB of memory, more than memory_max=104857600 bytes, and was ended"
     )
-    session.elapsed(3 * MEMORY_S + 0.2)
+    found = session.elapsed(4 * MEMORY_S, memory={0: 200 * MIB, 9: 200 * MIB})  # of it, and of one that nobody knows
+    assert not any(isinstance(each, Kill) for each in found)
     assert session.workers[0].stage is Stage.BUILDING
     (taken,) = session.exited(0, now_s=4.0)  # this time by itself
     assert isinstance(taken, TakeRows) and env_failure(taken.loss)["cause"] == "crash"
@@ -302,6 +305,7 @@ def test_worker_that_waits_for_the_others_is_not_late() -> None:
 def test_each_cause_has_a_policy(faults: Faults, hangs: bool, raises: bool) -> None:
     session = ready(faults=faults)
     now_s = late(session) if hangs else 0.0
+    assert session.elapsed(now_s, quiescent=False) == []  # it is ended once
     (taken,) = session.exited(0, now_s=now_s)
     assert isinstance(taken, TakeRows) and taken.loss.raises is raises
     session.elapsed(1e9)
@@ -356,6 +360,51 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
     assert "no such file" in fail.failure.message and "4 times" in fail.failure.message
 
 
+def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -> None:
+    session = ready()
+    session.exited(0)
+    for fails in (True, False):
+        session.elapsed(1.0)
+        if fails:
+            session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
+        (taken,) = session.exited(0, now_s=1.0)
+        assert isinstance(taken, TakeRows)
+        assert ("; before that: no such file" in taken.loss.failure.message) is fails
+
+
+def test_worker_that_serves_between_its_ends_is_started_again_each_time_almost_at_once() -> None:
+    session = ready(faults=Faults(restarts_max=100))
+    for now_s in (10.0, 20.0, 30.0, 40.0):
+        session.exited(0, now_s=now_s)
+        assert session.elapsed(now_s + 0.1)[0] == StartProcesses((0,))
+        session.said(0, built(), now_s=now_s + 0.1)
+        assert session.building.built == 3
+        session.said(0, Mapped(), now_s=now_s + 0.1)
+
+
+def test_call_waits_for_a_worker_whose_next_process_ends_before_it_reads_it() -> None:
+    session = ready()
+    session.exited(0)
+    session.request(Call("render", b""))
+    session.elapsed(1.0)
+    assert [type(each) for each in session.exited(0, now_s=1.0)] == [TakeRows] and session.phase is Phase.CALLING
+
+
+def test_worker_that_ends_once_it_has_answered_does_not_fail_the_call() -> None:
+    session = ready()
+    session.request(Call("render", b""))
+    session.said(0, CallResults([b"a", b"c"]))
+    assert [type(each) for each in session.exited(0)] == [TakeRows]
+    assert session.said(1, CallResults([b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
+
+
+def test_exception_in_a_call_is_told_before_the_end_of_a_worker() -> None:
+    session = ready()
+    session.request(Call("render", b""))
+    session.said(0, CallFailed(RAISED))
+    assert Fail(RAISED) in session.exited(1)
+
+
 @pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("render", b"")])
 def test_last_end_of_a_worker_fails_the_request_under_way_at_once(request_: Any) -> None:
     session = ready(faults=Faults(restarts_max=0))
@@ -384,6 +433,7 @@ def test_env_that_raises_too_often_breaks_the_session() -> None:
         assert session.said(0, Faulted(2, "ValueError: no"), 1.0) == [] and session.phase is phase
     (fail,) = session.request(Step(b"\x04"))
     assert isinstance(fail, Fail) and "env 2 raised ValueError: no" in fail.failure.message
+    assert (fail.failure.env_index, fail.failure.worker) == (2, 0)
 
 
 def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
@@ -439,6 +489,10 @@ def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() 
     session.exited(0)
     reset = session.request(Reset(mask=[False, True, False]))
     assert reset == [PostReset(), KeepRows(0), Tell(1, ResetRows([1], [None], b""))]
+    session.elapsed(1.0)
+    session.said(0, built())
+    (handed,) = session.said(0, Mapped())
+    assert isinstance(handed, HandOver) and handed.pending is None
 
 
 def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
@@ -502,10 +556,9 @@ def test_large_info_in_place_of_a_worker_takes_the_place_of_the_rows_last_failur
 
 
 def test_what_a_step_left_is_forgotten_with_the_next_request_of_all_envs() -> None:
-    for request in (Step(b"\x04"), Reset()):
+    for request, left in product((Step(b"\x04"), Reset()), (RowFailed(RAISED), RowInfo(1, b"info"))):
         session = ready()
-        session.said(1, RowFailed(RAISED))
-        session.said(0, RowInfo(0, b"info"))
+        session.said(1, left)
         session.request(request)
         session.rows_done()
         assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
@@ -537,6 +590,14 @@ def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
     for row, worker in ((0, 0), (1, 1)):
         session.request(Call("x", b"", rows=[row]))
         assert session.said(worker, CallResults([b"result"])) == [Answer(Done(), rows=((row, b"result"),))]
+
+
+def test_env_of_a_lost_worker_that_raises_fails_the_request_under_way() -> None:
+    session = ready()
+    session.exited(1)
+    session.request(Step(b""))
+    assert session.said(1, RowFailed(RAISED)) == []
+    assert session.rows_done() == [Fail(RAISED)]
 
 
 def test_env_that_cannot_be_made_again_while_its_worker_serves_fails_the_request_under_way() -> None:
@@ -571,8 +632,10 @@ def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
     session.exited(0)
     session.handle(stimuli.RowsWaiting(0), 100.0)
     session.handle(stimuli.RowsWaiting(0), 103.0)  # the first one counts
-    finished = [each for each in session.elapsed(105.0) if isinstance(each, FinishSteps)]
-    assert [each.worker for each in finished] == [0]
+    finished = [
+        [each.worker for each in session.elapsed(at) if isinstance(each, FinishSteps)] for at in (104, 105, 106)
+    ]
+    assert finished == [[], [0], []]
 
 
 def test_processes_that_cannot_be_started_fail_the_make() -> None:
@@ -663,9 +726,66 @@ def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> No
         before_s, now_s = now_s, session.next_deadline_s()
         waits.append(now_s - before_s)
         session.elapsed(now_s, quiescent=True)
-    assert waits[0] == pytest.approx(SAMPLE_S) and waits[-1] == pytest.approx(1.0)
-    session.elapsed(now_s, quiescent=False)
-    assert session.next_deadline_s() - now_s == pytest.approx(SAMPLE_S)
+    assert waits[:4] == pytest.approx([SAMPLE_S, SAMPLE_S, 2 * SAMPLE_S, 3 * SAMPLE_S])
+    assert waits[-1] == pytest.approx(1.0)
+    for quiescent, wait_s in ((False, SAMPLE_S), (True, SAMPLE_S), (True, 2 * SAMPLE_S)):
+        session.elapsed(now_s, quiescent=quiescent)
+        assert session.next_deadline_s() - now_s == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_workers_that_make_or_move_are_looked_after_as_often_all_the_time(taken_over: bool) -> None:
+    session = shared() if taken_over else begun()
+    if taken_over:
+        attached(session)
+    for now_s in range(1, 10):
+        session.elapsed(now_s)
+        assert session.next_deadline_s() == now_s + SAMPLE_S
+
+
+def test_worker_that_does_not_map_the_arena_of_a_takeover_is_late() -> None:
+    session = shared(faults=Faults(init_s=1.0))
+    session.handle(stimuli.SideClosed(quiescent=True))
+    session.elapsed(1.0)
+    assert session.next_deadline_s() == math.inf
+    assert session.handle(stimuli.Attached(quiescent=True), 5.0) == [CloseSide(), MakeOtherArena()]
+    assert session.next_deadline_s() == 5.0 + SAMPLE_S
+    session.handle(stimuli.OtherArenaMade(), 5.0)
+    session.said(1, Mapped(), now_s=5.0)
+    (late,) = session.sampled(5.0, 6.2)
+    assert isinstance(late, ReportLate) and (late.worker, late.late.kind, late.late.row) == (0, "init", 0)
+
+
+def test_worker_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
+    session = shared(faults=Faults(init_s=1.0))
+    session.handle(stimuli.SideClosed(quiescent=True))
+    session.exited(0)
+    session.elapsed(0.2)
+    session.said(0, built(), now_s=0.2)
+    assert session.sampled(0.2, 1.0) == []
+    session.said(0, Mapped(), now_s=1.0)
+    assert MakeOtherArena() in session.handle(stimuli.Attached(quiescent=True), 1.0)
+    session.handle(stimuli.OtherArenaMade(), 1.0)
+    assert session.sampled(1.0, 1.8) == []
+
+
+def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> None:
+    session = ready(faults=Faults(step_s=1.0))
+    at = Progress(turn=7, row=1, kind="step")
+    session.request(Step(b"\x04"))
+    assert session.sampled(0.0, 1.0, None, at) == []
+    session.rows_done()
+    session.request(Call("x", b""))
+    session.elapsed(1.1, None, None)
+    assert session.sampled(1.1, 1.4, None, at) == []
+
+
+def test_last_env_of_a_worker_that_says_nothing_of_its_envs_is_late() -> None:
+    session = begun(faults=Faults(init_s=1.0))
+    session.said(0, Building(2))
+    session.said(1, built())
+    (late,) = session.sampled(0.0, 1.2)
+    assert isinstance(late, ReportLate) and (late.worker, late.late.row) == (0, 2)
 
 
 # --- any life ---------------------------------------------------------------------------------------------------------
@@ -938,6 +1058,10 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
     )
     (failed,) = session.rows_done()
     assert failed == Fail(replace(failure, replay=told.replay)) and told.replay
+
+
+def test_no_replay_is_kept_where_none_are_wanted() -> None:
+    assert ready().said(1, RowFailed(RAISED, number=5, tick=3)) == []
 
 
 @pytest.mark.parametrize("row", [None, 1, 9])

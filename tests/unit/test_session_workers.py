@@ -386,6 +386,7 @@ def test_call_waits_for_a_worker_whose_next_process_ends_before_it_reads_it() ->
     session = ready()
     session.exited(0)
     session.request(Call("render", b""))
+    session.said(1, CallResults([b"b"]))
     session.elapsed(1.0)
     assert [type(each) for each in session.exited(0, now_s=1.0)] == [TakeRows] and session.phase is Phase.CALLING
 

@@ -30,7 +30,11 @@ def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
     parent = name.rpartition(".")[0]
     if parent and not (is_importable(parent) and hasattr(sys.modules.get(parent), "__path__")):
         return False
-    spec = _found(name, list(sys.modules[parent].__path__) if parent else None)
+    places = list(sys.modules[parent].__path__) if parent else None
+    spec = _found(name, places)
+    if spec is None:  # such as in a folder that this process may not read any more
+        last = name.rpartition(".")[2]
+        return any(file in (f"{place}/{last}.py", f"{place}/{last}/__init__.py") for place in places or sys_path)
     origin: Any = getattr(spec, "origin", None)
     return origin in (file, "frozen") or (origin is not None and os.path.realpath(origin) == os.path.realpath(file))
 

@@ -266,8 +266,11 @@ def test_hub_that_begins_and_ends_again_and_again_refuses_nobody(
     living = threading.Thread(target=live)
     living.start()
     try:
-        with pytest.raises(envhub.HubUnreachable):
-            envhub.connect(keyed.address(f"127.0.0.1:{port}"), timeout=1.5)
+        for _ in range(20):  # on a busy machine it lives seldom
+            with pytest.raises(envhub.HubUnreachable):
+                envhub.connect(keyed.address(f"127.0.0.1:{port}"), timeout=1.5)
+            if failures.count > BROKEN_MAX:
+                break
     finally:
         ended.set()
         living.join()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import shutil
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envhub.values import code_pickler
+from envhub.values.importable import is_importable
 
 SOURCE = """
 class Arm:
@@ -45,3 +52,20 @@ def test_function_its_class_and_what_is_nested_in_them_keep_their_file() -> None
 def test_functions_of_two_files_keep_each_its_own() -> None:
     made = pickle.loads(code_pickler.dumps([written_in(file)["make"] for file in ("a.py", "<stdin>")]))
     assert [make.__code__.co_filename for make in made] == ["a.py", "<stdin>"]
+
+
+def test_module_of_a_folder_that_cannot_be_read_any_more_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "envhub_once_there"
+    package.mkdir()
+    for name in ("__init__.py", "part.py"):
+        (package / name).write_text("def act(): return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("envhub_once_there.part")
+    shutil.rmtree(package)  # as of a program that has changed its user
+    importlib.invalidate_caches()
+    for module in ("envhub_once_there", "envhub_once_there.part"):
+        assert is_importable(module)
+    for module in ("envhub_once_there.part", "envhub_once_there"):
+        del sys.modules[module]

@@ -137,6 +137,7 @@ def work_of(trainer: Trainer, name: str) -> tuple[Callable[[], Any], list[int | 
     return lambda: trainer.envs.get_attr("spec"), None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["reset", "step", pytest.param("call", marks=pytest.mark.long)])
 @pytest.mark.parametrize("sweep", ["sample", pytest.param("all", marks=pytest.mark.chaos)])
 @pytest.mark.timeout(3600)

@@ -196,6 +196,7 @@ def envhub_pid(address: str) -> int:
 # --- recreated --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "number"),
     [

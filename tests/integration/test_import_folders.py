@@ -101,6 +101,7 @@ def test_an_empty_part_of_pythonpath_is_not_the_working_directory_of_workers(tmp
         check(decoys, hub.ipc)
 
 
+@pytest.mark.long
 def test_another_interpreter_imports_only_modules_of_envs_from_its_folder(tmp_path: Path, decoys: Path) -> None:
     python = environment(tmp_path / "venv", *WORKING)
     (tmp_path / "hub.toml").write_text(f'[envs.sim]\nenv = "my_sims:make"\npython = "{python}"\nfolder = "{decoys}"\n')

@@ -430,6 +430,7 @@ def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, key
                 envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verbose", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
@@ -798,6 +799,7 @@ def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: P
     assert found == [{"client": client, "op": op, **about} for client, op in asked]
 
 
+@pytest.mark.long
 def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub,

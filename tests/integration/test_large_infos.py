@@ -123,6 +123,7 @@ def test_client_without_addresses_for_large_infos_asks_the_hub(large_hub: Served
             assert envs.step(ZEROS)[4]["shown"].tolist() == [letter * 100_000] * NUM_ENVS
 
 
+@pytest.mark.long
 def test_memory_of_large_infos_counts_and_has_a_limit(tmp_path: Path) -> None:
     with small_hub(tmp_path) as address, contextlib.closing(envhub.connect(address)) as client:
         with contextlib.closing(client.make_vec("shows", NUM_ENVS, kind="info", sizes=(100, 100_000))) as envs:

@@ -75,6 +75,7 @@ def test_replay_of_a_pipe_or_of_an_endless_file_ends_at_once(tmp_path: Path) -> 
     assert f"more than {FILE_BYTES_MAX} bytes" in refused("replay", str(tmp_path / "huge.replay"), "--trust")
 
 
+@pytest.mark.long
 def test_pipe_is_no_hub_file_and_no_audit(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in refused("serve", "--config", str(tmp_path / "pipe"))

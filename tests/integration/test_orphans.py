@@ -177,6 +177,7 @@ def test_killed_zygote_is_replaced_by_one_that_guards_the_workers(tmp_path: Path
         assert gone(found.everything) and holds_nothing(found)
 
 
+@pytest.mark.long
 @in_("idle")
 def test_killed_client_leaves_nothing_after_its_lease(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs, lease_s=LEASE_S) as found:

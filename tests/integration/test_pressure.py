@@ -158,6 +158,7 @@ def test_peers_that_say_nothing_lock_nobody_out_for_long(tmp_path: Path) -> None
         assert envs.step(np.zeros(1, int))[0][0, 0] == 1
 
 
+@pytest.mark.long
 def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 1)) as envs:
         before = at_rest(lambda: descriptors(hub))

@@ -67,6 +67,7 @@ def test_numbers_of_threads_that_the_program_has_set_are_kept(tmp_path: Path, wo
     assert found["NUMEXPR_NUM_THREADS"] == ("1" if workers else os.environ.get("NUMEXPR_NUM_THREADS"))
 
 
+@pytest.mark.long
 def test_numbers_of_threads_that_the_operator_has_set_are_kept(tmp_path: Path) -> None:
     own = {"OMP_NUM_THREADS": "3", "VECLIB_MAXIMUM_THREADS": "2"}
     binds = [f"ipc://{tmp_path}/hub.sock"]
@@ -197,6 +198,7 @@ def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Pat
     assert in_process == "(1, 2)"  # where nothing is sent
 
 
+@pytest.mark.long
 def test_argument_that_cannot_be_sent_is_named_with_its_path(tmp_path: Path) -> None:
     held = {"a": [threading.Lock()]}
     with pytest.raises(TypeError, match=r"a _thread\.lock cannot be pickled"):
@@ -269,6 +271,7 @@ def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Pa
     assert seen == [own, own]
 
 
+@pytest.mark.long
 def test_filter_of_a_class_that_no_worker_has_imported_does_not_import_its_module(tmp_path: Path) -> None:
     (tmp_path / "slow_library.py").write_text("print('imported')\nclass SlowWarning(UserWarning):\n    pass\n")
     program = f"""
@@ -337,6 +340,7 @@ def test_worker_setup_runs_once_in_each_worker_before_its_envs(own_state: None, 
         envs.close()
 
 
+@pytest.mark.long
 def test_worker_setup_runs_in_replacements_spares_and_recycled_workers() -> None:
     options = {"spares": 1, "recycle": {"episodes": 1}, "restart_wait": 60.0}
     envs = envhub.make_vec(functools.partial(Needy), 1, num_workers=1, worker_setup=set_worker_up, **options)
@@ -395,6 +399,7 @@ def test_served_hub_sets_its_workers_up_as_its_operator_says(tmp_path: Path) -> 
                     envhub.make_vec(name, 1, hub=address, worker_setup=foreign)
 
 
+@pytest.mark.long
 def test_hub_that_takes_factories_takes_a_worker_setup(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
     binds = ["tcp://127.0.0.1:0"]
@@ -481,6 +486,7 @@ def test_env_of_a_test_module():
 """
 
 
+@pytest.mark.long
 def test_test_modules_of_pytests_importlib_mode_travel_by_value(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -491,6 +497,7 @@ def test_test_modules_of_pytests_importlib_mode_travel_by_value(tmp_path: Path) 
     assert ran.returncode == 0 and "2 passed" in ran.stdout, ran.stdout
 
 
+@pytest.mark.long
 def test_factory_whose_module_a_hub_does_not_find_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "of_the_client.py").write_text("import sims\ndef make():\n    return sims.Counter()\n")
     program = """
@@ -550,6 +557,7 @@ def test_env_that_makes_a_vector_env_has_it_in_its_worker(made_by: str, workers:
     envs.close()
 
 
+@pytest.mark.long
 def test_env_of_a_served_hub_that_makes_a_vector_env_has_it_in_its_worker(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
     with serve(tmp_path, "nest=test_programs_world:Nest", binds=["tcp://127.0.0.1:0"], environ=environ) as hub:

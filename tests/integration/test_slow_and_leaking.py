@@ -66,6 +66,7 @@ def test_worker_with_too_much_memory_is_a_truncation_that_says_so(address: str |
         assert observations[1, 0] == 0 and observations[0, 1] == pid  # the one begins again, the other goes on
 
 
+@pytest.mark.long
 def test_memory_max_raises_where_crashes_do() -> None:
     with closing(envhub.make_vec(sims.Hoarder, memory_max=MEMORY_MAX, on_crash="raise")) as envs:
         envs.reset()
@@ -79,6 +80,7 @@ def noted(path: Path, count: int) -> list[int]:
     return [int(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_lost_env_is_back_without_another_being_made(address: str | None, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     arguments = {"seconds": 0.8, "notes": str(notes)}

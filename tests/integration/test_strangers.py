@@ -195,6 +195,7 @@ def routing_ids_without_a_seed() -> list[bytes]:
     return [b"\0" + struct.pack(">I", (first + number) & 0xFFFFFFFF) for number in range(CLAIMS)]
 
 
+@pytest.mark.long
 def test_peer_that_claims_the_next_routing_ids_does_not_end_the_hub(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -60,6 +60,7 @@ def check(envs: envhub.HubVectorEnv, count: int) -> None:
         assert "failed alike" in verdict.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize(
     "cause",

@@ -188,7 +188,7 @@ def waits_as_if_in_process() -> sims.Counter:
     return kind()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
 def test_results_are_the_same_however_often_an_env_was_used_before(tmp_path: Path, lane: str) -> None:
     num_envs = CPUS + 2
     expected = [np.random.RandomState(seed).random_sample(STEPS_TOLD + 1)[-1] for seed in range(num_envs)]

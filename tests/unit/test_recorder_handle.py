@@ -86,6 +86,7 @@ def test_lines_that_the_socket_has_no_room_for_are_recorded(handle: RecorderHand
     assert [about["env_id"] for about in abouts] == [*range(0, LINES, 23)]
 
 
+@pytest.mark.long
 def test_process_that_is_told_to_end_with_its_program_writes_everything_first(
     handle: RecorderHandle, tmp_path: Path
 ) -> None:

@@ -1136,7 +1136,7 @@ def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_t
         session.request(Step(b"\x04"))
         session.handle(DRAINING)
         session.handle(stimuli.Draining(by_s=100.0, end_by_s=200.0, quiescent=True))
-        assert session.elapsed(9.9, quiescent=False) == []
+        assert session.elapsed(9.95, quiescent=False) == []
         assert session.next_deadline_s() == 10.0
         assert Goodbye(SHUTTING_DOWN) in session.rows_done()
         assert session.next_deadline_s() == until_s

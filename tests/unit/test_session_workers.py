@@ -738,8 +738,11 @@ def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> No
 def test_workers_that_make_or_move_are_looked_after_as_often_all_the_time(taken_over: bool) -> None:
     session = shared() if taken_over else begun()
     if taken_over:
-        attached(session)
-    for now_s in range(1, 10):
+        for now_s in range(10):
+            session.elapsed(now_s)  # the client does not step
+        attached(session, 10.0)
+        assert session.next_deadline_s() == 10.0 + SAMPLE_S
+    for now_s in range(11, 20):
         session.elapsed(now_s)
         assert session.next_deadline_s() == now_s + SAMPLE_S
 
@@ -776,8 +779,8 @@ def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> N
     session.request(Step(b"\x04"))
     assert session.sampled(0.0, 1.0, None, at) == []
     session.rows_done()
-    session.request(Call("x", b""))
-    session.elapsed(1.1, None, None)
+    session.elapsed(1.1, None, replace(at, kind=""))
+    session.request(Step(b"\x04"))
     assert session.sampled(1.1, 1.4, None, at) == []
 
 

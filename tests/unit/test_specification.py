@@ -138,7 +138,8 @@ def test_every_failure_code_is_in_the_table_with_its_scope() -> None:
     used: set[tuple[str, str]] = set()
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or "Failure" not in (vars(node.func).get(part) for part in ("id", "attr")):
+            called = vars(node.func) if isinstance(node, ast.Call) else {}
+            if not isinstance(node, ast.Call) or "Failure" not in (called.get("id"), called.get("attr")):
                 continue
             parts = node.args[:2]
             if len(parts) == 2 and all(isinstance(part, ast.Constant) for part in parts):

@@ -207,7 +207,6 @@ class WorkerState:
     def start(self) -> None:
         """Note that a process is asked for."""
         self.stage, self.built, self.restart_at_s, self.imported = Stage.BUILDING, 0, math.inf, False
-        self.detector.rest()
 
     def end(self) -> Late | Overrun | None:
         """Note that the process has ended; returns why it was killed, if it was."""
@@ -1166,7 +1165,7 @@ class SessionState:
 
     def _on_built_again(self, said: WorkerSaid, now_s: float) -> Instructions:
         worker = self.workers[said.worker]
-        if worker.stage is not Stage.BUILDING or worker.loss is None:
+        if worker.stage is not Stage.BUILDING:
             return []
         worker.stage, worker.built = Stage.BUILT, len(worker.rows)
         return [self._map(said.worker)]
@@ -1433,7 +1432,6 @@ class SessionState:
         if worker.alive:
             self.spares[successor] = left = worker.as_spare(number)
             left.stage = Stage.LEAVING
-            left.detector.rest()
             left.kill_at_s = now_s + self.make.faults.close_s
         worker.detector, worker.stage, worker.moving = spare.detector, spare.stage, spare.moving
         worker.restart_at_s = math.inf

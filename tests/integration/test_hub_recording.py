@@ -434,7 +434,10 @@ def test_recordings_of_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("combination", FEW, ids=[each.name for each in FEW])
+@pytest.mark.parametrize(
+    "combination",
+    [pytest.param(each, id=each.name, marks=() if each is FEW[0] else pytest.mark.chaos) for each in FEW],
+)
 def test_envs_of_other_interpreters_are_recorded(
     request: pytest.FixtureRequest, tmp_path: Path, combination: Combination
 ) -> None:

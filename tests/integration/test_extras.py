@@ -79,10 +79,10 @@ def run(tmp_path: Path) -> Callable[[str, str], None]:
     ("extra", "program"),
     [
         ("record", RECORD),
-        ("minari", BUILD),
+        pytest.param("minari", BUILD, marks=pytest.mark.chaos),
         ("atari", STEP.format(env="ALE/Pong-v5")),
-        ("mujoco", STEP.format(env="HalfCheetah-v5")),
-        ("dm-control", STEP.format(env="dm_control/cartpole-swingup-v0")),
+        pytest.param("mujoco", STEP.format(env="HalfCheetah-v5"), marks=pytest.mark.chaos),
+        pytest.param("dm-control", STEP.format(env="dm_control/cartpole-swingup-v0"), marks=pytest.mark.chaos),
     ],
     ids=["record", "minari", "atari", "mujoco", "dm-control"],
 )

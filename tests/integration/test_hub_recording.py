@@ -364,14 +364,14 @@ def test_envs_are_recorded_and_filmed_on_after_their_worker_has_ended(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("hangs_at", "limit"), [(0, "init_timeout=6 s"), (2, "step_timeout=3 s")])
+@pytest.mark.parametrize(("hangs_at", "limit"), [(0, "init_timeout=6 s"), (2, "step_timeout=8 s")])
 def test_render_that_hangs_ends_as_a_step_that_hangs_and_the_recording_goes_on(
     hub: ServedHub, tmp_path: Path, hangs_at: int, limit: str
 ) -> None:
     (tmp_path / "there").touch()
     each = [{"hangs_at": hangs_at, "marker": str(tmp_path / name), "length": 6} for name in ("once", "there")]
     kwargs = [{**one, "render_mode": "rgb_array"} for one in each]
-    envs = make(hub, "stuck", 2, num_workers=2, env_kwargs=kwargs, init_timeout=6.0, step_timeout=3.0)
+    envs = make(hub, "stuck", 2, num_workers=2, env_kwargs=kwargs, init_timeout=6.0, step_timeout=8.0)
     envs.reset(seed=[5, 6])  # which the frames of a film come after
     failures = []
     for _ in range(20):

@@ -844,7 +844,8 @@ def test_every_way_to_start_a_hub_listens_where_it_says_and_nowhere_else(tmp_pat
         with closing(make()):
             # The sockets of a private hub, which an earlier test may have started, have names that lead nobody to them.
             unreachable = {name for name in listening(os.getpid()) if name.startswith("/proc/self/fd/")}
-            assert len(unreachable) == 2 and not any(map(os.path.exists, unreachable))
+            assert any(name.endswith("/hub.sock") for name in unreachable)
+            assert not any(map(os.path.exists, unreachable))
             assert listening(os.getpid()) - before <= unreachable
 
 

@@ -98,7 +98,14 @@ def _is_short(hub: ServedHub, kind: str, flood: contextlib.ExitStack) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["ipc", "tcp", "side", "all", "proxied", "proxied, all"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "all",
+        "proxied",
+        *(pytest.param(each, marks=pytest.mark.chaos) for each in ("ipc", "tcp", "side", "proxied, all")),
+    ],
+)
 def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kind: str) -> None:
     options = ["--insecure"] if "proxied" in kind else []
     kind = {"proxied": "tcp", "proxied, all": "all"}.get(kind, kind)

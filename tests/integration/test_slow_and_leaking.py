@@ -208,7 +208,7 @@ def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None, 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 def test_memory_stays_flat_through_two_thousand_episodes_that_leak_ten_megabytes(lane: str) -> None:
     with closing(envhub.make_vec(partial(sims.Leaky, 5, 10), 2, recycle={"episodes": 20}, lane=lane)) as envs:
         assert envs.num_workers == 2
@@ -237,9 +237,9 @@ def test_several_envs_of_a_worker_are_taken_over_when_all_are_between_episodes(h
     ("lane", "mode", "recycle", "steps"),
     [
         ("auto", "NextStep", {"episodes": 40}, 600),
-        pytest.param("wire", "NextStep", {"episodes": 40}, 1200, marks=pytest.mark.long),
-        pytest.param("auto", "NextStep", {"age_s": 0.3}, 1200, marks=pytest.mark.long),
-        pytest.param("wire", "Disabled", {"episodes": 40}, 1200, marks=pytest.mark.long),
+        pytest.param("wire", "NextStep", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
+        pytest.param("auto", "NextStep", {"age_s": 0.3}, 1200, marks=pytest.mark.chaos),
+        pytest.param("wire", "Disabled", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
         pytest.param("auto", "Disabled", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.long),
     ],
 )

@@ -83,7 +83,7 @@ ours.close()
 
 
 @pytest.mark.long
-def test_worker_has_not_half_as_much_again_for_itself_as_one_that_a_program_forks() -> None:
+def test_worker_has_not_much_more_for_itself_than_one_that_a_program_forks() -> None:
     """In a program of its own: what else a process of tests has imported and registered counts, too."""
     ran = subprocess.run([sys.executable, "-c", MEMORY], stdout=subprocess.PIPE, text=True, check=True)
     assert float(ran.stdout) <= MEMORY_RATIO_MAX

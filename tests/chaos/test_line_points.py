@@ -145,7 +145,7 @@ def sweep(hub: ServedHub, lane: str, workers: int, folder: Path, sampled: int | 
     assert wait_until(lambda: not hub.workers(), 10)
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_worker_killed_between_some_statements(hub: ServedHub, lane: str, workers: int, tmp_path: Path) -> None:

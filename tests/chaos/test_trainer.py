@@ -87,7 +87,7 @@ def test_trainer_whose_worker_dies_too_often_gets_an_error_that_says_so(cartpole
     assert cartpole_hub.process.poll() is None
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_trainer_learns_the_same_while_its_connection_is_cut_every_five_seconds(cartpole_hub: ServedHub) -> None:
     undisturbed = learn(cartpole_hub.tcp, SEED, console, nap_s=0.0)
     with proxy(cartpole_hub.tcp) as between:

@@ -108,6 +108,7 @@ def test_hub_returns_what_sync_vector_env_returns(
     check(name, lane_address(request, lane), workers, mode, STEPS_SHORT)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("name", "lane", "workers", "mode"), every_pair(ENVS, LANES, [1, 2, 3], list(AutoresetMode)))
 def test_hub_returns_what_sync_vector_env_returns_everywhere(
     request: pytest.FixtureRequest, name: str, lane: str, workers: int, mode: AutoresetMode

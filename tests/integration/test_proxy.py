@@ -218,7 +218,7 @@ def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
         assert wait_until(lambda: "it has sent too many bytes before it was let in" in audit.read_text())
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.parametrize("piece", [b"\x01", b"\x00"])
 def test_message_that_comes_a_byte_a_second_ends_its_connection(
     strangers: ServedHub, honest: envhub.HubVectorEnv, piece: bytes
@@ -271,7 +271,7 @@ def goes_on_alone(envs: envhub.HubVectorEnv) -> bool:
     return int(envs.step(np.zeros(1, int))[0][0, 0]) == 1
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_client_that_is_silent_between_its_requests_is_not_ended(strangers: ServedHub) -> None:
     """It sends no heartbeats, as a client in another language may not."""
     with ZmtpPeer(strangers.tcp) as peer:

@@ -137,7 +137,7 @@ def test_training_goes_on_after_a_hub_was_stopped_for_many_handshakes(
         _stopped_until_the_third_failed(envs, hub, failures)
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_training_goes_on_after_a_hub_was_stopped_for_half_a_minute(
     keyed: Keyed, hub: ServedHub, failures: Failures
 ) -> None:

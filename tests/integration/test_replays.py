@@ -265,7 +265,7 @@ def test_failure_after_long_training_is_run_from_known_random_numbers(address: s
         assert 0 < len(found.calls().kinds) < 2000
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_episode_longer_than_the_journal_is_said_to_be_cut(address: str | None) -> None:
     with made(address, "exception", 1, rate=0.0, length=10**6, width=2) as envs:
         envs.reset(seed=3)

@@ -126,7 +126,7 @@ def told(episode: Episode) -> dict[str, Any]:
     return {"ended": episode.ended, "seed": episode.seed, "shown": shown}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 4))])
 @pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])

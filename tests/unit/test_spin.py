@@ -132,7 +132,7 @@ def missed(rounds: int, between: Callable[[], None]) -> int:
         return found
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not HAS_FENCE, reason="this machine has no fence that Python can reach")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes have to run at the same time")

@@ -163,7 +163,7 @@ class WorkerState:
         moving: whether it was given the second arena and has not mapped it yet.
         shares: whether its process has the session's libraries from its zygote.
         imported: whether it has loaded what makes its envs.
-        again: whether it makes its envs once more when its process has ended: without libraries, or only one.
+        again: whether its next process makes its envs: without shared libraries, or one env only.
         first, made, times: what it said of its first env, of all its envs, and of their steps.
         templates: the examples of the forms of infos that its processes announced last, by number, oldest first.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
+
+from envhub_server.worker.gym_compat import accepts
 
 
 class EnvRunner:
@@ -22,10 +23,8 @@ class EnvRunner:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its user asked for it; returns what ``gymnasium.Env.reset`` returns."""
-        given = {"seed": seed, "options": options}
-        if seed is None or options is None:
-            named = _named(self.env)
-            given = {name: value for name, value in given.items() if value is not None or name in named}
+        asked = {"seed": seed, "options": options}
+        given = {name: value for name, value in asked.items() if value is not None or accepts(self.env, "reset", name)}
         found: tuple[Any, dict[str, Any]] = self.env.reset(**given)
         return found
 
@@ -38,19 +37,3 @@ class EnvRunner:
         """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
         found: tuple[Any, dict[str, Any]] = self.env.reset()
         return found
-
-
-def _named(env: Any) -> set[str]:
-    """Which of ``seed`` and ``options`` its ``reset`` takes, or those of the envs to which it hands all on."""
-    wanted = {"seed", "options"}
-    while env is not None:
-        try:
-            parameters = inspect.signature(env.reset).parameters
-        except (TypeError, ValueError):  # it has no signature, as some of C
-            return wanted
-        inner = vars(env).get("env") if hasattr(env, "__dict__") else None
-        if inner is None or not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            hands_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-            return wanted if hands_on else wanted & set(parameters)
-        env = inner
-    return wanted

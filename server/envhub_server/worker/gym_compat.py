@@ -137,16 +137,16 @@ def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
         return {"any": inspect.Parameter("any", inspect.Parameter.VAR_KEYWORD)}
 
 
-def _accepts(env: Any, method: str, name: str) -> bool:
+def accepts(env: Any, method: str, name: str) -> bool:
     """True if the env's method takes an argument of this name, and whatever its wrappers pass that on to does too."""
-    accepts = False
+    found = False
     for layer in _layers(env):
         parameters = _parameters(getattr(layer, method, None))
         passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        accepts = name in parameters or passes_on
-        if not accepts or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
+        found = name in parameters or passes_on
+        if not found or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
             break
-    return accepts
+    return found
 
 
 class Steps:
@@ -158,7 +158,7 @@ class Steps:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self._accepted = [name for name in ("seed", "options") if _accepts(env, "reset", name)]
+        self._accepted = [name for name in ("seed", "options") if accepts(env, "reset", name)]
         self._warned = False
 
     def __getattr__(self, name: str) -> Any:
@@ -252,7 +252,7 @@ class GymEnv:
             return getattr(self, name)
         owner = self._layer_with(name)
         found = getattr(owner, name)
-        if name == "render" and _accepts(owner, "render", "mode"):
+        if name == "render" and accepts(owner, "render", "mode"):
             return partial(found, mode="rgb_array")
         if name == "np_random" and isinstance(found, np.random.RandomState):
             return np.random.Generator(found._bit_generator)

@@ -28,7 +28,9 @@ def soak(steps: int, spin_us: int | None) -> None:
             assert rewards.tolist() == batches[number % 50].tolist()
 
 
-@pytest.mark.parametrize("spin_us", [None, 0, 30])
+@pytest.mark.parametrize(
+    "spin_us", [None, pytest.param(0, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.long)]
+)
 def test_no_step_of_thousands_stalls(spin_us: int | None) -> None:
     soak(2000, spin_us)
 

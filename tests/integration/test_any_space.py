@@ -165,8 +165,7 @@ def check_random_ones(address: str | None, mode: AutoresetMode, limits: settings
     holds()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("lane", ["embedded", pytest.param("ipc", marks=pytest.mark.long), "tcp"])
+@pytest.mark.parametrize(("lane", "mode"), each_value(["embedded", "tcp", "ipc"], list(AutoresetMode)))
 def test_any_space_and_info_arrive_as_from_sync_vector_env(
     request: pytest.FixtureRequest, lane: str, mode: AutoresetMode
 ) -> None:

@@ -57,6 +57,7 @@ def test_example_learns_in_a_private_hub() -> None:
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 
+@pytest.mark.long
 def test_example_of_half_batches_compares_them() -> None:
     process, mark = start(str(EXAMPLE.with_name("half_batches.py")), "--seconds", "0.1")
     printed, _ = process.communicate(timeout=60)

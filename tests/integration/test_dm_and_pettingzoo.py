@@ -143,6 +143,7 @@ def test_parallel_env_by_name_is_equal_to_the_env_itself(met: ServedHub, lane: s
         assert envs.get_attr("possible_agents") == (agents,) * NUM_ENVS
 
 
+@pytest.mark.long
 def test_parallel_env_renders(met: ServedHub) -> None:
     with made(met, "tcp", "zombies", render_mode="rgb_array") as envs:
         envs.reset(seed=1)

@@ -83,7 +83,12 @@ def check(name: str, address: str | None, workers: int, mode: AutoresetMode, ste
 
 
 # Each worker imports a library that takes a second.
-SLOW = {("ALE/Pong-v5", "embedded"), ("HalfCheetah-v5", "tcp"), *((name, "ipc") for name in ENVS)}
+SLOW = {
+    ("ALE/Pong-v5", "embedded"),
+    ("ALE/Pong-v5", "tcp"),
+    ("HalfCheetah-v5", "tcp"),
+    *((name, "ipc") for name in ENVS),
+}
 SHORT = [
     *(
         pytest.param(

@@ -37,6 +37,7 @@ def baseline() -> int:
         return int(envs.call("held")[0])
 
 
+@pytest.mark.long
 def test_worker_has_the_data_of_its_own_envs_only() -> None:
     without, nbytes = baseline(), 40 * MIB  # which the C library gives back as soon as it is freed
     with contextlib.closing(envhub.make_vec(factories(3, nbytes), num_workers=3)) as envs:
@@ -143,6 +144,7 @@ def test_places_outside_of_the_factories_are_refused(places: list[tuple[int, int
     assert not why_misplaced(Make(2, factories=b"ENVHUBFP"))
 
 
+@pytest.mark.long
 def test_client_of_a_served_hub_sends_factories_with_data(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:Counter", "--allow-factories") as hub:
         process = psutil.Process(hub.process.pid)

@@ -458,6 +458,7 @@ def lose_before(request: Request, envs: envhub.HubVectorEnv, mode: str, lose: Ca
     step_on(envs, [0] * ROWS, mode)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what", ["call", *(pytest.param(what, marks=pytest.mark.long) for what in ("set_attr", "render"))]
 )

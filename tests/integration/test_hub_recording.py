@@ -162,6 +162,7 @@ def make(hub: ServedHub, name: str, num_envs: int, lane: str = "shared", **optio
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mode", "lanes"),
     [

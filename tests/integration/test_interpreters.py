@@ -232,6 +232,7 @@ def test_render_and_call(hosted: Hosted, lane: str) -> None:
         envs.close()
 
 
+@pytest.mark.long
 def test_each_env_has_its_variables_libraries_and_folder_and_nothing_of_the_hubs_python(tmp_path: Path) -> None:
     folder = environment(tmp_path / "venv", *WORKING)
     (tmp_path / "hub.toml").write_text(

@@ -13,6 +13,7 @@ from typing import Any
 import large_sims
 import numpy as np
 import pytest
+from combinations import each_value
 from gymnasium.vector import SyncVectorEnv
 from hubs import HERE, ServedHub, serve, wait_until
 from large_sims import DIE, Shows
@@ -57,8 +58,9 @@ def small_hub(folder: Path) -> Iterator[str]:
             hub.terminate()
 
 
-@pytest.mark.parametrize("kind", ["info", "array", "ints", "text"])
-@pytest.mark.parametrize("where", ["shared", "wire", "in-process", "ipc", "tcp"])
+@pytest.mark.parametrize(
+    ("where", "kind"), each_value(["shared", "tcp", "wire", "in-process", "ipc"], ["info", "text", "array", "ints"])
+)
 def test_values_of_any_size_are_what_the_env_gave(where: str, kind: str, large_hub: ServedHub) -> None:
     sizes = SIZES[:6] if where in ("ipc", "tcp") or kind == "ints" else SIZES  # more is dropped, or slow to compare
     sync = SyncVectorEnv([partial(Shows, kind, sizes)] * NUM_ENVS)

@@ -137,6 +137,7 @@ def test_prints_of_envs_are_shown_below_cells(notebook: Notebook) -> None:
         assert line in cell.text[name] or notebook.shown_later(name, line)
 
 
+@pytest.mark.long
 def test_interrupted_step_is_followed_by_a_reset(notebook: Notebook, tmp_path: Path) -> None:
     assert notebook.run(MAKE).status == "ok"
     before = notebook.workers()

@@ -10,6 +10,7 @@ import numpy as np
 import old_interfaces
 import pytest
 import sims
+from combinations import each_value
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, serve
@@ -55,8 +56,7 @@ def plain_loop(seed: int, actions: list[int]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [old_interfaces.Plain, old_interfaces.Newer])
+@pytest.mark.parametrize(("way", "kind"), each_value(WAYS, [old_interfaces.Plain, old_interfaces.Newer]))
 def test_env_without_a_base_class_gives_what_a_plain_loop_gives(hub: ServedHub, way: str, kind: Any) -> None:
     actions = [int(action) for action in np.random.default_rng(5).integers(0, 4, STEPS)]
     envs = made(way, hub, kind.__name__, kind, 2)

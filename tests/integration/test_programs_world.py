@@ -262,6 +262,7 @@ envs.close()
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Path, workers: int) -> None:
     program = OF_LEVELS.replace("{support!r}", repr(SUPPORT)).replace("{workers}", str(workers))
@@ -384,6 +385,7 @@ worker_setup = "test_programs_world:set_worker_up"
 """
 
 
+@pytest.mark.long
 def test_served_hub_sets_its_workers_up_as_its_operator_says(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text(CONFIG)
     environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
@@ -459,6 +461,7 @@ def hidden(folder: Path) -> None:
     (folder / "json_tools.py").write_text("LENGTH = 8\n")
 
 
+@pytest.mark.long
 def test_modules_that_were_loaded_from_files_travel_by_value(tmp_path: Path) -> None:
     hidden(tmp_path)
     found, registered = printed(run(tmp_path, LOADED.format(support=SUPPORT)))

@@ -59,6 +59,7 @@ def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: 
     assert "Error" not in ran.stderr
 
 
+@pytest.mark.long
 def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
     section = README.split("## A hub on another machine")[1].split("\n## ")[0]
     add, serve, login, program = (

@@ -195,6 +195,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [13, pytest.param(2003, marks=pytest.mark.long)])
 def test_killed_programs_episodes_are_all_there(tmp_path: Path, steps: int) -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), str(steps)], cwd=HERE, timeout=60)
@@ -215,6 +216,7 @@ def recorder_of(envs: Any) -> psutil.Process:
     return found
 
 
+@pytest.mark.long
 def test_program_goes_on_when_the_process_that_records_is_killed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -245,6 +245,7 @@ def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedH
             assert client.health()["status"] == "ok"
 
 
+@pytest.mark.long
 def test_socket_of_a_killed_hub_is_taken_over(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as first:
         first.stop(signal.SIGKILL)
@@ -281,7 +282,12 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "entries"), [("127.0.0.1:0", ["CartPole-v1"]), ("10.1.2.3:4567", []), ("10.1.2.3:4567:8", [])]
+    ("place", "entries"),
+    [
+        ("127.0.0.1:0", ["CartPole-v1"]),
+        pytest.param("10.1.2.3:4567", [], marks=pytest.mark.long),
+        ("10.1.2.3:4567:8", []),
+    ],
 )
 def test_address_of_a_client_is_not_bound_and_its_key_not_shown(place: str, entries: list[str]) -> None:
     keys = HubKeys(*sockets.new_key_pair())

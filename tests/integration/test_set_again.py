@@ -57,6 +57,7 @@ def test_recycled_env_keeps_its_attributes(mode: str) -> None:
         assert envs.get_attr("note") == ("first", "second")
 
 
+@pytest.mark.long
 def test_envs_on_the_hub_that_follows_have_the_attributes_of_those_before(caplog: pytest.LogCaptureFixture) -> None:
     with closing(envhub.make_vec([odd_sims.Late] * 2, on_hub_loss="recreate")) as envs:
         envs.reset()

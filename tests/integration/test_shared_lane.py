@@ -352,6 +352,7 @@ class Sleepy(sims.Counter):
         time.sleep(seconds)
 
 
+@pytest.mark.long
 def test_step_that_is_done_is_had_though_its_hub_has_ended(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:naughty") as served:
         envs = envhub.make_vec("naughty", 2, hub=served.ipc)

@@ -23,7 +23,13 @@ WAIT_S = 30.0  # for a thread that need not wait for anything
 HAMMERED_S = 0.5
 THREADS = 4
 SWITCH_S = 1e-5  # after which another thread runs
-LANES = ["embedded", "embedded by wire", "in this process", "tcp", pytest.param("ipc", marks=pytest.mark.long)]
+LANES = [
+    "embedded",
+    pytest.param("embedded by wire", marks=pytest.mark.long),
+    "in this process",
+    "tcp",
+    pytest.param("ipc", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(params=LANES)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import each_value
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from hubs import ServedHub, serve
 from large_sims import Objectives
@@ -40,8 +41,7 @@ def made(where: str, hub: ServedHub, *, num_envs: int = NUM_ENVS, **options: Any
         yield envs
 
 
-@pytest.mark.parametrize("infos", ["", "numbers", "text"])
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("where", "infos"), each_value(WHERE, ["", "numbers", "text"]))
 def test_rewards_have_the_axes_that_async_vector_env_gives(where: str, infos: str, hub: ServedHub) -> None:
     upstream = AsyncVectorEnv([partial(Objectives, infos=infos)] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
     with contextlib.closing(upstream), made(where, hub, infos=infos, autoreset_mode="SameStep") as envs:

@@ -234,6 +234,7 @@ def test_env_of_which_a_process_can_have_one_gets_its_own_and_that_is_remembered
             envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails, num_workers=1)
 
 
+@pytest.mark.long
 def test_operator_and_client_say_which_envs_share_a_process(tmp_path: Path) -> None:
     file = tmp_path / "hub.toml"
     file.write_text('[envs.CartPole-v1]\none_per_process = true\n[envs.counter]\nenv = "sims:counter"\n')

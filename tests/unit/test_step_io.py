@@ -26,7 +26,7 @@ INTS = np.arange(ROWS, dtype=np.int64)
 
 def new_arena(*leaves: Leaf) -> Arena:
     layout = Layout(ROWS, (VECTOR,), leaves, 64)
-    with open(allocate(layout), "r+b", buffering=0) as memory:
+    with open(allocate(layout, large_infos_bytes_max=0), "r+b", buffering=0) as memory:
         return Arena(layout, memory.fileno())
 
 

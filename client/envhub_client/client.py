@@ -13,7 +13,11 @@ from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from envhub_client.envs.vector_env import HubVectorEnv
+    from envhub_client.make import EnvLike
+    from envhub_client.session.option_keywords import ClientKeywords
 
 _HEALTH: dict[str, Any] = {
     "status": str,
@@ -66,7 +70,7 @@ class Client(AbstractContextManager["Client"]):
         names: list[str] = self._connection.ask(Op.LIST, Question(), timeout=self._timeout).message.names
         return names
 
-    def make_vec(self, env: Any, num_envs: int = 1, **options: Any) -> HubVectorEnv:
+    def make_vec(self, env: EnvLike, num_envs: int = 1, **options: Unpack[ClientKeywords]) -> HubVectorEnv:
         """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
         from envhub_client.make import make_vec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ _GYMNASIUMS = {
 _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 
 
-def split(kind: type[Options], arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+def split(kind: type[Options], arguments: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of this dataclass among these keyword arguments, and the others.
 
     Raises:

@@ -9,11 +9,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
+from typing_extensions import Unpack
 
 from envhub.errors import RequestRefused, shown
 from envhub.protocol.messages import Make
@@ -29,7 +30,15 @@ from envhub_client.frames import hiding_frames
 from envhub_client.keywords import meant, refused_keyword, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.options import ObservationMode, SessionOptions
+from envhub_client.session.option_keywords import OptionKeywords, SessionKeywords
+from envhub_client.session.options import (
+    Compression,
+    HubLossPolicy,
+    LaneName,
+    ModeName,
+    ObservationMode,
+    SessionOptions,
+)
 from envhub_client.wrapper_names import WrapperLike, named_wrappers
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
@@ -41,21 +50,21 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     num_envs: int = 1,
     *,
     hub: str | None = None,
-    num_workers: int | str | None = None,
-    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    num_workers: int | Literal["auto"] | None = None,
+    autoreset_mode: ModeName | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
     copy: bool = True,
-    lane: str = "auto",
+    lane: LaneName = "auto",
     spin_us: int | None = None,
     pin: bool = False,
     vector: bool = False,
-    compression: str | None = None,
+    compression: Compression | None = None,
     reconnect_timeout: float = RECONNECT_S,
-    on_hub_loss: str = "raise",
+    on_hub_loss: HubLossPolicy = "raise",
     record: str | Path | RecordOptions | None = None,
     wrappers: Sequence[WrapperLike] = (),
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-    **kwargs: Any,
+    **kwargs: Unpack[OptionKeywords],
 ) -> HubVectorEnv:
     """A vector env of ``num_envs`` envs in a hub.
 
@@ -300,7 +309,13 @@ _KEYWORDS = (
 
 
 @hiding_frames
-def make(env: EnvLike, *, hub: str | None = None, env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> HubEnv:
+def make(
+    env: EnvLike,
+    *,
+    hub: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    **kwargs: Unpack[SessionKeywords],
+) -> HubEnv:
     """One env in a hub, as a ``gymnasium.Env``; arguments as for ``make_vec``, without lists.
 
     Raises:

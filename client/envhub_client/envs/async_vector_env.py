@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium import Space, logger, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -17,7 +18,8 @@ from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.keywords import meant, split
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.options import SessionOptions
+from envhub_client.session.option_keywords import OptionKeywords
+from envhub_client.session.options import ModeName, ObservationMode, SessionOptions
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -63,12 +65,12 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
         context: str | None = None,
         daemon: bool = True,
         worker: Any = None,
-        observation_mode: Any = "same",
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: ModeName | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        num_workers: int | str | None = None,
-        **hosted: Any,
+        num_workers: int | Literal["auto"] | None = None,
+        **hosted: Unpack[OptionKeywords],
     ) -> None:
         """Make one env per factory.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from envhub.protocol import messages
 from envhub.protocol.validation import RESTARTS_MAX, SECONDS_MAX
 
-POLICIES = ("truncate", "raise")
+Policy = Literal["truncate", "raise"]
+InvalidPolicy = Literal["truncate", "raise", "pass"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class FaultOptions:
         close_timeout: for all envs to close.
     """
 
-    on_crash: str = "truncate"
-    on_timeout: str = "truncate"
-    on_exception: str = "raise"
-    on_invalid: str = "pass"
+    on_crash: Policy = "truncate"
+    on_timeout: Policy = "truncate"
+    on_exception: Policy = "raise"
+    on_invalid: InvalidPolicy = "pass"
     restart_wait: float = 5.0
     restarts_max: int = 5
     init_timeout: float = 300.0
@@ -56,7 +57,7 @@ class FaultOptions:
             TypeError: a time or number is none.
         """
         for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
-            allowed = (*POLICIES, "pass") if name == "on_invalid" else POLICIES
+            allowed = get_args(InvalidPolicy if name == "on_invalid" else Policy)
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         for name in TIMES:

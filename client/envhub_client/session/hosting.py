@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from envhub.protocol import messages
 from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
 
 PRIVATE = ("python", "rendering")  # options for private hubs only
-RENDERING = ("egl", "osmesa")
+Rendering = Literal["egl", "osmesa"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HostingOptions:
     shared_process: bool = False
     one_per_process: bool = False
     python: str | Path | None = None
-    rendering: str | None = None
+    rendering: Rendering | None = None
     worker_setup: str | Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +87,8 @@ class HostingOptions:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
         if not isinstance(self.python, (str, Path, type(None))):
             raise TypeError(f"python must be the path of an interpreter, got {self.python!r}")
-        if self.rendering not in (None, *RENDERING):
-            raise ValueError(f"rendering must be {' or '.join(map(repr, RENDERING))}, got {self.rendering!r}")
+        if self.rendering not in (None, *get_args(Rendering)):
+            raise ValueError(f"rendering must be {' or '.join(map(repr, get_args(Rendering)))}, got {self.rendering!r}")
         setup = self.worker_setup
         if isinstance(setup, str) and not is_function_name(setup):
             raise ValueError(f"worker_setup={setup!r} is no name of a function, which is written 'module:function'")

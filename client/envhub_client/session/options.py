@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from gymnasium import Space
@@ -19,7 +19,11 @@ from envhub.values.compression import METHODS
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 
-ObservationMode = str | tuple[Space[Any], Space[Any]]
+ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
+ObservationMode = Literal["same", "different", "first"] | tuple[Space[Any], Space[Any]]
+LaneName = Literal["auto", "wire"]
+Compression = Literal["auto", "lz4", "zstd"]
+HubLossPolicy = Literal["raise", "recreate"]
 
 
 def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
@@ -43,17 +47,17 @@ class SessionOptions:
     fail, ``hosting`` what their workers get. ``record`` is None or a ``RecordOptions`` once it is checked.
     """
 
-    num_workers: int | str | None = None
+    num_workers: int | Literal["auto"] | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     observation_mode: ObservationMode = "same"
     copy: bool = True
-    lane: str = "auto"
+    lane: LaneName = "auto"
     spin_us: int | None = None
     pin: bool = False
-    compression: str | None = None
+    compression: Compression | None = None
     faults: FaultOptions = field(default_factory=FaultOptions)
     reconnect_timeout: float = RECONNECT_S
-    on_hub_loss: str = "raise"
+    on_hub_loss: HubLossPolicy = "raise"
     hosting: HostingOptions = field(default_factory=HostingOptions)
     record: str | Path | RecordOptions | None = None
 
@@ -79,7 +83,7 @@ class SessionOptions:
             object.__setattr__(self, "record", RecordOptions(self.record))
         elif not (self.record is None or isinstance(self.record, RecordOptions)):
             raise TypeError(f"record must be a folder, a RecordOptions or None, got {self.record!r}")
-        if self.lane not in ("auto", "wire"):
+        if self.lane not in get_args(LaneName):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):
             raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
@@ -99,7 +103,7 @@ class SessionOptions:
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
-        if self.on_hub_loss not in ("raise", "recreate"):
+        if self.on_hub_loss not in get_args(HubLossPolicy):
             raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
             raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -46,7 +46,7 @@ from envhub_client.session import hosting
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.in_use import InUse
-from envhub_client.session.options import SessionOptions
+from envhub_client.session.options import ObservationMode, SessionOptions
 from envhub_client.session.recovery import RecoveringLane
 from envhub_client.session.shares import Shares
 
@@ -267,8 +267,9 @@ class Session:
             ValueError, TypeError: it is malformed.
         """
         if made.autoreset_mode:
+            mode = cast(ObservationMode, made.observation_mode)  # which the options check
             self.options = replace(
-                self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=made.observation_mode
+                self.options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=mode
             )
         self.num_envs, self.vector = made.num_envs, made.vector
         self.sizing = Sizing(0 if self.options.num_workers == 0 else made.num_workers, made.sizing)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -88,7 +88,11 @@ def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
         Exception: what Gymnasium raises for an env it cannot make.
     """
     with served_hub(*map(offered, envs)) as hub:
-        ways = [("shared", hub.ipc, "auto"), ("wire, ipc", hub.ipc, "wire"), ("wire, tcp", hub.tcp, "wire")]
+        ways: list[tuple[str, str, Literal["auto", "wire"]]] = [
+            ("shared", hub.ipc, "auto"),
+            ("wire, ipc", hub.ipc, "wire"),
+            ("wire, tcp", hub.tcp, "wire"),
+        ]
         for env, size in itertools.product(envs, sizes):
             found = {}
             for way, address, lane in ways:

@@ -1,0 +1,98 @@
+"""Writes the module of typed keywords, from the annotations and docstrings of what takes these keywords.
+
+python tests/conformance/option_keywords.py > client/envhub_client/session/option_keywords.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from envhub_client.make import make_vec
+from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
+
+HEAD = '''"""The keywords of ``envhub.make_vec`` as types, which type checkers and editors know by name.
+
+Written by ``tests/conformance/option_keywords.py``, from the docstrings and annotations of ``FaultOptions``,
+``HostingOptions`` and ``make_vec``. Type checkers know no arguments of envs: these go into ``env_kwargs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from gymnasium.vector import AutoresetMode
+from typing_extensions import TypedDict
+
+from envhub.recording.options import RecordOptions
+from envhub_client.session.faults import InvalidPolicy, Policy
+from envhub_client.session.hosting import Rendering
+from envhub_client.session.options import Compression, HubLossPolicy, LaneName, ModeName, ObservationMode
+from envhub_client.wrapper_names import WrapperLike
+'''
+# Which of ``make_vec``'s own keywords each function takes besides those of a session.
+OF_A_SESSION = (
+    *("num_workers", "observation_mode", "copy", "lane", "spin_us", "pin", "vector", "compression"),
+    *("reconnect_timeout", "on_hub_loss", "record", "wrappers"),
+)
+OF_CLIENTS = ("autoreset_mode", "env_kwargs")
+OF_FRAMEWORKS = ("hub", "env_kwargs")
+ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
+
+
+def described(documented: Any) -> dict[str, str]:
+    """The text of each attribute or argument in a docstring."""
+    doc = inspect.getdoc(documented) or ""
+    section = re.search(r"^(?:Attributes|Args):\n(.*?)(?:^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
+    assert section is not None, documented
+    _, *found = ENTRY.split(section[1])
+    return {
+        name: " ".join(text.split())
+        for names, text in zip(found[::2], found[1::2], strict=True)
+        for name in names.split(", ")
+    }
+
+
+def kind(name: str, doc: str, base: str, keywords: dict[str, str], texts: dict[str, str]) -> Iterator[str]:
+    """The lines of one of the types."""
+    yield f'\n\nclass {name}({base}, total=False):\n    """{doc}"""\n'
+    for keyword, annotation in keywords.items():
+        text = texts[keyword][:1].upper() + texts[keyword][1:]
+        lines = textwrap.wrap(text, 113, break_long_words=False, break_on_hyphens=False)
+        annotation = annotation.replace("'", '"')  # as the formatter writes it
+        closing = '"""' if len(lines) == 1 else '\n    """'
+        yield f'\n    {keyword}: {annotation}\n    """' + "\n    ".join(lines) + closing + "\n"
+
+
+def written() -> str:
+    """The module."""
+    parameters = inspect.signature(make_vec).parameters
+    own, texts = {name: each.annotation for name, each in parameters.items()}, described(make_vec)
+
+    def of_make_vec(names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+        return {name: own[name] for name in names}, texts
+
+    def of_options(options: Any) -> tuple[dict[str, str], dict[str, str]]:
+        return {field.name: str(field.type) for field in dataclasses.fields(options)}, described(options)
+
+    pieces = [
+        HEAD,
+        *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", *of_options(FaultOptions)),
+        *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", *of_options(HostingOptions)),
+        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """Those of both."""\n',
+        *kind("SessionKeywords", "What every way to make envs takes.", "OptionKeywords", *of_make_vec(OF_A_SESSION)),
+        *kind("ClientKeywords", "What ``Client.make_vec`` takes.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
+        *kind("MakeKeywords", "What the frameworks' functions take.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
+    ]
+    return "".join(pieces)
+
+
+if __name__ == "__main__":
+    print(written(), end="")

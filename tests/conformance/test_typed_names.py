@@ -1,0 +1,28 @@
+"""What type checkers see of ``envhub`` is what there is."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+from conformance import option_keywords
+
+import envhub
+
+STUB = Path(envhub.__file__).with_suffix(".pyi")
+KEYWORDS = Path(__file__).parents[2] / "client/envhub_client/session/option_keywords.py"
+
+
+def test_stub_has_every_name_from_where_it_is() -> None:
+    homes = {}
+    for line in ast.parse(STUB.read_text()).body:
+        if isinstance(line, ast.ImportFrom):
+            homes.update({name.name: (line.module, name.asname) for name in line.names})
+    modules = {name: ("envhub", name) for name in envhub._FRAMEWORKS}
+    assert homes == {**{name: (home, name) for name, home in envhub._HOMES.items()}, **modules}
+    assert all(hasattr(import_module(home), name) for name, (home, _) in homes.items() if name not in modules)
+
+
+def test_typed_keywords_are_those_of_the_functions() -> None:
+    assert KEYWORDS.read_text() == option_keywords.written()

@@ -1337,6 +1337,17 @@ def test_client_without_the_memory_is_followed_at_once() -> None:
     assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide(), TakeDrive(), AnswerAttach()]
 
 
+def test_workers_are_looked_after_soon_once_a_client_drives() -> None:
+    session = ready()
+    session.handle(stimuli.SideConnected(quiescent=True), 5.0)
+    assert session.next_deadline_s() == 5.0 + SAMPLE_S
+
+
+def test_worker_that_waits_for_the_others_is_never_late() -> None:
+    session = shared(faults=Faults(step_s=0.5, reset_s=0.5, init_s=0.5, call_s=0.5))
+    assert session.sampled(0.0, 2.0, Progress(3, 0, ""), Progress(1, 1, ""), quiescent=False) == []
+
+
 def test_takeover_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
@@ -1489,6 +1500,7 @@ def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
     session.handle(stimuli.OtherArenaMade())
     dropped, fail = session.exited(0)
     assert dropped == DropOtherArena() and isinstance(fail, FailAttach) and session.phase is Phase.BROKEN
+    assert fail.failure.code == "session_lost"
     again = session.handle(stimuli.Attached(quiescent=True))
     assert isinstance(again[-1], FailAttach)
 

@@ -518,6 +518,17 @@ def test_worker_that_has_served_longest_is_recycled_first() -> None:
     assert places([build]) == [(0, [0, 2])]
 
 
+def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() -> None:
+    session = ready(3, 3, **WORN)
+    session.said(0, EpisodesDone())
+    succeeded(session, 0, 3, now_s=5.0)
+    session.exited(3, now_s=5.1)
+    for worker in (2, 1, 0):
+        session.said(worker, EpisodesDone(), now_s=6.0)
+    *_, build = succeeded(session, 2, 4, now_s=7.0)
+    assert places([build]) == [(1, [1])]
+
+
 def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     told, given, started, build = session.said(1, EpisodesDone())
@@ -539,6 +550,15 @@ def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> N
     assert isinstance(handed, HandOver) and handed.message.info == taken.loss.info
     assert session.restarts == 1 and session.recycled == 0
     assert session.elapsed(60.0) == []  # no other process is started for the worker
+
+
+def test_successor_that_maps_the_arena_too_late_replaces_no_lost_worker() -> None:
+    session = ready(faults=Faults(init_s=1.0), **WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    assert any(isinstance(each, ReportLate) for each in session.sampled(0.0, 1.3))
+    session.exited(1, now_s=1.3)
+    assert session.said(2, Mapped(), now_s=1.3) == [] and not session.workers[1].alive
 
 
 def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each_time() -> None:

@@ -269,6 +269,7 @@ class _WorkerInThread:
 
     def __init__(self, session: int, number: int, events: Events, interrupts: _Interrupts) -> None:
         self._session, self._number, self._events = session, number, events
+        self.label: dict[str, Any] = {}  # of what it prints, which is the program's own output
         self._channel = _EventChannel(lambda message: self._report(WorkerSaid(number, message)))
         self._worker = _InProcessWorker(self._channel, interrupts)
         self._far_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -137,6 +137,20 @@ def stamped(line: dict[str, Any]) -> dict[str, Any]:
     return dict(TimeStamper(fmt="iso", utc=True, key="time")(None, "", line))
 
 
+def writes_json() -> bool:
+    """Whether this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
+    return _level is not None and not os.isatty(2)
+
+
+def json_line(event: str, **fields: Any) -> bytes:
+    """A line as the log has it, for what is written to another stream, or without a look at repeats."""
+    from structlog.processors import JSONRenderer, TimeStamper
+
+    line = TimeStamper(fmt="iso", utc=True)(None, "", {**fields, "event": event, "level": "info"})
+    rendered: Any = JSONRenderer()(None, "", line)
+    return f"{rendered}\n".encode()
+
+
 class Logger:
     """Logs by structlog, with these fields in each line.
 

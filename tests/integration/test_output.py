@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -28,15 +29,22 @@ OFFERED = [
 ]
 
 
-@pytest.mark.long
-def test_prints_of_a_served_hubs_workers_go_to_its_own_streams(tmp_path: Path) -> None:
+def test_prints_of_a_served_hubs_workers_are_events_in_its_own_streams(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub:
         with closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2)) as envs:
-            envs.call("say", "a word")
+            envs.call("say", 'a "word"')
+            pids = envs.call("pid")
+            session = envs.token[:8]
         assert hub.process.stdout is not None
         heard = b""
-        while heard.count(b"a word\n") < 2:
+        while heard.count(b"word") < 2:
+            assert select.select([hub.process.stdout], [], [], 10)[0], heard
             heard += os.read(hub.process.stdout.fileno(), 4096)
+        events = [json.loads(line) for line in heard.splitlines() if b"word" in line]
+        assert {each["pid"]: each["worker"] for each in events} == {pid: worker for worker, pid in enumerate(pids)}
+        for event in events:
+            assert (event["event"], event["session"], event["stream"]) == ("output", session, "stdout")
+            assert event["text"] == 'a "word"'
 
 
 @pytest.mark.long

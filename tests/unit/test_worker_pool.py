@@ -14,6 +14,8 @@ class Process:
 
     def __init__(self, number: int) -> None:
         self.number, self.pid = number, 100 + number
+        self.label: dict[str, object] = {}
+        self.log_tail = ""
         self.heard: list[object] = []
         self.rings = self.kills = 0
 
@@ -61,7 +63,7 @@ class Starter:
 
 def pool_of(workers: int, *spares: int) -> tuple[WorkerPool, list[Process]]:
     starter = Starter()
-    pool = WorkerPool(7, starter, InterpreterKey(), None)
+    pool = WorkerPool(7, "ab12", starter, InterpreterKey(), None)
     pool.start(range(workers))
     pool.start(spares, spares=True)
     return pool, starter.started

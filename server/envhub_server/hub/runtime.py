@@ -158,7 +158,7 @@ class SessionRuntime:
         world = None if state.recipe.settings.python else state.make.world
         environ = None if world is None else world.environ
         self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
-        self._pool = WorkerPool(number, services.supervisor, interpreter, environ)
+        self._pool = WorkerPool(number, self.token.hex()[:8], services.supervisor, interpreter, environ)
         self._replays: ReplayKeeper | None = None
         if services.replays is not None and state.rules.replays:
             self._replays = ReplayKeeper(services.replays, number, interpreter)

@@ -21,6 +21,8 @@ class StartedWorker(Protocol):
     def pid(self) -> int | None: ...  # noqa: D102
     @property
     def log_tail(self) -> str: ...  # noqa: D102
+    @property
+    def label(self) -> dict[str, Any]: ...  # noqa: D102
     def send(self, message: object, /, *descriptors: int) -> None: ...  # noqa: D102
     def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
     def ring(self) -> object: ...  # noqa: D102
@@ -54,10 +56,18 @@ class WorkerPool:
     """
 
     def __init__(
-        self, session: int, supervisor: WorkerStarter, key: InterpreterKey, environ: Mapping[str, str] | None
+        self,
+        session: int,
+        name: str,
+        supervisor: WorkerStarter,
+        key: InterpreterKey,
+        environ: Mapping[str, str] | None,
     ) -> None:
-        """Of this session, whose processes run this interpreter in this environment (if None, that of all sessions)."""
-        self._session = session
+        """Of this session, whose processes run this interpreter in this environment (if None, that of all sessions).
+
+        ``name`` is the session's in the log.
+        """
+        self._session, self._name = session, name
         self._supervisor = supervisor
         self._key = key
         self._environ = environ
@@ -78,6 +88,7 @@ class WorkerPool:
         self._started += len(workers)
         handles = dict(zip(workers, started, strict=True))
         self._handles.update(handles)
+        self._label(*workers)
         self._workers.update(zip(processes, workers, strict=True))
         if not spares:
             self._rung.update(handles)
@@ -93,6 +104,13 @@ class WorkerPool:
         self._workers = {process: new.get(number, number) for process, number in self._workers.items()}
         self._handles = {new.get(number, number): handle for number, handle in self._handles.items()}
         self._rung[worker] = self._handles[worker]
+        self._label(worker, spare)
+
+    def _label(self, *workers: int) -> None:
+        """Have what they print from now on be told as theirs."""
+        for worker in workers:
+            if worker in self._handles:
+                self._handles[worker].label.update(session=self._name, worker=worker)
 
     def remove(self, worker: int) -> None:
         """Forget a process that has ended."""

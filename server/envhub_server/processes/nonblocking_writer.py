@@ -23,13 +23,19 @@ class NonblockingWriter:
         return any(events & ~select.POLLOUT for _, events in self._poll.poll(0))
 
     def write(self, raw: bytes) -> int:
-        """Write as much of ``raw`` as fits now; returns the number of bytes written, from its start."""
-        for start in range(0, len(raw), select.PIPE_BUF):
-            piece = raw[start : start + select.PIPE_BUF]
+        """Write as much of ``raw`` as fits now; returns the number of bytes written, from its start.
+
+        Lines of up to ``PIPE_BUF`` bytes, with which ``raw`` begins, reach a pipe whole or not at all.
+        """
+        start = 0
+        while start < len(raw):
+            most = start + select.PIPE_BUF
+            piece = raw[start : most if len(raw) <= most else raw.rfind(b"\n", start, most) + 1 or most]
             written = self._written(piece)
+            start += written
             if written < len(piece):
-                return start + written
-        return len(raw)
+                break
+        return start
 
     def _written(self, piece: bytes) -> int:
         try:

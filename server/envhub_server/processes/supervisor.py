@@ -19,7 +19,7 @@ from envhub.arena.spin import RING
 from envhub.values.codec import KNOWN
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
-from envhub_server.log import Logger
+from envhub_server.log import Logger, writes_json
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, own_counters
 from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
@@ -72,7 +72,8 @@ class Supervisor:
         self._orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.poller = poller
-        self.streams = OutputStream(poller, 1), OutputStream(poller, 2)
+        as_events = writes_json() and not private  # what envs print there is the program's own output
+        self.streams = OutputStream(poller, 1, as_events), OutputStream(poller, 2, as_events)
         self.memory_kills = MemoryKills(own_counters())
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end

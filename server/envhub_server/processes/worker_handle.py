@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envhub.arena.spin import RING
 from envhub.protocol import messages, validation
@@ -90,6 +90,11 @@ class WorkerHandle:
         """Close the hub's copies of the process's descriptors."""
         self._far_end.close()
         self._output.close_far_ends()
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """Who it is, in events of what it prints."""
+        return self._output.label
 
     @property
     def log_tail(self) -> str:
@@ -193,7 +198,7 @@ class WorkerHandle:
                 self._report(WorkerSaid(self._number, message))
 
     def _on_born(self, pid: int) -> None:
-        self.pid = pid
+        self.pid = self.label["pid"] = pid
         try:
             self._pidfd = os.pidfd_open(pid)  # it is not reaped, so the pid is still its own
         except OSError as error:

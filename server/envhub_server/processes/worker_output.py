@@ -1,5 +1,7 @@
 """The output of workers: read from their pipes, written to the hub's own streams, and the last of it kept.
 
+Where the hub logs JSON, each line that it writes is an event, which says who has printed: ``OutputEvents``.
+
 A turn of the hub's loop reads a bounded amount. If the reader of the hub's stream is slow, workers that print wait for
 it, as any program does. If the reader reads nothing for ``PATIENCE_S``, the output of workers is dropped and counted
 until it reads again.
@@ -12,9 +14,10 @@ import ctypes
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from envhub_server.log import Logger
+from envhub_server.log import Logger, json_line
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
@@ -25,6 +28,7 @@ DRAIN_BYTES_MAX = 1 << 17  # of a worker that has ended; its children may go on 
 HELD_BYTES_MAX = 1 << 18
 PATIENCE_S = 1  # for a reader that reads nothing
 LAST_S = 0.5  # for a slow reader when the hub ends
+TEXT_CHARS_MAX = 3000  # of an event; what is printed without an end of a line is held back until then
 
 log = Logger("envhub.output")
 
@@ -62,10 +66,46 @@ class TimerDescriptor:
         os.close(self._descriptor)
 
 
+class OutputEvents:
+    """What one process prints to a stream, as lines of JSON; each has the process's ``label``."""
+
+    def __init__(self, stream: str, label: Mapping[str, Any]) -> None:
+        self._stream, self._label = stream, label
+        self._begun = b""  # a line without its end yet
+
+    def lines(self, printed: bytes) -> bytes:
+        """The events of what was printed since the last time, in which a line that has not ended yet is not."""
+        printed = self._begun + printed
+        end = printed.rfind(b"\n") + 1
+        if len(printed) - end >= TEXT_CHARS_MAX:
+            end = len(printed)
+        self._begun = printed[end:]
+        return b"".join(self._events(printed[:end].decode("utf-8", "backslashreplace")))
+
+    def rest(self) -> bytes:
+        """The event of a line that had no end."""
+        begun, self._begun = self._begun, b""
+        return b"".join(self._events(begun.decode("utf-8", "backslashreplace")))
+
+    def _events(self, text: str) -> Iterator[bytes]:
+        """Each with as many whole lines as a pipe takes at once."""
+        chars_max = TEXT_CHARS_MAX
+        while text:
+            piece = text[: chars_max if len(text) <= chars_max else text.rfind("\n", 0, chars_max) + 1 or chars_max]
+            event = json_line("output", **self._label, stream=self._stream, text=piece.removesuffix("\n"))
+            if len(event) > select.PIPE_BUF and len(piece) > 1:
+                chars_max = len(piece) // 2
+                continue
+            yield event
+            text, chars_max = text[len(piece) :], TEXT_CHARS_MAX
+
+
 class OutputStream:
     """One standard stream of the hub, and the pipes of all workers whose output goes there."""
 
-    def __init__(self, poller: Poller, descriptor: int) -> None:
+    def __init__(self, poller: Poller, descriptor: int, as_events: bool) -> None:
+        self._as_events = as_events
+        self._events: dict[int, OutputEvents] = {}  # of each pipe, where it is as events
         self._name = {1: "stdout", 2: "stderr"}[descriptor]
         self._poller = poller
         self._writer = NonblockingWriter(descriptor)
@@ -79,10 +119,15 @@ class OutputStream:
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
 
-    def add(self, pipe: int, tail: bytearray) -> None:
-        """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
+    def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
+        """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on.
+
+        Events of what is read have ``label``, as it is then.
+        """
         self._pipes.register(pipe, select.EPOLLIN)
         self._tails[pipe] = tail
+        if self._as_events:
+            self._events[pipe] = OutputEvents(self._name, label)
 
     def remove(self, pipe: int) -> None:
         """Read the rest of the pipe, and then no more."""
@@ -98,6 +143,8 @@ class OutputStream:
     def _forget(self, pipe: int) -> None:
         if self._tails.pop(pipe, None) is not None:
             self._pipes.unregister(pipe)
+            if self._as_events:
+                self._write(self._events.pop(pipe).rest())
 
     def on_ready(self, descriptor: int) -> None:
         """Read the output of workers, or write output that waits for room."""
@@ -120,7 +167,7 @@ class OutputStream:
         tail = self._tails[pipe]
         tail += chunk
         del tail[:-TAIL_BYTES]
-        self._write(chunk)
+        self._write(self._events[pipe].lines(chunk) if self._as_events else chunk)
         return len(chunk)
 
     def _write(self, chunk: bytes) -> None:
@@ -186,6 +233,7 @@ class WorkerOutput:
     """The stdout and stderr of one worker.
 
     Attributes:
+        label: who it is, in events of what it prints; may change.
         far_ends: the worker's ends of the pipes that this has made; closed by ``close_far_ends``.
     """
 
@@ -198,6 +246,7 @@ class WorkerOutput:
         self._tails = bytearray(), bytearray()
         self._readers: list[tuple[OutputStream, int]] = [*zip(streams, pipes, strict=False)]
         self.far_ends: list[int] = []
+        self.label: dict[str, Any] = {}
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             for stream in streams if not pipes else ():
@@ -206,7 +255,7 @@ class WorkerOutput:
                 self._readers.append((stream, ours))
                 os.set_blocking(ours, False)
             for (stream, pipe), tail in zip(self._readers, self._tails, strict=True):
-                stream.add(pipe, tail)
+                stream.add(pipe, tail, self.label)
             undo.pop_all()
 
     @property

@@ -85,6 +85,7 @@ class ZygoteHandle:
             executed = process or self._execute(owner.hub, environ, len(guarded))
             undo.callback(executed.discard)
             self._output = WorkerOutput(owner.streams, executed.outputs)
+            self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
         self._process, self._said, self.pidfd = executed.process, executed.said, executed.pidfd
         self._channel = Channel(executed.control, descriptors_max=0)

@@ -43,7 +43,9 @@ _ERRORS = """
 _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))
 
-_FRAMEWORKS = frozenset(["minari", "rllib", "sb3", "tianshou", "torchrl"])  # modules that import theirs when used
+_FRAMEWORKS = frozenset(
+    ["minari", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"]
+)  # modules that import theirs when used
 
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -194,13 +194,19 @@ class Game:
 ACTION = {"0": 1, "1": 2, "2": 3}
 
 
+def lists(info: Any) -> Any:
+    """The info with lists for arrays, which are of bool."""
+    assert all(value.dtype == np.bool_ for value in info.values() if isinstance(value, np.ndarray))
+    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in info.items()}
+
+
 def test_agents_are_the_keys_of_one_env() -> None:
     env = as_gymnasium(Game(), "it")
     assert list(env.observation_space) == list(env.action_space) == ["0", "1", "2"]
     assert env.action_space["2"] == spaces.Discrete(4)
     assert env.metadata["render_fps"] == 5 and env.render_mode == "rgb_array" and env.render().shape == (4, 4, 3)
     observation, info = env.reset(seed=3, options={"a": 1})
-    assert env.observation_space.contains(observation) and info == {}
+    assert env.observation_space.contains(observation) and lists(info) == {"alive": [1, 1, 1], "observed": [1, 1, 1]}
     assert (env.env.seeded, env.env.options, env.np_random_seed) == (3, {"a": 1}, 3)
 
 
@@ -214,10 +220,13 @@ def test_agent_that_is_dead_sends_no_action_and_observes_what_is_nearest_to_zero
     assert all(env.observation_space.contains(step[0]) for step in steps)
     last = steps[1][0]
     assert last["0"]["position"].tolist() == [0, 0] and last["0"]["kind"] == 1 and last["2"]["kind"] == 2
-    assert steps[1][4] == {
+    assert lists(steps[1][4]) == {
         "rewards": {"0": 0.0, "1": 2.0, "2": 3.0},
         "terminations": {"0": True, "1": True, "2": False},
         "truncations": {"0": False, "1": False, "2": False},
+        "alive": [0, 0, 1],
+        "observed": [0, 1, 1],
+        "reported": [0, 1, 1],
         "agent_infos": {"1": {"steps": 2}, "2": {"steps": 2}},
     }
     env.reset()
@@ -233,9 +242,39 @@ def test_episode_in_which_an_agent_was_truncated_is_truncated(ends: Any) -> None
 
 def test_agent_that_never_came_does_not_count() -> None:
     env = ParallelEnv(Game(late=1))
-    observation, _ = env.reset()
-    assert observation["1"]["position"].tolist() == [0, 0]
+    observation, info = env.reset()
+    assert observation["1"]["position"].tolist() == [0, 0] and info["alive"].tolist() == [True, False, True]
     assert [env.step(ACTION)[2:4] for _ in range(3)][-1] == (True, False)
+
+
+def test_agents_that_come_and_leave_without_a_flag_are_told() -> None:
+    env = ParallelEnv(Game(late=1))
+    env.reset()
+    env.env.agents = [1, 2]  # agent 0 has left, and agent 1 has come
+    _, _, terminated, truncated, info = env.step(ACTION)
+    assert env.env.acted == [{1: 2, 2: 3}] and not terminated and not truncated
+    assert lists(info)["alive"] == lists(info)["observed"] == lists(info)["reported"] == [False, True, True]
+
+
+def test_agents_that_no_key_can_stand_for_are_refused() -> None:
+    game = Game()
+    game.possible_agents = [0, 1, "1"]  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"two agents of one text: \[0, 1, '1'\]"):
+        ParallelEnv(game)
+
+
+def test_episode_that_begins_without_an_agent_or_with_an_unknown_one_is_refused() -> None:
+    env = ParallelEnv(Game())
+    for agents, problem in [([], "no agent after its reset"), ([0, 7], "agent 7, which is not in its possible_agents")]:
+        env.env.reset = lambda agents=agents, **_: (setattr(env.env, "agents", agents), ({}, {}))[1]
+        with pytest.raises(ValueError, match=problem):
+            env.reset()
+
+
+def test_info_of_no_agent_is_kept() -> None:
+    env = ParallelEnv(Game())
+    env.env.reset = lambda **_: (setattr(env.env, "agents", [0]), ({}, {"common": {"turn": 1}}))[1]
+    assert env.reset()[1]["agent_infos"] == {"common": {"turn": 1}}
 
 
 def test_agent_whose_observations_have_no_zero_is_refused() -> None:

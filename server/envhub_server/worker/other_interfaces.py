@@ -6,7 +6,7 @@ shimmy does not convert them: it knows dm_control's own two classes only, and ne
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 import numpy as np
 
@@ -202,15 +202,22 @@ class ParallelEnv(Converted):
 
     The keys are all possible agents, as text. An agent that is not alive has an observation of zeros (or of what its
     space has nearest to them), and its action is left out. The reward is the sum of the agents' rewards. The episode
-    ends when no agent is alive: it is terminated if every agent was terminated, else truncated. Infos have ``rewards``,
-    ``terminations`` and ``truncations`` by agent, and ``agent_infos`` where agents have infos.
+    ends when no agent is alive: it is terminated if every agent was terminated, else truncated.
+
+    Infos of a step have ``rewards``, ``terminations`` and ``truncations`` by agent; the flags of an agent stay until
+    the reset. Infos of steps and resets have ``agent_infos`` where agents have infos, and arrays of bool with an entry
+    for each possible agent: ``alive``, those that take the next action, and ``observed``, those that the env gave an
+    observation of; those of steps have ``reported``, the agents that the env gave anything else of.
 
     Raises:
-        TypeError: the observations of an agent have parts that are no arrays, so they cannot be zeros.
+        TypeError: two agents have one text, or the observations of an agent have parts that are no arrays, so they
+            cannot be zeros.
     """
 
     def __init__(self, env: Any) -> None:
         self._keys = {agent: str(agent) for agent in env.possible_agents}
+        if len({*self._keys.values()}) < len(self._keys):
+            raise TypeError(f"{shown(env, 100)} has two agents of one text: {shown([*self._keys], 200)}")
         each = [(key, spaces.native(env.observation_space(agent))) for agent, key in self._keys.items()]
         self._absent = {key: _zeros(space, key) for key, space in each}
         acts = [(key, spaces.native(env.action_space(agent))) for agent, key in self._keys.items()]
@@ -221,15 +228,26 @@ class ParallelEnv(Converted):
         self._truncations: dict[str, bool] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; seed and options are the env's."""
+        """As in Gymnasium; seed and options are the env's.
+
+        Raises:
+            ValueError: the episode begins without an agent, or with one that is not among the possible agents.
+        """
         self._seed = self._seed if seed is None else seed
         observations, infos = self.env.reset(seed=seed, options=options)
+        if not self.env.agents:
+            raise ValueError(f"{shown(self.env, 100)} has no agent after its reset: an episode begins with one or more")
         self._terminations, self._truncations = {}, {}
         self._note_ends({}, {})
-        return self._joined(observations), self._agent_infos(infos)
+        present = {"alive": self._among(self.env.agents), "observed": self._among(observations)}
+        return self._joined(observations), {**present, **self._agent_infos(infos)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """As in Gymnasium."""
+        """As in Gymnasium.
+
+        Raises:
+            ValueError: an agent has come that is not among the possible agents.
+        """
         acting = {agent: action[self._keys[agent]] for agent in self.env.agents}
         observations, rewards, terminations, truncations, infos = self.env.step(acting)
         self._note_ends(terminations, truncations)
@@ -239,6 +257,9 @@ class ParallelEnv(Converted):
             "rewards": {key: float(rewards.get(agent, 0)) for agent, key in self._keys.items()},
             "terminations": {key: self._terminations.get(key, False) for key in self._keys.values()},
             "truncations": {key: self._truncations.get(key, False) for key in self._keys.values()},
+            "alive": self._among(() if ended else self.env.agents),
+            "observed": self._among(observations),
+            "reported": self._among({*rewards, *terminations, *truncations, *infos}),
         }
         total = float(sum(rewards.values()))
         by_agent.update(self._agent_infos(infos))
@@ -247,6 +268,8 @@ class ParallelEnv(Converted):
     def _note_ends(self, terminations: Any, truncations: Any) -> None:
         """Note which agents have ended; an agent without an entry has not been in this episode."""
         for agent in self.env.agents:
+            if agent not in self._keys:
+                raise ValueError(f"{shown(self.env, 100)} has agent {agent!r}, which is not in its possible_agents")
             self._terminations.setdefault(self._keys[agent], False)
         self._terminations.update({self._keys[agent]: bool(ended) for agent, ended in terminations.items()})
         self._truncations.update({self._keys[agent]: bool(ended) for agent, ended in truncations.items()})
@@ -255,11 +278,16 @@ class ParallelEnv(Converted):
         key = self._keys[agent]
         return not (self._terminations.get(key) or self._truncations.get(key))
 
+    def _among(self, agents: Collection[Any]) -> np.ndarray:
+        present = {*agents}
+        return np.array([agent in present for agent in self._keys])
+
     def _joined(self, observations: Any) -> dict[str, Any]:
         return {key: observations.get(agent, self._absent[key]) for agent, key in self._keys.items()}
 
     def _agent_infos(self, infos: Any) -> dict[str, Any]:
-        each = {self._keys[agent]: info for agent, info in infos.items() if info}
+        """The infos that are not empty; one may be of no agent, such as PettingZoo's ``common``."""
+        each = {str(agent): info for agent, info in infos.items() if info}
         return {"agent_infos": each} if each else {}
 
     def render(self) -> Any:

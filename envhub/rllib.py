@@ -1,8 +1,8 @@
-"""RLlib: ``env_creator``, ``register`` and ``CutEpisodes``; needs ``pip install "envhub-rl[rllib]"``."""
+"""RLlib: env creators, ``register`` and ``CutEpisodes``; needs ``pip install "envhub-rl[rllib]"``."""
 
 from envhub_client.frameworks.extras import needs
 
 with needs("rllib"):
-    from envhub_client.frameworks.rllib import CutEpisodes, env_creator, register
+    from envhub_client.frameworks.rllib import CutEpisodes, env_creator, multi_agent_env_creator, register
 
-__all__ = ["CutEpisodes", "env_creator", "register"]
+__all__ = ["CutEpisodes", "env_creator", "multi_agent_env_creator", "register"]

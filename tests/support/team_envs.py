@@ -21,14 +21,19 @@ class Team(ParallelEnv):  # type: ignore[type-arg]
     metadata = {"name": "team", "render_modes": ["rgb_array"], "render_fps": 5}
 
     def __init__(
-        self, agents: Any = ("scout", "guard", "late", "quitter"), quits: bool = True, render_mode: str | None = None
+        self,
+        agents: Any = ("scout", "guard", "late", "quitter"),
+        quits: bool = True,
+        vectors: bool = False,
+        render_mode: str | None = None,
     ) -> None:
+        """Make it; with ``vectors`` all observe the same, as training libraries' default networks want it."""
         self.possible_agents = list(agents)
-        self.quits, self.render_mode = quits, render_mode
+        self.quits, self.vectors, self.render_mode = quits, vectors, render_mode
         self.dies_at = self.raises_at = -1
         box = spaces.Box(-10, 10, (3,), np.float32)
         masked = spaces.Dict({"observation": box, "action_mask": spaces.Box(0, 1, (3,), np.int8)})
-        seen = [box, masked, spaces.Discrete(50), spaces.Box(0, 255, (2, 2), np.uint8)]
+        seen = [box, masked, spaces.Discrete(50), spaces.Box(0, 255, (2, 2), np.uint8)] if not vectors else [box] * 4
         acts = [
             spaces.Discrete(3),
             spaces.Discrete(3),
@@ -62,7 +67,7 @@ class Team(ParallelEnv):  # type: ignore[type-arg]
             late: self.steps,
             quitter: np.full((2, 2), self.steps, np.uint8),
         }
-        return {agent: found[agent] for agent in self.agents}
+        return {agent: drawn if self.vectors else found[agent] for agent in self.agents}
 
     def step(self, actions: dict[Any, Any]) -> Any:
         assert actions.keys() == {*self.agents}
@@ -99,6 +104,7 @@ class Team(ParallelEnv):  # type: ignore[type-arg]
 
 by_number = partial(Team, (3, 1, (2, "b"), "d"))
 by_flags = partial(Team, quits=False)
+by_vectors = partial(Team, vectors=True)
 
 KINDS = {
     "team": "team_envs:Team",

@@ -1,12 +1,15 @@
-"""RLlib: an env creator, and callbacks that keep what a crash cut short apart. Known to work with Ray 2.60."""
+"""RLlib: env creators, and callbacks that keep what a crash cut short apart. Known to work with Ray 2.60."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.tune.registry import register_env
 
@@ -14,6 +17,10 @@ from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.decided_options import refuse_decided
+from envhub_client.frameworks.extras import needs
+
+if TYPE_CHECKING:
+    from envhub_client.frameworks.pettingzoo import HubParallelEnv
 
 RESTART_WAIT_S = 30.0
 SMOOTHED_EPISODES = 100
@@ -38,23 +45,101 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
     """
     refuse_decided(env_config, "RLlib", "autoreset_mode")
     arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
-    if "env" not in arguments:
-        raise TypeError("env_config needs 'env', the id of the env to make, such as {'env': 'CartPole-v1'}")
+    _check_names_env(arguments)
     if "num_envs" not in arguments:
         return making.make(**arguments)
     return making.make_vec(autoreset_mode=AutoresetMode.NEXT_STEP, **arguments)
 
 
-def register(name: str = "EnvHub") -> str:
-    """Make ``env_creator`` known to every process of the Ray cluster; returns the name, for ``config.environment``."""
-    register_env(name, env_creator)
+def multi_agent_env_creator(env_config: Mapping[str, Any]) -> HubMultiAgentEnv:
+    """Make one multi-agent env, of which RLlib's env runners step one after the other.
+
+    Args:
+        env_config: ``env``, and what else ``envhub.pettingzoo.make`` takes, such as ``hub``, ``step_timeout`` and
+            arguments for the env.
+
+    Raises:
+        ModuleNotFoundError: PettingZoo is missing; the text names the extra.
+        TypeError: ``env_config`` has no ``env``.
+        Exception: as for ``envhub.pettingzoo.make``.
+    """
+    with needs("pettingzoo"):
+        from envhub_client.frameworks import pettingzoo
+    _check_names_env(env_config)
+    return HubMultiAgentEnv(pettingzoo.make(**env_config))
+
+
+def register(name: str = "", *, multi_agent: bool = False) -> str:
+    """Make an env creator known to every process of the Ray cluster; returns its name, for ``config.environment``.
+
+    Args:
+        name: under which it is known; ``"EnvHub"`` if it is empty, or ``"EnvHubMultiAgent"``.
+        multi_agent: whether it is ``multi_agent_env_creator``, else ``env_creator``.
+    """
+    name = name or ("EnvHubMultiAgent" if multi_agent else "EnvHub")
+    register_env(name, multi_agent_env_creator if multi_agent else env_creator)
     return name
+
+
+def _check_names_env(env_config: Mapping[str, Any]) -> None:
+    if "env" not in env_config:
+        raise TypeError("env_config needs 'env', the id of the env to make, such as {'env': 'CartPole-v1'}")
+
+
+class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types
+    """A ``MultiAgentEnv`` over an ``envhub.pettingzoo.HubParallelEnv``.
+
+    RLlib's own wrapper takes the agents of the first reset for all agents, and never ends an episode whose last agents
+    end differently. Here an episode ends when no agent is alive: truncated if an agent was truncated in its last step,
+    else terminated. An agent that leaves without a flag is terminated: it gets no further reward.
+
+    Attributes:
+        par_env: the ``HubParallelEnv``.
+    """
+
+    def __init__(self, par_env: HubParallelEnv) -> None:
+        super().__init__()
+        self.par_env = par_env
+        self.metadata, self.render_mode = dict(par_env.metadata), par_env.render_mode
+        self.possible_agents, self.agents = par_env.possible_agents, par_env.agents
+        self.observation_spaces, self.action_spaces = par_env.observation_spaces, par_env.action_spaces
+        self.observation_space, self.action_space = Dict(self.observation_spaces), Dict(self.action_spaces)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin an episode; as ``HubParallelEnv.reset``."""
+        found = self.par_env.reset(seed=seed, options=options)
+        self.agents = self.par_env.agents
+        return found
+
+    def step(self, action_dict: Mapping[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the living agents; as ``HubParallelEnv.step``, with RLlib's ``__all__`` in both flags."""
+        acting = self.agents
+        observations, rewards, terminations, truncations, infos = self.par_env.step(action_dict)
+        self.agents = self.par_env.agents
+        left = dict.fromkeys((agent for agent in acting if agent not in {*self.agents, *terminations}), True)
+        terminations = {**terminations, **left, "__all__": False}
+        truncations = {**truncations, "__all__": False}
+        if not self.agents:
+            truncated = any(truncations.values())
+            terminations["__all__"] = not truncated
+            # An episode in which each agent has a flag of its own is a terminated one to RLlib.
+            truncations = {"__all__": truncated}
+        return observations, rewards, terminations, truncations, infos
+
+    def render(self) -> Any:
+        """The env's frame, or whatever its ``render`` returns."""
+        return self.par_env.render()
+
+    def close(self) -> None:
+        """End the session."""
+        self.par_env.close()
 
 
 class CutEpisodes(RLlibCallback):  # Ray has no types
     """Keeps episodes that a crash cut short apart; for ``config.callbacks(CutEpisodes)``.
 
-    The row that reports the crash is no transition of the env's, and is taken out of the samples. RLlib itself counts
+    The row that reports the crash is no transition of the env's, and is taken out of the samples, with several agents
+    out of each one's. RLlib itself counts
     every episode in ``episode_return_mean``. Beside it, in ``result["env_runners"]``, there are:
 
     - ``whole_episode_return_mean``, of the last 100 episodes of each env runner that no crash cut short;
@@ -64,33 +149,43 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
     def on_episode_end(
         self,
         *,
-        episode: SingleAgentEpisode,
-        prev_episode_chunks: list[SingleAgentEpisode] | None = None,
+        episode: SingleAgentEpisode | MultiAgentEpisode,
+        prev_episode_chunks: list[SingleAgentEpisode] | list[MultiAgentEpisode] | None = None,
         metrics_logger: Any = None,
         **kwargs: Any,
     ) -> None:
         """Count the episode where it belongs."""
-        cut = _is_cut(episode)
+        cut = any(map(_is_cut, _of_each_agent(episode)))
         metrics_logger.log_value("num_cut_episodes", int(cut), reduce="sum")
         if not cut:
             whole = sum(chunk.get_return() for chunk in [*(prev_episode_chunks or ()), episode])
             metrics_logger.log_value("whole_episode_return_mean", whole, window=SMOOTHED_EPISODES)
 
-    def on_sample_end(self, *, samples: list[SingleAgentEpisode], **kwargs: Any) -> None:
+    def on_sample_end(self, *, samples: list[Any], **kwargs: Any) -> None:
         """Take rows that are no transitions out of the samples."""
         samples[:] = [whole for episode in samples if (whole := _without_cut(episode)) is not None]
+
+
+def _of_each_agent(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
+    return [*episode.agent_episodes.values()] if isinstance(episode, MultiAgentEpisode) else [episode]
 
 
 def _is_cut(episode: SingleAgentEpisode) -> bool:
     return bool(episode.is_truncated and episode.get_infos(-1).get("invalid_transition"))
 
 
-def _without_cut(episode: SingleAgentEpisode) -> SingleAgentEpisode | None:
+def _without_cut(episode: Any) -> Any:
     """The episode without the row that reports a crash, None if nothing is left."""
+    if isinstance(episode, MultiAgentEpisode):
+        whole = {agent: _without_cut(own) for agent, own in episode.agent_episodes.items()}
+        episode.agent_episodes = {agent: own for agent, own in whole.items() if own is not None}
+        return episode if episode.agent_episodes else None
     if not _is_cut(episode):
         return episode
     if len(episode) == 1:
         return None
-    whole: SingleAgentEpisode = episode[:-1]
+    whole = episode[:-1]
+    for name in ("agent_id", "module_id", "multi_agent_episode_id"):  # which Ray's slices lack
+        setattr(whole, name, getattr(episode, name))
     whole.is_truncated = True  # it ends here, and its last observation has a value
     return whole.to_numpy() if episode.is_numpy else whole

@@ -75,6 +75,11 @@ def is_like_space(space: Any) -> bool:
     return not isinstance(space, type) and any(all(hasattr(space, name) for name in names) for names in _FIELDS)
 
 
+def takes_turns(made: Any) -> bool:
+    """True if it is an AEC env of PettingZoo, whose agents act one after the other. Imports nothing."""
+    return not isinstance(made, type) and interface(made) == PARALLEL and hasattr(made, "agent_iter")
+
+
 def unfit(made: Any) -> str:
     """A description of ``made`` if it is no single env that a worker can host; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
@@ -87,10 +92,11 @@ def unfit(made: Any) -> str:
     if isinstance(made, type):
         return f"the class {made.__qualname__} in place of an env of that class"
     kind = interface(made)
-    if kind == PARALLEL and hasattr(made, "agent_iter"):
+    if takes_turns(made):
         return (
-            "a PettingZoo env whose agents take turns (AEC); EnvHub hosts parallel envs: return parallel_env(...) in "
-            "place of env(...), or pettingzoo.utils.conversions.aec_to_parallel(env)"
+            "a PettingZoo env whose agents take turns (AEC), and whose metadata does not say is_parallelizable; EnvHub "
+            "hosts parallel envs: return parallel_env(...) in place of env(...), or "
+            "pettingzoo.utils.conversions.turn_based_aec_to_parallel(env)"
         )
     missing = [f"`{name}`" for name in _PARTS[kind] if not hasattr(made, name)]
     if missing:

@@ -61,9 +61,9 @@ def seeded(space: Any, seed: int) -> Any:
     return space
 
 
-def played(env: Any, name: str, episodes: int = 2) -> int:
+def played(env: Any, factory: Any, episodes: int = 2) -> int:
     """Play an env and the same in a plain loop, and compare all that they give; returns how many steps that took."""
-    alone, steps = alone_of(name)(), 0
+    alone, steps = (alone_of(factory) if isinstance(factory, str) else factory)(), 0
     assert env.possible_agents == alone.possible_agents and env.agents == []
     actions = {agent: seeded(env.action_space(agent), 5) for agent in env.possible_agents}
     for seed in [3, *[None] * (episodes - 1)]:
@@ -95,6 +95,16 @@ def test_env_is_equal_to_itself_in_a_plain_loop(name: str, lane: str, teams: Ser
 def test_knights_archers_zombies_is_equal_to_itself_in_a_plain_loop(lane: str, teams: ServedHub) -> None:
     with closing(made("zombies", lane, teams)) as env:
         assert played(env, "zombies") > 50
+
+
+@pytest.mark.parametrize(
+    ("hosted", "alone"),
+    [(team_envs.duel_in_turns, team_envs.duel), (team_envs.tic_tac_toe, team_envs.tic_tac_toe)],
+    ids=["by the worker", "by its factory"],
+)
+def test_env_whose_agents_take_turns_is_made_parallel(hosted: Any, alone: Any) -> None:
+    with closing(envhub.pettingzoo.make(hosted, num_workers=0)) as env:
+        assert played(env, alone) > 0
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -39,9 +39,9 @@ def zombies(**kwargs: Any) -> Any:
 
 
 def turns() -> Any:
-    from pettingzoo.butterfly import knights_archers_zombies_v11
+    from pettingzoo.classic import tictactoe_v3
 
-    return knights_archers_zombies_v11.env()
+    return tictactoe_v3.env()
 
 
 class Half:

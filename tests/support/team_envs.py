@@ -106,6 +106,28 @@ by_number = partial(Team, (3, 1, (2, "b"), "d"))
 by_flags = partial(Team, quits=False)
 by_vectors = partial(Team, vectors=True)
 
+
+def duel_in_turns() -> Any:
+    """An AEC env of agents that act at once."""
+    from pettingzoo.classic import rps_v2
+
+    return rps_v2.env()
+
+
+def duel() -> Any:
+    from pettingzoo.classic import rps_v2
+
+    return rps_v2.parallel_env()
+
+
+def tic_tac_toe() -> Any:
+    """An env of agents that take turns, made parallel as the error says that refuses it."""
+    from pettingzoo.classic import tictactoe_v3
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    return turn_based_aec_to_parallel(tictactoe_v3.env())
+
+
 KINDS = {
     "team": "team_envs:Team",
     "numbers": "team_envs:by_number",

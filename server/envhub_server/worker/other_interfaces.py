@@ -1,18 +1,20 @@
 """Environments of dm_env, and parallel envs of PettingZoo, with the interface of Gymnasium.
 
-An object's methods say which interface it has, so nothing of dm_env or PettingZoo is imported here. This is also why
-shimmy does not convert them: it knows dm_control's own two classes only, and needs Gymnasium 1.0.
+An object's methods say which interface it has, so nothing of dm_env or PettingZoo is imported here, but for an env of
+PettingZoo that it can convert itself. This is also why shimmy does not convert them: it knows dm_control's own two
+classes only, and needs Gymnasium 1.0.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Collection, Mapping
 
 import numpy as np
 
 from envhub.errors import shown
 from envhub.values import spaces
-from envhub.values.gym_api import DM_ENV, PARALLEL, api, interface, unfit
+from envhub.values.gym_api import DM_ENV, PARALLEL, api, interface, takes_turns, unfit
 from envhub.values.leaf import OBJECT
 
 # The parts of a converted env that are not those of the object it was made of.
@@ -34,6 +36,8 @@ def as_gymnasium(made: Any, source: str) -> Any:
     Raises:
         TypeError: it is no single env, or one that cannot be converted.
     """
+    if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
+        made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)
     if problem := unfit(made):
         raise TypeError(f"{source} returned {problem}")
     kind = interface(made)

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import other_sims
 import pytest
@@ -175,6 +176,29 @@ def test_what_is_no_parallel_env_is_refused(teams: ServedHub) -> None:
     assert len(teams.workers()) <= before
 
 
+class LikeATeam(gym.Env):  # type: ignore[type-arg]
+    """An env of Gymnasium that has agents, and no infos of them."""
+
+    possible_agents = ["a"]
+    observation_space = action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(2)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {"a": 1}, {}
+
+
+class OfOtherKeys(LikeATeam):
+    possible_agents = ["b"]
+
+
+def test_env_that_does_not_say_which_agents_are_alive_is_refused() -> None:
+    for make in (envhub.pettingzoo.make, envhub.pettingzoo.make_vec):
+        refused = pytest.raises(envhub.RequestRefused, match="do not say which agents are alive")
+        with closing(make(LikeATeam, num_workers=0)) as made, refused:
+            made.reset()
+    with pytest.raises(TypeError, match=r"with the agents \['b'\] has the observations .* which are not by agent"):
+        envhub.pettingzoo.make(OfOtherKeys, num_workers=0)
+
+
 def test_episode_without_agents_is_told(teams: ServedHub) -> None:
     with closing(made("team", "in-process", teams)) as env:
         with pytest.raises(ValueError, match="has no agent after its reset: an episode begins with one or more"):
@@ -225,6 +249,16 @@ def test_exception_of_the_env_is_raised_and_a_reset_goes_on(teams: ServedHub) ->
         with pytest.raises(RuntimeError, match="the team is lost"):
             steps_until_end(env, env.reset(seed=2)[0])
         assert env.agents == []
+        env.hub_env.set_wrapper_attr("raises_at", -1)
+        assert played(env, "team") == 2 * team_envs.LENGTH
+
+
+def test_exception_of_the_env_truncates_the_living_agents_where_the_policy_says_so(teams: ServedHub) -> None:
+    with closing(made("team", "shared", teams, on_exception="truncate")) as env:
+        env.hub_env.set_wrapper_attr("raises_at", 2)
+        *_, (_, _, _, truncations, infos) = steps_until_end(env, env.reset(seed=2)[0])
+        assert truncations == {"scout": True, "guard": True, "quitter": True}
+        assert infos["guard"]["env_failure"].cause == "exception" and infos["guard"]["invalid_transition"]
         env.hub_env.set_wrapper_attr("raises_at", -1)
         assert played(env, "team") == 2 * team_envs.LENGTH
 

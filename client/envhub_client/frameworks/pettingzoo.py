@@ -23,7 +23,7 @@ from envhub.values import spaces
 from envhub.values.misfit import misfit
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
-from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frames import hiding_frames
 
 ByAgent = dict[Any, Any]
@@ -87,7 +87,8 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
     It does what the env itself does: the dicts of a step have the agents that the env's had, in the order of
     ``possible_agents``, rewards are floats, and flags bools. An agent may come or leave in the middle of an episode.
-    Other public attributes and methods of the env are reached by their names, each time by a request to the hub.
+    Other public attributes and methods of the env are reached by their names, each time by a request to the hub;
+    ``hub_env.set_wrapper_attr`` sets one.
 
     An episode that a failure cuts short, such as the end of the env's process, ends for every living agent: it is
     truncated, with its last observation, reward 0, and an info with ``invalid_transition`` and ``env_failure``, an
@@ -129,7 +130,7 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
         Raises:
             ValueError: the env has no agent after its reset.
-            RequestRefused: the hub is too old to say which agents are alive.
+            RequestRefused: the infos do not say which agents are alive; the hub is too old.
             Exception: as for ``HubVectorEnv.reset``.
         """
         self.agents = []
@@ -293,7 +294,7 @@ class HubParallelVectorEnv:
 
     @hiding_frames
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[ByAgent, dict[str, Any]]:
         """Reset every env, or those of ``options["reset_mask"]``.
 
@@ -306,7 +307,7 @@ class HubParallelVectorEnv:
             their ``alive``. Infos as of ``step``.
 
         Raises:
-            RequestRefused: the hub is too old to say which agents are alive.
+            RequestRefused: the infos do not say which agents are alive; the hub is too old.
             Exception: as for ``HubVectorEnv.reset``.
         """
         observations, infos = self.envs.reset(seed=seed, options=options)
@@ -413,10 +414,8 @@ def _keys_of(space: Space[Any], ask: Callable[[str], Any]) -> dict[Any, str]:
         raise TypeError(f"an env with the observations {shown(space, 200)} is no PettingZoo parallel env") from error
     keys = [str(agent) for agent in agents]
     if not isinstance(space, Dict) or [*space.spaces] != keys:
-        raise TypeError(
-            f"an env with the agents {shown(keys, 200)} has the observations {shown(space, 200)}: "
-            "is it in a wrapper that changes its spaces?"
-        )
+        found = f"an env with the agents {shown(keys, 200)} has the observations {shown(space, 200)}"
+        raise TypeError(f"{found}, which are not by agent")
     return dict(zip(agents, keys, strict=True))
 
 
@@ -427,7 +426,10 @@ def _by_agent(keys: Mapping[Any, str], by_key: Any) -> ByAgent:
 
 def _check_tells(infos: Mapping[str, Any]) -> None:
     if "alive" not in infos:
-        raise RequestRefused("the hub does not say which agents are alive; upgrade EnvHub where the hub runs")
+        raise RequestRefused(
+            "the infos of a reset do not say which agents are alive: the hub is older than this client (upgrade EnvHub "
+            "there), or the env is no PettingZoo parallel env"
+        )
 
 
 def _parts(infos: dict[str, Any], name: str) -> list[Any]:

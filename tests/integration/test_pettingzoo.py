@@ -84,8 +84,14 @@ def played(env: Any, factory: Any, episodes: int = 2) -> int:
 # --- one env ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("name", ["team", "numbers"])
+@pytest.mark.parametrize(
+    ("name", "lane"),
+    [
+        *(("team", lane) for lane in LANES),
+        ("numbers", "tcp"),
+        *(pytest.param("numbers", lane, marks=pytest.mark.long) for lane in LANES[:-1]),
+    ],
+)
 def test_env_is_equal_to_itself_in_a_plain_loop(name: str, lane: str, teams: ServedHub) -> None:
     with closing(made(name, lane, teams)) as env:
         assert played(env, name) == 2 * team_envs.LENGTH
@@ -109,7 +115,7 @@ def test_env_whose_agents_take_turns_is_made_parallel(hosted: Any, alone: Any) -
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("lane", ["shared", "tcp"])
+@pytest.mark.parametrize("lane", [pytest.param("shared", marks=pytest.mark.long), "tcp"])
 def test_pettingzoos_own_tests_pass(lane: str, teams: ServedHub) -> None:
     def make() -> HubParallelEnv:
         return envhub.pettingzoo.make(
@@ -218,7 +224,7 @@ def steps_until_end(env: HubParallelEnv, observations: Any) -> tuple[Any, Any, A
             return acting, before, results
 
 
-@pytest.mark.parametrize("lane", ["shared", "tcp"])
+@pytest.mark.parametrize("lane", [pytest.param("shared", marks=pytest.mark.long), "tcp"])
 def test_end_of_a_process_truncates_the_living_agents(lane: str, teams: ServedHub) -> None:
     with closing(made("team", lane, teams)) as env:
         env.hub_env.set_wrapper_attr("dies_at", team_envs.QUITS + 1)
@@ -359,7 +365,7 @@ def check_observations(envs: HubParallelVectorEnv, observations: Any, expected: 
             assert not alive or agent in each
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES[:2], pytest.param("Disabled", marks=pytest.mark.long)])
 def test_a_batch_goes_on_when_a_process_ends(mode: str, teams: ServedHub) -> None:
     made = envhub.pettingzoo.make_vec(team_envs.Team, 2, autoreset_mode=mode, num_workers=2, restart_wait=60.0)
     with closing(made) as envs:

@@ -25,7 +25,7 @@ _HOMES = {
     "HostingOptions": "envhub_client.session.hosting",
     "HubEnv": "envhub_client.envs.single_env",
     "HubVectorEnv": "envhub_client.envs.vector_env",
-    "MakeKeywords": "envhub_client.session.option_keywords",
+    "MakeKeywords": "envhub_client.option_keywords",
     "RecordOptions": "envhub.recording.options",
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.session",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from envhub_client.envs.vector_env import HubVectorEnv
     from envhub_client.make import EnvLike
-    from envhub_client.session.option_keywords import ClientKeywords
+    from envhub_client.option_keywords import ClientKeywords
 
 _HEALTH: dict[str, Any] = {
     "status": str,

@@ -28,9 +28,9 @@ from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import meant, refused_keyword, split
+from envhub_client.option_keywords import OptionKeywords, SessionKeywords
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.option_keywords import OptionKeywords, SessionKeywords
 from envhub_client.session.options import (
     Compression,
     HubLossPolicy,

@@ -1,6 +1,6 @@
 """Writes the module of typed keywords, from the annotations and docstrings of what takes these keywords.
 
-python tests/conformance/option_keywords.py > client/envhub_client/session/option_keywords.py
+python tests/conformance/option_keywords.py > client/envhub_client/option_keywords.py
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from conformance import option_keywords
 import envhub
 
 STUB = Path(envhub.__file__).with_suffix(".pyi")
-KEYWORDS = Path(__file__).parents[2] / "client/envhub_client/session/option_keywords.py"
+KEYWORDS = Path(__file__).parents[2] / "client/envhub_client/option_keywords.py"
 
 
 def test_stub_has_every_name_from_where_it_is() -> None:

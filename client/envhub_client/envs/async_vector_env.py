@@ -16,9 +16,9 @@ from envhub.errors import raised_by_env
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.keywords import meant, split
+from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.option_keywords import OptionKeywords
 from envhub_client.session.options import ModeName, ObservationMode, SessionOptions
 
 Parameters = ParamSpec("Parameters")

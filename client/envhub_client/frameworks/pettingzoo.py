@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -17,6 +17,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode
 from pettingzoo import ParallelEnv
+from typing_extensions import Unpack
 
 from envhub.errors import RequestRefused, SpaceMismatch, shown
 from envhub.values import spaces
@@ -25,6 +26,7 @@ from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frames import hiding_frames
+from envhub_client.option_keywords import MakeKeywords, SessionKeywords
 
 ByAgent = dict[Any, Any]
 Spaces = dict[Any, Space[Any]]
@@ -33,19 +35,26 @@ CUT = ("env_failure", "invalid_transition")  # in the info of a step that a fail
 
 
 @hiding_frames
-def make(env: making.EnvLike, **options: Any) -> HubParallelEnv:
+def make(
+    env: making.EnvLike,
+    *,
+    hub: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    **options: Unpack[SessionKeywords],
+) -> HubParallelEnv:
     """One multi-agent env in a hub, as a ``pettingzoo.ParallelEnv``.
 
     Args:
         env: a factory that returns a parallel env, ``"module:factory"``, or a name that the hub offers.
-        **options: as for ``envhub.make``, such as ``hub``, ``num_workers``, the fault options, and arguments for the
-            env.
+        hub: a running hub, as for ``envhub.make``.
+        env_kwargs: arguments for the env.
+        **options: as for ``envhub.make``, such as ``num_workers``, the fault options, and arguments for the env.
 
     Raises:
         TypeError: it is no parallel env of PettingZoo.
         Exception: as for ``envhub.make``.
     """
-    hub_env = making.make(env, **options)
+    hub_env = making.make(env, hub=hub, env_kwargs=env_kwargs, **options)
     try:
         return HubParallelEnv(hub_env)
     except BaseException:
@@ -58,8 +67,8 @@ def make_vec(
     env: making.EnvLike,
     num_envs: int = 1,
     *,
-    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-    **options: Any,
+    autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | AutoresetMode = AutoresetMode.NEXT_STEP,
+    **options: Unpack[MakeKeywords],
 ) -> HubParallelVectorEnv:
     """``num_envs`` multi-agent envs in a hub, batched by agent.
 

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from envhub.arena.spin import configured_spin_us
 from envhub.protocol import validation
@@ -127,6 +127,16 @@ class HubConfig:
         """What the hub offers."""
         defaults = EnvSettings(python=self.python, rendering=self.rendering, record=self.record)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
+
+    def said(self) -> dict[str, str]:
+        """What differs from the defaults, as text by name; of tables their names."""
+        usual = HubConfig()
+        parts: list[tuple[Any, Any]] = [(self.limits, usual.limits), (self.timing, usual.timing)]
+        whole = {name: value for name, value in vars(self).items() if name not in ("limits", "timing")}
+        told = {name: value for name, value in whole.items() if value != getattr(usual, name)}
+        for own, default in parts:
+            told.update((name, value) for name, value in vars(own).items() if value != getattr(default, name))
+        return {name: ", ".join(value) if name == "tables" else str(value) for name, value in told.items()}
 
     def replay_folder(self) -> ReplayFolder | None:
         """Where replays are kept; None for nowhere."""

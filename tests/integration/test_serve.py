@@ -197,6 +197,28 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         envs.close()
 
 
+def test_signals_that_ask_are_answered_in_the_log_and_end_nothing(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as envs:
+        envs.reset()
+        for number, answer in [(signal.SIGUSR1, "in run"), (signal.SIGQUIT, "in run"), (signal.SIGUSR2, "requests")]:
+            os.kill(hub.process.pid, number)
+            told = [answer, number.name]
+            assert wait_until(
+                lambda told=told: any(all(each in line for each in told) for line in hub.log.splitlines())
+            )
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+def test_restarts_are_counted_on_when_their_session_has_ended(tmp_path: Path) -> None:
+    with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.connect(hub.ipc)) as client:
+        with closing(client.make_vec("counter", 1)) as envs:
+            envs.reset()
+            os.kill(envs.call("pid")[0], signal.SIGKILL)
+            envs.step([0])
+            assert wait_until(lambda: client.stats()["restarts"] == 1)
+        assert wait_until(lambda: client.health()["sessions"] == 0) and client.stats()["restarts"] == 1
+
+
 @pytest.mark.long
 def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub:
@@ -210,7 +232,10 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         # What comes every second, and what a machine that stalls adds.
         others = {"session_making", "env_starting", "hub_was_stopped", "client_lost", "client_back"}
         lines = [line for line in map(json.loads, hub.log.splitlines()) if line["event"] not in others]
-    made, first, second, ready, died, anew, *exited, ended, stopping = lines
+    started, made, first, second, ready, died, anew, *exited, ended, stopping = lines
+    assert started["event"] == "hub_started" and started["pid"] == hub.process.pid
+    assert started["version"] == envhub.__version__ and hub.tcp in started["addresses"]
+    assert started["configuration"]["envs"] == str(("counter=sims:counter",))
     assert made["event"] == "session_made" and made["num_envs"] == 2
     assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
     assert {first["worker"], second["worker"]} == {0, 1} and anew["worker"] == 1

@@ -19,7 +19,9 @@ import os
 import random
 import secrets
 import socket
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -122,6 +124,7 @@ class Hub:
     _is_measuring = False  # the memory of clients' workers, at the time that is set
     _measured = ""  # the client whose workers were measured last
     _is_telling = False  # of lines left out, at the time that is set
+    _restarts_before = 0  # of workers of sessions that have ended
 
     def __init__(self, config: HubConfig, zygote: ZygoteProcess | None = None) -> None:
         """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one."""
@@ -181,7 +184,7 @@ class Hub:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Bind every address and heed signals: SIGTERM, SIGINT and SIGHUP stop the hub. Afterwards nothing is left.
+        """Bind every address and heed signals, see ``_on_signal``. Afterwards nothing is left.
 
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
@@ -189,7 +192,7 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            signals.handled(self._poller, self.stop, self._supervisor.reap_orphans) as heard,
+            signals.handled(self._poller, self._on_signal, self._supervisor.reap_orphans) as heard,
         ):
             try:
                 self._open()
@@ -228,6 +231,8 @@ class Hub:
         if self.config.owner is not None:
             self._poller.register(self.config.owner, self)
         else:
+            told = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
+            log.info("hub_started", **told, configuration=self.config.said())
             self._start_listing()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _bind(self, listener: Listener) -> None:
@@ -470,6 +475,7 @@ class Hub:
         self._forget(runtime.token)
         self._unread.release()
         self._set_timer(_UNREAD, self._unread.next_s)
+        self._restarts_before += runtime.state.restarts
         del self._sessions[runtime.number], self._by_token[runtime.token]
         self._set_timer(runtime.number, math.inf)
         self._costs.write()
@@ -519,6 +525,16 @@ class Hub:
             waiting, self._listed_for = self._listed_for, []
             for request in waiting:
                 self._protocol.answer(request, messages.EnvNames(self._listing.names or []))
+
+    def _on_signal(self, name: str) -> None:
+        """SIGTERM, SIGINT and SIGHUP stop the hub; SIGUSR1 and SIGQUIT log its stacks, SIGUSR2 its counters."""
+        if name in ("SIGUSR1", "SIGQUIT"):
+            for identity, frame in sys._current_frames().items():
+                log.info("stack", signal=name, thread=identity, stack="".join(traceback.format_stack(frame)))
+        elif name == "SIGUSR2":
+            log.info("counters", signal=name, **self._counters())
+        else:
+            self.stop(name)
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -772,8 +788,7 @@ class Hub:
             case Op.LIST:
                 self._list(request)
             case Op.STATS:
-                counters = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
-                self._protocol.answer(request, messages.Table([{**self._health(holder), **counters}]))
+                self._protocol.answer(request, messages.Table([{**self._health(holder), **self._counters()}]))
             case Op.HEALTH:
                 self._protocol.answer(request, messages.Table([self._health(holder)]))
             case Op.SESSIONS:
@@ -784,6 +799,10 @@ class Hub:
                 self._observe(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
+
+    def _counters(self) -> dict[str, Any]:
+        found = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
+        return {**found, "restarts": found["restarts"] + self._restarts_before}
 
     def _list(self, request: Incoming) -> None:
         if self._listing.names is not None:

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from envhub_server.loop.poller import Poller
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)  # which would end a process that does not handle them
 
 
 class Signals:
     """Reads the numbers of signals from a socket, and calls their handlers."""
 
-    def __init__(self, ours: socket.socket, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> None:
+    def __init__(self, ours: socket.socket, on_named: Callable[[str], None], on_child: Callable[[], None]) -> None:
         self.stopped = False  # whether a signal to stop the process has come
         self._ours = ours
-        self._on_stop = on_stop
+        self._on_named = on_named
         self._on_child = on_child
 
     def look(self) -> None:
@@ -31,22 +32,22 @@ class Signals:
         for number in self._ours.recv(64):
             if number == signal.SIGCHLD:
                 self._on_child()
-            elif number in STOPPING:
-                self.stopped = True
-                self._on_stop(signal.Signals(number).name)
+            elif number in (*STOPPING, *ASKING):
+                self.stopped = self.stopped or number in STOPPING
+                self._on_named(signal.Signals(number).name)
 
 
 @contextlib.contextmanager
-def handled(poller: Poller, on_stop: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[Signals]:
-    """Within the context, call ``on_stop`` with a signal's name, and ``on_child`` when a child process has ended.
+def handled(poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[Signals]:
+    """Within the context, call ``on_named`` with a signal's name, and ``on_child`` when a child process has ended.
 
     A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    source = Signals(ours, on_stop, on_child)
-    numbers = (*STOPPING, signal.SIGCHLD)
+    source = Signals(ours, on_named, on_child)
+    numbers = (*STOPPING, *ASKING, signal.SIGCHLD)
     with ours, theirs:
         poller.register(ours.fileno(), source)
         # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import here, install, package_of
 from envhub_server.processes.interpreter import (
     ONE_THREAD,
     OWN,
@@ -155,3 +155,7 @@ def test_what_no_bootstrap_says_is_left_out() -> None:
     endless.hear(b"x" * SAID_BYTES_MAX)
     endless.hear(b"\n" + line(ready=True))
     assert not endless.last.ready
+
+
+def test_missing_module_of_setuptools_is_installed_with_a_version_that_has_it() -> None:
+    assert install("python", package_of("pkg_resources.extern")) == "python -m pip install 'setuptools<81'"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 
 from envhub.protocol.messages import Make
@@ -223,7 +224,9 @@ def of_program(make: Make) -> Recipe:
     settings = EnvSettings(vector=make.vector)
     if make.world is not None:
         drawn = next((each for each in RENDERING if each == make.world.rendering), NO_SETTINGS.rendering)
-        settings = replace(settings, python=make.world.python, rendering=drawn)
+        # Workers of another Python do not adopt the program's paths, and import what is in its working directory.
+        folder = Path(make.world.cwd) if make.world.python else None
+        settings = replace(settings, python=make.world.python, rendering=drawn, folder=folder)
     name = make.name
     return Recipe(name, namespace_modules(name), name if is_factory(name) else "", settings=settings)
 

@@ -92,7 +92,7 @@ class World(Frozen):
     authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
     argv: List[str] = field(default_factory=list)
     flags: List[str] = field(default_factory=list)  # the options of the program's interpreter
-    python: str = ""  # the interpreter of the workers, which then do not adopt the environment; empty for the hub's own
+    python: str = ""  # the interpreter of the workers, which then adopt only ``cwd``; empty for the hub's own
     rendering: str = ""  # by what frames are drawn, as in the table of an env
     levels: bytes = b""  # an encoded map: what the program wants to see of messages
 

@@ -22,7 +22,7 @@ from packages import PACKAGES, VARIABLES, Package
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-INSTALL_S, TRY_S = 1800, 400
+INSTALL_S, TRY_S = 1800, 900
 COLUMNS = ("private", "private again", "tcp", "tcp again")
 
 
@@ -57,21 +57,21 @@ def install(package: Package, folder: Path) -> str:
 
 def _installed(package: Package, folder: Path) -> str:
     try:
-        python, uv = python_of(package.python), shutil.which("uv")
+        python, uv = python_of(package.python), "" if package.build else shutil.which("uv")  # which refuses gym 0.21
         made = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
         subprocess.run([*made, folder], check=True)
         own = folder / "bin/python"
-        pip = (
-            [uv, "pip", "install", "--compile-bytecode", "--quiet", "--python", own]
-            if uv
-            else [own, "-m", "pip", "install", "--quiet"]
-        )
-        wanted = [*pip, "-e", str(REPOSITORY), *package.requirements]
-        done = subprocess.run(wanted, capture_output=True, text=True, timeout=INSTALL_S)
-        (folder / "install.txt").write_text(done.stderr)
-        if done.returncode:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            return next((line for line in lines if "error:" in line.lower()), (lines or ["pip failed"])[-1])
+        pip = [uv, "pip", "install", "--quiet", "--python", own] if uv else [own, "-m", "pip", "install", "--quiet"]
+        envhub = ["numpy", "msgpack"] if package.apart else ["-e", str(REPOSITORY)]
+        wanted = [[*envhub, *package.requirements]]
+        if package.build:
+            wanted = [[*package.build], ["--no-build-isolation", "--no-deps", *package.requirements]]
+        for each in wanted:
+            done = subprocess.run([*pip, *each], capture_output=True, text=True, timeout=INSTALL_S)
+            (folder / "install.txt").write_text(done.stderr)
+            if done.returncode:
+                lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+                return next((line for line in lines if "error:" in line.lower()), (lines or ["pip failed"])[-1])
     except (RuntimeError, subprocess.SubprocessError) as error:
         return str(error)
     return ""
@@ -82,7 +82,8 @@ def attempt(package: Package, folder: Path) -> dict[str, str]:
     cache = folder / "cache"  # where hubs remember what steps cost: the first session is to be a first one
     shutil.rmtree(cache, ignore_errors=True)
     environ = {**os.environ, **VARIABLES, "XDG_CACHE_HOME": str(cache), "ENVHUB_TRIED": package.name}
-    program = [folder / "bin/python", HERE / "attempt.py", package.name]
+    own = folder / "bin/python"
+    program = [sys.executable if package.apart else own, HERE / "attempt.py", package.name, own]
     log = folder / "log.txt"
     with log.open("w") as errors:
         try:

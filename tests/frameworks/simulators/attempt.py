@@ -1,47 +1,29 @@
-"""Runs in the environment of a package: ``python attempt.py PACKAGE`` steps its env directly and by hubs, and compares.
+"""``python attempt.py PACKAGE PYTHON`` steps a package's env by hubs and in a plain loop, and compares.
 
-What it prints last is a line of JSON with what was found on each way.
+``PYTHON`` is that of the package's environment, which also runs this program where EnvHub is installed there. What it
+prints last is a line of JSON with what was found on each way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import multiprocessing
+import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import factories
 import gymnasium
 import numpy as np
 from packages import PACKAGES, VARIABLES, Package
+from plain_loop import NUM_ENVS, SEED, plain, row
 
 import envhub
 
-NUM_ENVS, STEPS, SEED = 2, 40, 7
+STEPS = 40
 Record = list[Any]
-
-
-def factory_of(package: Package) -> Callable[..., Any]:
-    """What makes one env, or the vector env, of this package."""
-    if package.by_id:
-        return functools.partial(gymnasium.make, package.env, **dict(package.kwargs))
-    return functools.partial(getattr(factories, package.env), **dict(package.kwargs))
-
-
-def plain(value: Any) -> Any:
-    """The value as nested dicts and tuples of NumPy arrays, of whichever library it is."""
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in sorted(value.items(), key=str)}
-    if isinstance(value, (tuple, list)):
-        return tuple(map(plain, value))
-    return value if isinstance(value, str) else np.array(value)
 
 
 def difference(found: Any, wanted: Any, where: str) -> str:
@@ -54,17 +36,10 @@ def difference(found: Any, wanted: Any, where: str) -> str:
         pairs = enumerate(zip(found, wanted, strict=True))
         return next(filter(None, (difference(one, other, f"{where}[{at}]") for at, (one, other) in pairs)), "")
     one, other = np.asarray(found), np.asarray(wanted)
+    if one.dtype.kind == other.dtype.kind == "f":  # a batch has the dtype of the space, as that of SyncVectorEnv
+        other = other.astype(one.dtype)
     same = one.shape == other.shape and np.array_equal(one, other, equal_nan=other.dtype.kind == "f")
     return "" if same else where
-
-
-def row(batch: Any, env: int) -> Any:
-    """One env's part of a batch."""
-    if isinstance(batch, dict):
-        return {key: row(part, env) for key, part in batch.items()}
-    if isinstance(batch, tuple) and not (batch and isinstance(batch[0], str)):
-        return tuple(row(part, env) for part in batch)
-    return batch[env]
 
 
 def record_of_hub(envs: Any, actions: list[Any]) -> Record:
@@ -76,54 +51,33 @@ def record_of_hub(envs: Any, actions: list[Any]) -> Record:
         envs.close()
 
 
-def record_directly(package: Package, env: int, actions: list[Any]) -> Record:
-    """What an env gives in a plain loop, in which it is reset in the step after the end of its episode."""
-    made = factories.looped(factory_of(package)(), package.kind)
-    found, ended = [plain(made.reset(SEED + env))], False  # copies: some envs observe by one array
-    for action in actions:
-        if ended:
-            found.append(plain((made.reset(None), 0.0, False, False)))
-            ended = False
-        else:
-            found.append(plain(made.step(row(action, env))))
-            ended = bool(found[-1][2] or found[-1][3])
-    return found
-
-
-def _in_child(pipe: Any, package: Package, env: int, actions: list[Any]) -> None:
-    try:
-        pipe.send(record_directly(package, env, actions))
-    except BaseException as error:
-        traceback.print_exc()
-        pipe.send(error if isinstance(error, Exception) else repr(error))
-
-
-def wanted_records(package: Package, actions: list[Any]) -> list[Record]:
-    """What each env gives directly, each in a process of its own; of a vector env, what that gives."""
+def wanted_records(package: Package, python: str, actions: list[Any]) -> list[Any]:
+    """What each env gives directly, each in a process of its own, or what its process said last; of a vector env,
+    what that gives.
+    """
     if package.vector:
-        records = factories.vector_records(package, factory_of(package), NUM_ENVS, SEED, actions)
-        return [[plain(one) for one in record] for record in records]
-    found = []
-    for env in range(NUM_ENVS):
-        context = multiprocessing.get_context("spawn")
-        near, far = context.Pipe()
-        child = context.Process(target=_in_child, args=(far, package, env, actions))
-        child.start()
-        far.close()
-        try:
-            found.append(near.recv())
-        except EOFError:
-            found.append(RuntimeError("the process of a plain loop ended"))
-        child.join()
-    return found
+        found = plain_record(package, python, 0, actions)
+        return found if isinstance(found, list) else [found]
+    return [plain_record(package, python, env, actions) for env in range(NUM_ENVS)]
+
+
+def plain_record(package: Package, python: str, env: int, actions: list[Any]) -> Any:
+    """What ``plain_loop`` gives; if it fails, the last line that it wrote."""
+    program = [python, "plain_loop.py", package.name, str(env)]
+    done = subprocess.run(program, input=pickle.dumps(actions, 4), capture_output=True)
+    sys.stderr.write(done.stderr.decode(errors="replace"))
+    if done.returncode:
+        return (done.stderr.decode(errors="replace").split("\n")[:-1] or [f"status {done.returncode}"])[-1]
+    return pickle.loads(done.stdout)
 
 
 @contextlib.contextmanager
-def served(package: Package) -> Iterator[str]:
+def served(package: Package, python: str) -> Iterator[str]:
     """A hub that offers the env; the context's value is its address."""
     entry = package.env if package.by_id else f"tried=factories:{package.env}"
     program = [sys.executable, "-m", "envhub", "serve", entry, "--bind", "tcp://127.0.0.1:0"]
     program += ["--vector"] if package.vector else []
+    program += ["--python", python] if package.apart else []
     program += [part for name in VARIABLES for part in ("--worker-env", name)]
     hub = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert hub.stdout is not None
@@ -134,14 +88,14 @@ def served(package: Package) -> Iterator[str]:
         hub.wait(60)
 
 
-def made(package: Package, address: str | None) -> Any:
+def made(package: Package, python: str, address: str | None) -> Any:
     """A vector env over a private hub, or by a served one."""
     options: dict[str, Any] = {"env_kwargs": dict(package.kwargs), "autoreset_mode": package.mode}
     if address is not None:
         name = package.env.partition(":")[2] if package.by_id else "tried"
         return envhub.make_vec(name, NUM_ENVS, hub=address, **options)
     name = package.env if package.by_id else f"factories:{package.env}"
-    return envhub.make_vec(name, NUM_ENVS, vector=package.vector, **options)
+    return envhub.make_vec(name, NUM_ENVS, vector=package.vector, python=python if package.apart else None, **options)
 
 
 def actions_for(space: Any) -> list[Any]:
@@ -161,7 +115,7 @@ def compared(found: list[Record], wanted: list[Any]) -> str:
     """``equal``, or where a session differs from the plain loop."""
     for env, record in enumerate(wanted):
         if not isinstance(record, list):
-            return f"runs; no plain loop: {record!r}"[:300]
+            return f"runs; no plain loop: {record}"[:300]
         for step, (one, other) in enumerate(zip(found[env], record, strict=True)):
             if place := difference(one, other, "observation" if step == 0 else "result"):
                 return f"differs in step {step} of env {env}: {place}"
@@ -171,32 +125,33 @@ def compared(found: list[Record], wanted: list[Any]) -> str:
 class Attempt:
     """The sessions of one package, each with the actions of the first."""
 
-    def __init__(self, package: Package) -> None:
+    def __init__(self, package: Package, python: str) -> None:
         self.package = package
+        self.python = python
         self.actions: list[Any] = []
         self.wanted: list[Any] = []
 
     def outcome(self, address: str | None) -> str:
         """What a session was like, or what it raised."""
         try:
-            envs = made(self.package, address)
+            envs = made(self.package, self.python, address)
             self.actions = self.actions or actions_for(envs.single_action_space)
             found = record_of_hub(envs, self.actions)
-            self.wanted = self.wanted or wanted_records(self.package, self.actions)
+            self.wanted = self.wanted or wanted_records(self.package, self.python, self.actions)
             return compared(found, self.wanted)
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def main(name: str) -> None:
-    """Try the package of this name."""
-    attempt = Attempt(next(each for each in PACKAGES if each.name == name))
+def main(name: str, python: str) -> None:
+    """Try the package of this name, with this Python."""
+    attempt = Attempt(next(each for each in PACKAGES if each.name == name), python)
     found = {way: attempt.outcome(None) for way in ("private", "private again")}
-    with served(attempt.package) as address:
+    with served(attempt.package, python) as address:
         found.update({way: attempt.outcome(address) for way in ("tcp", "tcp again")})
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

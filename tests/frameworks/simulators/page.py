@@ -15,11 +15,15 @@ it there, and steps an env of it by seeded actions: each env alone in a plain lo
 served one, in a first and a second session. *Equal* says that observations, rewards and ends of episodes were those of
 the plain loop, bit for bit, in all four. Vector envs are compared with themselves without a hub.
 
-Where there are pins, `pip install` gets them besides the package. Ids are offered as `envhub serve MODULE:ID`,
-functions as `envhub serve NAME=MODULE:FUNCTION`; those in the table are in `tests/frameworks/simulators/factories.py`.
+Where there are pins, `pip install` gets them besides the package. A package with a Python of *its own* needs another
+Gymnasium, gym or Python than EnvHub. It is in an environment without EnvHub, which has numpy and msgpack besides, and
+which `--python` names ([In another interpreter](../README.md#in-another-interpreter)). What is installed *first* is
+there when `pip install --no-build-isolation --no-deps` gets the package and its pins. Ids are offered as
+`envhub serve MODULE:ID`, functions as `envhub serve NAME=MODULE:FUNCTION`; those in the table are in
+`tests/frameworks/simulators/factories.py`.
 
-| package | env | its interface | pins | result | special |
-|---|---|---|---|---|---|
+| package | env | its interface | Python | pins | result | special |
+|---|---|---|---|---|---|---|
 """
 WAYS = ("private", "private again", "tcp", "tcp again")
 
@@ -31,9 +35,10 @@ def page(records: Sequence[Mapping[str, str]]) -> str:
 
 
 def _line(package: Package, record: Mapping[str, str]) -> str:
-    pins = [*package.pins, *([f"Python {package.python}"] if package.python else [])]
-    shown = " ".join(f"`{pin}`" for pin in pins)
-    cells = [package.name, f"`{package.env}`", package.kind, shown, _result(record), package.special]
+    pins = " ".join(f"`{pin}`" for pin in package.pins)
+    pins = f"first {' '.join(f'`{pin}`' for pin in package.build)}, then {pins}" if package.build else pins
+    python = f"its own, {package.python or 'any'}" if package.apart else package.python
+    cells = [package.name, f"`{package.env}`", package.kind, python, pins, _result(record), package.special]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

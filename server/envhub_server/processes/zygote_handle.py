@@ -77,11 +77,8 @@ class ZygoteHandle:
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
             raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
-        folder = import_folder(key.folder)
-        if owner.private:  # whose workers have the paths of its program, unless they have a Python of their own
-            self._imports = folder if key.python else ""
-        else:
-            self._imports = trusted(folder)
+        # The workers of a private hub have the paths of its program, unless they have a Python of their own.
+        self._imports = "" if owner.private and not key.python else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)

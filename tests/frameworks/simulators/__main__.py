@@ -93,7 +93,9 @@ def attempt(package: Package, folder: Path) -> dict[str, str]:
         except subprocess.TimeoutExpired:
             return dict.fromkeys(COLUMNS, f"no end within {TRY_S} s")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else dict.fromkeys(COLUMNS, f"ended with status {done.returncode}: see {log}")
+    return (
+        json.loads(lines[-1]) if lines else dict.fromkeys(COLUMNS, f"ended with status {done.returncode}; see log.txt")
+    )
 
 
 def main() -> None:

@@ -304,7 +304,7 @@ def bluesky_descent() -> Any:
     import gymnasium
 
     bluesky_gym.register_envs()
-    return gymnasium.make("DescentEnv-v0")
+    return seeded_globally(gymnasium.make("DescentEnv-v0"))
 
 
 def pogema_env() -> Any:

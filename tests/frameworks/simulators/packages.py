@@ -24,7 +24,6 @@ class Package:
             (``--no-build-isolation --no-deps``). For gym 0.21, which needs an old setuptools, and packages that want an
             older gym than EnvHub.
         vector: whether it is a vector env.
-        alone: whether its process can have one env only, or its envs share something within a process.
         kwargs: arguments of the env.
         mode: the autoreset mode that it has, if it has one only.
     """
@@ -38,7 +37,6 @@ class Package:
     apart: bool = False
     build: tuple[str, ...] = ()
     vector: bool = False
-    alone: bool = False
     kwargs: tuple[tuple[str, object], ...] = ()
     mode: str = "NextStep"
 
@@ -90,11 +88,11 @@ PACKAGES = [
     Package("brax", "brax_ant", "vector env of gym", ("jax<0.8", "gym==0.26.2"), vector=True, mode="SameStep"),
     Package("craftax", "craftax_symbolic", "functional, in JAX", ("jax<0.8", "six"), vector=True),
     Package("jumanji", "jumanji_snake", "dm_env, in JAX"),
-    Package("stable-retro", "retro_airstriker", alone=True, special="one env for each process"),
-    Package("libsumo", "sumo_crossing", pins=("sumo-rl", "eclipse-sumo", "sumolib", "traci"), alone=True),
+    Package("stable-retro", "retro_airstriker", special="one env for each process"),
+    Package("libsumo", "sumo_crossing", pins=("sumo-rl", "eclipse-sumo", "sumolib", "traci")),
     Package("rware", "rware:rware-tiny-2ag-v2", special="a reward for each agent"),
     Package("lbforaging", "lbforaging:Foraging-8x8-2p-1f-v3", special="a reward for each agent"),
-    Package("panda-gym", "panda_gym:PandaReach-v3", special="pybullet is built from source: 10 minutes"),
+    Package("panda-gym", "panda_gym:PandaReach-v3"),
     Package("nle", "nle_score", apart=True, special=NETHACK),
     Package("minihack", "minihack_room", pins=("nle>=1.2", "setuptools<81"), apart=True, special=NETHACK),
     Package("textworld", "textworld_game", special=NO_SPACES),
@@ -108,7 +106,12 @@ PACKAGES = [
     ),
     Package("gym-anytrading", "gym_anytrading:stocks-v0"),
     Package("flappy-bird-gymnasium", "flappy_bird_gymnasium:FlappyBird-v0"),
-    Package("gym-aloha", "gym_aloha:gym_aloha/AlohaTransferCube-v0", pins=("mujoco<3.4",)),
+    Package(
+        "gym-aloha",
+        "gym_aloha:gym_aloha/AlohaTransferCube-v0",
+        pins=("mujoco<3.4",),
+        special="draws frames: `--rendering egl`",
+    ),
     Package("gym-pusht", "gym_pusht:gym_pusht/PushT-v0"),
     Package(
         "gym-xarm",
@@ -155,7 +158,7 @@ PACKAGES = [
     Package(
         "nasim",
         "nasim_tiny",
-        special="takes Python's ints only, also by SyncVectorEnv, and draws globally: its factory does both",
+        special="takes Python's ints only, also by SyncVectorEnv, and draws globally: its factory converts and seeds",
     ),
     Package("gym-anm", "gym_anm:ANM6Easy-v0"),
     Package("mpe2", "spread", "PettingZoo, parallel"),
@@ -165,7 +168,8 @@ PACKAGES = [
         "bluesky-gym",
         "bluesky_descent",
         pins=("numpy<2",),
-        special="its factory calls `register_envs()`; its first import makes `~/bluesky`, which two at once cannot",
+        special="its factory calls `register_envs()` and seeds the global random numbers; import it once before: its "
+        "first import makes `~/bluesky`, and two at once fail",
     ),
     Package(
         "slimevolleygym",

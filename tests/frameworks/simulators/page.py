@@ -13,7 +13,8 @@ HEAD = """# Simulators
 `python tests/frameworks/simulators` tries packages of the registry. It makes a virtual environment for each, installs
 it there, and steps an env of it by seeded actions: each env alone in a plain loop, by a private hub, and over tcp by a
 served one, in a first and a second session. *Equal* says that observations, rewards and ends of episodes were those of
-the plain loop, bit for bit, in all four. Vector envs are compared with themselves without a hub.
+the plain loop, bit for bit in the dtypes of the spaces, in all four. Vector envs are compared with
+themselves without a hub.
 
 Where there are pins, `pip install` gets them besides the package. A package with a Python of *its own* needs another
 Gymnasium, gym or Python than EnvHub. It is in an environment without EnvHub, which has numpy and msgpack besides, and
@@ -37,7 +38,7 @@ def page(records: Sequence[Mapping[str, str]]) -> str:
 def _line(package: Package, record: Mapping[str, str]) -> str:
     pins = " ".join(f"`{pin}`" for pin in package.pins)
     pins = f"first {' '.join(f'`{pin}`' for pin in package.build)}, then {pins}" if package.build else pins
-    python = f"its own, {package.python or 'any'}" if package.apart else package.python
+    python = " ".join(filter(None, ["its own" if package.apart else "", package.python]))
     cells = [package.name, f"`{package.env}`", package.kind, python, pins, _result(record), package.special]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

@@ -84,7 +84,10 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         autoreset_mode: as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``; or ``"first"`` where envs
             differ in the bounds of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are
-            the first env's then.
+            the first env's then. With ``"any"`` envs also differ in shapes and keys, and an observation need not fit
+            its space: observations are a tuple with each env's own, copied by value, and the space is ``Anything``.
+            So is the action space where the envs' have different leaves; actions are a list with each env's own then,
+            and ``send`` is refused. ``get_attr("observation_space")`` has each env's own space.
         copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by

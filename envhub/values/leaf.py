@@ -70,3 +70,4 @@ class Leaf:
 
 
 OBJECT = Leaf("O", ())
+ANYTHING = {"space": "Anything"}  # describes the space of every value, whose leaf is ``OBJECT``

@@ -20,7 +20,7 @@ import numpy as np
 
 from envhub.errors import UnsupportedSpace, printable
 from envhub.values.gym_api import api, is_like_space
-from envhub.values.leaf import OBJECT, Leaf
+from envhub.values.leaf import ANYTHING, OBJECT, Leaf
 
 gym_spaces = api.spaces
 
@@ -36,6 +36,34 @@ TEXT_CHARS = 1 << 12  # that a text may have, if only samples tell
 CHECKED_CHARS = 1 << 15  # at each end of a text: to look at all of a long one takes as long as its env's step
 
 
+class SpacesDiffer(RuntimeError):
+    """Envs have spaces that the session's observation mode does not batch together."""
+
+
+class Anything(gym_spaces.Space):  # type: ignore[misc, name-defined]  # of Gymnasium or of gym
+    """The space of every value, of which there are no samples: that of envs whose own spaces have nothing in common."""
+
+    def contains(self, value: Any) -> bool:
+        """True."""
+        return True
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Raise an error.
+
+        Raises:
+            NotImplementedError: always; each env's own space has samples.
+        """
+        raise NotImplementedError('the envs have spaces of their own, such as get_attr("action_space") returns')
+
+    def __eq__(self, other: object) -> bool:
+        """True if the other space is one, too."""
+        return isinstance(other, Anything)
+
+    def __repr__(self) -> str:
+        """The space as it is made."""
+        return "Anything()"
+
+
 def describe(space: Any, pickled: bool = False, exact: bool = False) -> Description:
     """The space as codec values; ``build`` makes an equal space from them, which samples the same values.
 
@@ -49,6 +77,8 @@ def describe(space: Any, pickled: bool = False, exact: bool = False) -> Descript
     Raises:
         UnsupportedSpace: no space of Gymnasium is near to the space, or to one inside it.
     """
+    if isinstance(space, Anything):
+        return dict(ANYTHING)
     name = _nearest_kind(space)
     if not name or not _is_own(space):
         if pickled:
@@ -302,6 +332,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), **({"stack": True} if stack else {})),
     "Graph": _build_graph,
     "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
+    "Anything": lambda build: Anything(),
 }
 
 
@@ -395,24 +426,24 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
     """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
 
     Raises:
-        RuntimeError: the space differs, or has another structure where spaces may differ.
+        SpacesDiffer: the space differs, or has another structure where spaces may differ.
     """
     if observation_mode == "same":
         if not _equal(space, wanted):
-            raise RuntimeError(
+            raise SpacesDiffer(
                 "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
                 "are not equivalent. If this is intentional, use `observation_mode='different'` instead."
             )
     elif not _same_structure(space, wanted):
-        raise RuntimeError(
+        raise SpacesDiffer(
             "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
             "observation spaces do not share a common shape and dtype."
         )
 
 
 def _same_structure(space: Any, wanted: Any) -> bool:
-    """True if an env's space has the structure of one that was built from a description."""
-    if structure(space) == structure(wanted):
+    """True if an env's space has the structure of one that was built from a description, or that one is Anything."""
+    if isinstance(wanted, Anything) or structure(space) == structure(wanted):
         return True
     try:
         return bool(structure(nearest(space)) == structure(wanted))
@@ -423,14 +454,14 @@ def _same_structure(space: Any, wanted: Any) -> bool:
 def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
     """Refuse an action space that is not the session's; the text is Gymnasium's.
 
-    With the observation mode ``"first"`` it may have other bounds.
+    With the observation modes ``"first"`` and ``"any"`` it may have other bounds.
 
     Raises:
-        RuntimeError: the space differs.
+        SpacesDiffer: the space differs.
     """
-    fits = _same_structure(space, wanted) if observation_mode == "first" else _equal(space, wanted)
+    fits = _same_structure(space, wanted) if observation_mode in ("first", "any") else _equal(space, wanted)
     if not fits:
-        raise RuntimeError(
+        raise SpacesDiffer(
             f"Some environments have an action space different from `{wanted}`. In order to batch actions, the action "
             "spaces from all environments must be equal."
         )

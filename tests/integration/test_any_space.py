@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from combinations import each_value
 from conftest import LANES, lane_address
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from same import assert_same
 from strategies import any_space, runs_of_infos
@@ -108,6 +110,52 @@ def test_other_keys_are_not_taken_for_the_wanted_ones() -> None:
         )
     with pytest.raises(RuntimeError, match="common shape and dtype"):
         envhub.AsyncVectorEnv([lambda: Labelled("a", "b"), lambda: Labelled("a", "x")], observation_mode="different")
+
+
+ODD = gym_spaces.Box(-1, 1, (1,)), gym_spaces.Dict(own=gym_spaces.Box(-1, 1, (2,))), gym_spaces.Text(4)
+
+
+@pytest.mark.parametrize("act_alike", [True, False])
+def test_envs_of_any_spaces_return_what_each_would_alone(address: str | None, act_alike: bool) -> None:
+    acted = [gym_spaces.Discrete(3 + row) if act_alike else gym_spaces.Box(-1, 1, (row + 1,)) for row in range(3)]
+    each = [{"observation_space": s, "action_space": a, "infos": [{}]} for s, a in zip(ODD, acted, strict=True)]
+    alone = [SyncVectorEnv([functools.partial(sims.Anything, **arguments)]) for arguments in each]
+    if address is None:
+        factories = [functools.partial(sims.Anything, **arguments) for arguments in each]
+        envs = envhub.make_vec(factories, observation_mode="any")
+    else:
+        wire = [{key: spaces.describe(v) if key != "infos" else v for key, v in one.items()} for one in each]
+        envs = envhub.make_vec("anything", hub=address, observation_mode="any", env_kwargs=wire)
+    with closing(envs):
+        assert envs.single_observation_space == spaces.Anything()
+        assert envs.single_action_space == (acted[0] if act_alike else spaces.Anything())
+        assert envs.get_attr("action_space") == tuple(acted)
+
+        def by_env(results: list[Any]) -> tuple[Any, ...]:
+            return tuple(next(iterate(one.observation_space, seen)) for one, seen in zip(alone, results, strict=True))
+
+        wanted = by_env([one.reset(seed=4 + row)[0] for row, one in enumerate(alone)])
+        assert_same(envs.reset(seed=4)[0], wanted, "reset")
+        actions = np.arange(3) if act_alike else [np.full(row + 1, row, np.float32) for row in range(3)]
+        for step in range(6):  # in which episodes end
+            observations, rewards, *_, infos = envs.step_each(actions)
+            found = [one.step([action]) for one, action in zip(alone, actions, strict=True)]
+            assert_same(observations, by_env([results[0] for results in found]), f"step {step}")
+            assert_same(rewards, np.concatenate([results[1] for results in found]), f"step {step}")
+            for row, info in infos.items():
+                assert_same(info.get("heard", actions[row]), actions[row], f"step {step}")
+        if act_alike:
+            envs.send(np.array([2, 1]), [1, 0])
+            seen = [one.step([1 + row])[0] for row, one in enumerate(alone)]
+            assert_same(envs.recv()[0], by_env(seen)[:2], "part")
+        else:
+            with pytest.raises(envhub.SpaceMismatch, match="numbers in arrays only"):
+                envs.send(actions[:2], [0, 1])
+
+
+def test_observations_that_do_not_fit_their_space_are_taken_where_any_are() -> None:
+    with closing(envhub.make_vec(sims.wrong_shape, 2, observation_mode="any", num_workers=1)) as envs:
+        assert [seen.shape for seen in envs.reset()[0]] == [(2,)] * 2
 
 
 def test_observations_that_were_given_out_are_the_callers_own() -> None:

@@ -117,7 +117,8 @@ from envhub.protocol.messages import (
     Step,
     World,
 )
-from envhub.values.leaf import LEAVES_MAX, Leaf
+from envhub.values import codec
+from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
 
 DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 
@@ -659,6 +660,19 @@ def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
     answer = session.said(1, Mapped())[-1]
     assert isinstance(answer, Answer)
     assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
+
+
+@pytest.mark.parametrize("mode", ["any", "first"])
+def test_actions_of_different_leaves_are_objects_where_any_are_taken(mode: str) -> None:
+    session = begun(observation_mode=mode)
+    session.said(0, built())
+    given = session.said(1, replace(built(), action_leaves=[["<f4", [2]]]))
+    message = next(each.message for each in given if isinstance(each, GiveArena))
+    as_told = ([OBJECT.wire()], codec.encode(ANYTHING)) if mode == "any" else ([["<i8", []]], ACTION)
+    assert (message.action_leaves, message.action_space) == as_told
+    session.said(0, Mapped())
+    answer = session.said(1, Mapped())[-1]
+    assert isinstance(answer, Answer) and answer.message.action_space == as_told[1]
 
 
 def test_env_whose_spaces_cannot_be_batched_fails_the_make_and_ends_its_workers() -> None:

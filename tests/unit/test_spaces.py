@@ -406,6 +406,19 @@ def test_spaces_that_cannot_be_batched_are_refused() -> None:
         spaces.check_action_space(gym_spaces.Space((2,), np.float32), wanted)
 
 
+def test_space_of_every_value_travels_and_takes_any_other() -> None:
+    found = spaces.build(codec.decode(codec.encode(spaces.describe(spaces.Anything()))))
+    assert found == spaces.Anything() != BOXES[0] and spaces.leaves(found) == [OBJECT]
+    assert found.contains("text") and spaces.flatten(found, {"a": 1}) == [{"a": 1}]
+    for space in (*BOXES, gym_spaces.Text(3)):
+        spaces.check_equivalent(space, found, "any")
+        spaces.check_action_space(space, found, "any")
+    with pytest.raises(NotImplementedError, match="get_attr"):
+        found.sample()
+    with pytest.raises(spaces.SpacesDiffer, match="action space"):
+        spaces.check_action_space(BOXES[2], BOXES[0], "any")
+
+
 def test_space_contains_what_gymnasium_says() -> None:
     text = gym_spaces.Text(100_000, min_length=1, charset="abc\u00e9")
     nested = gym_spaces.Dict(text=text, pair=gym_spaces.Tuple([gym_spaces.Discrete(3), text]))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Tuple
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import create_empty_array, iterate
 from tianshou.data import AsyncCollector as TianshouAsyncCollector
@@ -18,6 +18,7 @@ from tianshou.highlevel.env import EnvFactory, EnvMode, VectorEnvType
 
 from envhub.env_failure import EnvFailure
 from envhub.errors import HubTimeout
+from envhub.values.spaces import Anything, SpacesDiffer
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -45,11 +46,29 @@ class _Part(NamedTuple):
     rows: np.ndarray
 
 
+def _made(env_fns: EnvLike, num_envs: int, **options: Any) -> HubVectorEnv:
+    """These envs, whose spaces may differ: tianshou asks each env for its own.
+
+    Where the spaces have one structure, observations are batched in shared memory. Only the envs show whether they
+    have; if not, they are made again, and each env's observations travel as they are.
+    """
+    try:
+        return make_vec(env_fns, num_envs, **{"observation_mode": "first", **options})
+    except SpacesDiffer:
+        if "observation_mode" in options:
+            raise
+        return make_vec(env_fns, num_envs, observation_mode="any", **options)
+
+
 class TianshouVectorEnv(BaseVectorEnv):
     """``envhub.tianshou.HubVectorEnv``: a vector env for tianshou's ``Collector`` and ``AsyncCollector``.
 
     Results are those of ``SubprocVectorEnv``. Rewards are float64 even where envs return integers, which tianshou's
     buffers turn into floats; observations have the dtype of their space.
+
+    Envs may differ in their spaces. Envs that differ in shapes or keys are made twice, unless the option
+    ``observation_mode="any"`` is given. It also takes observations that do not fit their space, such as of another
+    dtype. Where actions differ in shape, all envs have to be stepped together.
 
     An episode that the end of a worker cut short ends with ``truncated``, its last observation once more, reward 0,
     and ``invalid_transition`` in the info of that step. So the buffer's ``info.invalid_transition`` marks such steps;
@@ -106,8 +125,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self.is_async = wait_num not in (None, count) or timeout is not None
         refuse_decided(options, "tianshou", "autoreset_mode")
         with by_value(env_fns, "tianshou"):
-            options = {"observation_mode": "first", **options}  # tianshou asks each env for its spaces
-            self.envs: HubVectorEnv = make_vec(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
+            self.envs: HubVectorEnv = _made(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
         self.is_closed = False
         self.env_num = count
         self.wait_num = wait_num or count
@@ -117,7 +135,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self.failures: dict[int, EnvFailure] = {}
         self._all = np.arange(count)
         self._all_ids = list(range(count))
-        self._space = self.envs.single_observation_space
+        self._steps_parts = not isinstance(self.envs.single_action_space, Anything)
         self._flat_actions = not composed_actions.is_composed(self.envs.single_action_space)
         self._space_seeds: list[int | None] = [None] * count
         self._sent: Any = None  # the last actions that were sent by parts
@@ -218,9 +236,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         rows = self._rows(ids)
         if not rows:
             raise ValueError("reset needs the number of an env")
-        if isinstance(self._space, Tuple):
-            raise TypeError("Tuple observation space is not supported. ", "Please change it to array or dict space")
-        by_step = seed is None and options is None and self._ended[rows].all()
+        by_step = seed is None and options is None and self._steps_parts and self._ended[rows].all()
         if by_step and (self._under_way() or self.envs.lane == "shared"):
             with _Draining(self):
                 observations, by_env = self._reset_by_step(rows)
@@ -381,9 +397,11 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Observations in an array, of objects where tianshou has objects."""
         if isinstance(observations, np.ndarray) and observations.dtype != object:
             return observations
-        if isinstance(observations, dict):
+        if isinstance(self.envs.single_observation_space, (Dict, Tuple)) and isinstance(observations, (dict, tuple)):
             observations = iterate(self.envs.observation_space, observations)
         each = list(observations)
+        if isinstance(each[0], tuple):
+            raise TypeError("Tuple observation space is not supported. ", "Please change it to array or dict space")
         try:
             return np.stack(each)
         except ValueError:  # of several shapes

@@ -74,7 +74,7 @@ class SessionOptions:
                 raise TypeError(
                     f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
                 )
-        elif mode not in ("same", "different", "first"):
+        elif mode not in ("same", "different", "first", "any"):
             raise ValueError(
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
                 f"space, actual got {mode}"

@@ -29,7 +29,7 @@ WRAPPERS = re.compile(rf"gymnasium\.wrappers\.\w+:({'|'.join(WRAPPER_NAMES)})")
 # A client that may not deploy passes numbers, truth values and short strings that name no file and no module.
 STRING_CHARS_MAX = 64
 PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}}}|")
-OBSERVATION_MODES = frozenset(["same", "different", "first"])
+OBSERVATION_MODES = frozenset(["same", "different", "first", "any"])
 
 
 def admitted(
@@ -117,7 +117,7 @@ def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
         why = f"vector=True: this hub makes {make.name!r} as single envs; its operator decides that, by vector = true"
         return Failure("refused", "request", f"{why} in its table")
     asked = {"wrappers": make.wrappers, "arguments for each env": make.kwargs_each, "worker": make.runner}
-    asked["observation_mode='different'"] = make.observation_mode == "different"
+    asked[f"observation_mode={make.observation_mode!r}"] = make.observation_mode in ("different", "any")
     if unfit := [what for what, given in asked.items() if given]:
         text = f"{make.name or 'the factory'!r} makes a vector env, which takes no {', '.join(unfit)}"
         return Failure("refused", "request", text)

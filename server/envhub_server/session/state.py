@@ -39,7 +39,9 @@ from envhub.protocol.messages import (
     Templates,
     TemplatesRequest,
 )
+from envhub.values import codec
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
+from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost, average, key
 from envhub_server.ipc import control
@@ -624,15 +626,18 @@ class SessionState:
             return []
         self._fit = all(each.made is not None and each.made.fit for each in self.workers)
         self._share(self.rules.libraries or ())  # where none was found, that is known from now on
-        first = self.workers[0].made
-        assert first is not None
+        made = [each.made for each in self.workers if each.made is not None]
+        first = made[0]
+        action_space, action_leaves = first.action_space, first.action_leaves
+        if self.make.observation_mode == "any" and any(each.action_leaves != action_leaves for each in made):
+            action_space, action_leaves = codec.encode(ANYTHING), [OBJECT.wire()]
         self._map_message = control.MapArena(
             self.make.num_envs,
             first.observation_leaves,
-            first.action_leaves,
+            action_leaves,
             self._info_bytes,
             first.observation_spaces[0],
-            first.action_space,
+            action_space,
             self.make.observation_mode,
             self.worker_spin_us,
         )
@@ -679,7 +684,7 @@ class SessionState:
     def _describe(self) -> messages.Made:
         made = [worker.made for worker in self.workers]
         first = made[0]
-        assert first is not None
+        assert first is not None and self._map_message is not None
         spaces = first.observation_spaces
         if self.make.observation_mode == "different":
             by_worker = [each.observation_spaces for each in made if each is not None]
@@ -688,7 +693,7 @@ class SessionState:
             num_envs=self.make.num_envs,
             num_workers=len(self.workers),
             observation_spaces=spaces,
-            action_space=first.action_space,
+            action_space=self._map_message.action_space,
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,

@@ -334,10 +334,9 @@ class Worker:
         first = self._rows[0].env
         has_first = self._number == 0  # the session takes its spaces from its first env
         differ = self._build.observation_mode == "different"
-        described = self._rows if differ else self._rows[:1] if has_first else []
-        observed, acted = (
-            spaces.nearest(space, self._allow_pickle) for space in (first.observation_space, first.action_space)
-        )
+        own = self._spaces_of_all()
+        observed, acted = (spaces.nearest(space, self._allow_pickle) for space in own)
+        described = [row.env.observation_space for row in self._rows] if differ else own[:1] if has_first else []
         leaves = spaces.leaves(observed)
         unknown = codec.as_pickle_or_repr if self._allow_pickle else codec.as_repr
         build = self._build
@@ -345,8 +344,8 @@ class Worker:
         own_spec = has_first or build.factories or build.entry or build.kwargs_each
         spec = first.spec if own_spec else None
         return control.Built(
-            observation_spaces=[self._described(row.env.observation_space) for row in described],
-            action_space=self._described(first.action_space) if has_first else b"",
+            observation_spaces=[*map(self._described, described)],
+            action_space=self._described(own[1]) if has_first else b"",
             observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
             action_leaves=[leaf.wire() for leaf in spaces.leaves(acted)],
             metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
@@ -361,6 +360,15 @@ class Worker:
             libraries=shareable(self._variables),
             fit=self._fit(),
         )
+
+    def _spaces_of_all(self) -> tuple[Any, Any]:
+        """The observation and the action space for all envs of this worker: the first env's, unless any will do."""
+        first = self._rows[0].env
+        if self._build.observation_mode != "any":
+            return first.observation_space, first.action_space
+        acted, *others = (spaces.structure(row.env.action_space) for row in self._rows)
+        alike = all(each == acted for each in others)
+        return spaces.Anything(), first.action_space if alike else spaces.Anything()
 
     def _described(self, space: Any) -> bytes:
         return codec.encode(spaces.describe(space, self._allow_pickle), self._exact)

@@ -113,7 +113,8 @@ class Row:
         ``info_bytes_max``. With ``finite_only``, a step or a reset may raise ``NotFinite``.
         """
         self._send, self._finite_only = send, finite_only
-        self._steps_to_check = 1  # no step is checked where this is not positive
+        # No step is checked where this is not positive.
+        self._steps_to_check = 0 if isinstance(observation_space, spaces.Anything) else 1
         self._info = InfoPlace(self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max)
         layout = arena.layout
         self._observation_space, self._action_space = observation_space, action_space

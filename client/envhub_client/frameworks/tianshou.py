@@ -246,7 +246,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             unique = sorted(set(rows))
             observations, by_env = self.envs.reset_each(seeds, options, env_ids=unique)
             stacked = self._stacked(observations)
-            observations = stacked if rows == self._all_ids else stacked[rows]
+            observations = stacked if rows == self._all_ids else self._stacked(stacked[rows])
         self._ended[rows] = False
         for row, info in by_env.items():
             self._take_failure(row, info)
@@ -359,7 +359,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         arrays = (part.rewards, part.terminations, part.truncations)
         results = [array[places] for array in arrays]
         self._ended[part.rows] = part.terminations | part.truncations
-        return self._returned(ids, self._stacked(part.observations)[places], results, part.infos)
+        observations = self._stacked(self._stacked(part.observations)[places])
+        return self._returned(ids, observations, results, part.infos)
 
     def _returned(
         self, ids: Any, observations: np.ndarray, results: Sequence[np.ndarray], by_env: dict[int, dict[str, Any]]

@@ -631,3 +631,71 @@ def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
             observations = envs.step(np.array([1, 2, 3]))[0]
             found.append((envs.observation_space, envs.action_space, observations.tolist()))
     assert found[0] == found[1]
+
+
+def of_other_shapes(acts: bool = False, count: int = NUM_ENVS) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
+    shapes = [(row + 1,) if acts else None for row in range(count)]
+    return [functools.partial(tianshou_envs.Differs, row, shape) for row, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env(lane: str) -> None:
+    factories = of_other_shapes()
+    with (
+        contextlib.closing(HubVectorEnv(factories, lane=lane)) as ours,
+        contextlib.closing(SubprocVectorEnv(factories)) as theirs,
+    ):
+        for number, (found, wanted) in enumerate(zip(history(ours, 60), history(theirs, 60), strict=True)):
+            assert_same(found, wanted, f"record {number}")
+        assert ours.get_env_attr("row") == [0, 1, 2, 3]
+        ours.set_env_attr("row", 9, id=2)
+        assert ours.get_env_attr("row") == [0, 1, 9, 3]
+        assert_same(ours.render(), theirs.render(), "frames")
+
+
+@pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}], ids=str)
+def test_envs_of_other_shapes_step_while_others_are_under_way(options: dict[str, Any]) -> None:
+    with contextlib.closing(HubVectorEnv(of_other_shapes(), **options)) as envs:
+        envs.seed(3)
+        envs.reset()
+        ids, counts = np.arange(NUM_ENVS), np.zeros(NUM_ENVS, int)
+        while counts.min() < 10:
+            observations, _, terminations, _, infos = envs.step(np.ones(len(ids), np.int64), ids)
+            ids = np.array([info["env_id"] for info in infos])
+            counts[ids] += 1
+            for row, seen in zip(ids, observations, strict=True):
+                assert (seen["own"] if row == 1 else seen).shape == (row + 1,)
+            if terminations.any():
+                envs.reset(ids[terminations])
+
+
+def test_envs_of_other_shapes_that_die_are_truncated_and_go_on() -> None:
+    with contextlib.closing(HubVectorEnv(of_other_shapes(), num_workers=NUM_ENVS)) as envs:
+        last, _ = envs.reset(seed=1)
+        kill_worker(worker_processes(os.getpid())[0].pid)
+        observations, rewards, _, truncations, infos = envs.step(np.zeros(NUM_ENVS, np.int64))
+        assert truncations.sum() == 1 and infos[truncations][0]["invalid_transition"]
+        (row,) = np.flatnonzero(truncations)
+        assert_same(observations[row], last[row], "last observation")
+        assert not rewards[row]
+        envs.reset([row])
+        assert not envs.step(np.zeros(NUM_ENVS, np.int64))[3].any()
+
+
+def test_actions_of_other_shapes_step_all_envs_together() -> None:
+    factories = of_other_shapes(acts=True)
+    actions = np.empty(NUM_ENVS, object)
+    actions[:] = [np.full(row + 1, 0.5, np.float32) for row in range(NUM_ENVS)]
+    with (
+        contextlib.closing(HubVectorEnv(factories)) as ours,
+        contextlib.closing(DummyVectorEnv(factories)) as theirs,
+    ):
+        assert ours.action_space == theirs.action_space
+        assert_same(ours.reset(seed=2), theirs.reset(seed=2), "reset")
+        for step in range(6):
+            found, wanted = ours.step(actions), theirs.step(actions)
+            assert_same(found, wanted, f"step {step}")
+            if (ended := np.flatnonzero(found[2])).size:
+                assert_same(ours.reset(ended), theirs.reset(ended), f"reset {step}")
+        with pytest.raises(envhub.SpaceMismatch, match="a part of a batch takes actions of numbers in arrays only"):
+            ours.step(actions[:2], [0, 1])

@@ -163,3 +163,24 @@ class Seeded(Kinds):
 
     def seed(self, seed: int) -> list[int]:
         return [seed]
+
+
+class Differs(Draws):
+    """Observes a shape of its own, or of env 1 a dict; episodes of its own length. ``acts`` says its actions' shape."""
+
+    def __init__(self, row: int, acts: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.row = row
+        box = Box(-1, 1, (row + 1,), np.float32)
+        self.observation_space: Any = Dict(own=box) if row == 1 else box
+        self.action_space: Any = Discrete(2 + row) if acts is None else Box(-1, 1, acts)
+
+    def _observed(self) -> Any:
+        found = self.np_random.uniform(-1, 1, self.row + 1).astype(np.float32)
+        return {"own": found} if self.row == 1 else found
+
+    def step(self, action: Any) -> Any:
+        if np.shape(action) == () and action == 1 and self.row == 1:
+            time.sleep(0.01)
+        observation, _, *_ = super().step(action)
+        return observation, float(np.sum(action)), self.steps == 3 + self.row, False, {"acted": np.shape(action)}

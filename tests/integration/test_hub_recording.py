@@ -66,6 +66,10 @@ record = {{ folder = "{name}", film = [0, 1] }}
 env = "sims:graphs"
 record = "{name}"
 
+[envs.objectives]
+env = "large_sims:Objectives"
+record = "{name}"
+
 [envs.few]
 env = "CartPole-v1"
 record = {{ folder = "{name}", episodes_max = 3 }}
@@ -414,6 +418,15 @@ def test_session_goes_on_unrecorded_where_a_space_cannot_be_recorded(hub: Served
     (line,) = told(hub, "not_recorded")
     assert line["why"] == "a space has parts that are no arrays of a fixed size" and line["level"] == "warning"
     assert wait_until(lambda: not recorders(hub.process.pid)) and not (tmp_path / "kept").exists()
+
+
+def test_rewards_with_axes_are_not_recorded_and_their_env_goes_on(hub: ServedHub, tmp_path: Path) -> None:
+    with contextlib.closing(make(hub, "objectives", 2)) as envs:
+        envs.reset(seed=1)
+        for count in (1.0, 2.0):
+            assert envs.step(np.zeros(2, np.int64))[1].tolist() == [[count, count + 0.25]] * 2
+    assert "rewards of shape (2,): in a recording a reward is one number" in hub.log
+    assert wait_until(lambda: not recorders(hub.process.pid)) and not [*tmp_path.glob("kept/*/data/*/*.arrow")]
 
 
 @pytest.mark.long

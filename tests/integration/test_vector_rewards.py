@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from combinations import each_value
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from hubs import ServedHub, serve
 from large_sims import Objectives
@@ -29,7 +31,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 @contextlib.contextmanager
 def made(where: str, hub: ServedHub, *, num_envs: int = NUM_ENVS, **options: Any) -> Iterator[Any]:
-    kwargs = {name: options.pop(name) for name in ("objectives", "as_list", "infos") if name in options}
+    kwargs = {name: options.pop(name) for name in ("objectives", "as_list", "infos", "declared") if name in options}
     if where in ("ipc", "tcp"):
         envs = envhub.make_vec("objectives", num_envs, hub=getattr(hub, where), env_kwargs=kwargs, **options)
     else:
@@ -98,3 +100,21 @@ def test_single_env_returns_its_reward(hub: ServedHub) -> None:
         env.reset(seed=1)
         reward: Any = env.step(0)[1]
         assert reward.tolist() == [1.0, 1.25]
+
+
+@pytest.mark.parametrize("where", ["shared", "tcp"])
+def test_reward_space_is_that_of_the_envs(where: str, hub: ServedHub) -> None:
+    with made(where, hub, declared=True) as envs:
+        assert envs.single_reward_space == spaces.Box(0, 9, (2,)) and envs.reward_shape == (2,)
+    with made(where, hub) as envs:
+        assert envs.single_reward_space is None and envs.reward_shape == ()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_recording_refuses_rewards_with_axes(declared: bool, hub: ServedHub, tmp_path: Path) -> None:
+    refused = pytest.raises(ValueError, match=r"rewards of shape \(2,\), and for a recording a reward is one number")
+    with refused, made("shared", hub, declared=declared, record=tmp_path) as envs:
+        assert not declared
+        envs.reset(seed=1)
+        envs.step(ZEROS)
+    assert not [*tmp_path.glob("recording-*/data/*/*.arrow")]

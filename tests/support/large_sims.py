@@ -93,10 +93,12 @@ class Much(Counter):
 
 
 class Objectives(Counter):
-    """Gives a reward per objective, as a list or an array; ends after three steps."""
+    """Gives a reward per objective, as a list or an array; ends after three steps. ``declared`` by its reward space."""
 
-    def __init__(self, objectives: int = 2, as_list: bool = False, infos: str = "") -> None:
+    def __init__(self, objectives: int = 2, as_list: bool = False, infos: str = "", declared: bool = False) -> None:
         super().__init__(length=3)
+        if declared:
+            self.reward_space = spaces.Box(0, 9, (objectives,))
         self.objectives, self.as_list, self.infos = objectives, as_list, infos
 
     def act(self, action: int) -> None:

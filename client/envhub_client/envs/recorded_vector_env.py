@@ -20,10 +20,12 @@ from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.recoverable import environment
+from envhub_client.envs.reward_axes import refuse_axes
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
+RECORDING = "a recording"
 
 Result = TypeVar("Result")
 
@@ -32,7 +34,7 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     """A ``HubVectorEnv`` that writes down what the trainer sees; ``envhub.make_vec(..., record=...)`` makes one.
 
     ``begin_recording`` has to be called once, before the first reset. Parts of a batch (``send``, ``recv``) are not
-    offered.
+    offered. A step whose rewards have axes raises ``ValueError``: a data set of Minari has one number for each step.
     """
 
     def __init__(self, address: str | Secret[str] | None, make: Make, options: SessionOptions) -> None:
@@ -53,10 +55,11 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
         Raises:
             UnsupportedSpace: a space has parts that are no arrays.
-            ValueError: the options do not fit the envs.
+            ValueError: the options do not fit the envs, or these have a ``reward_space`` with axes.
             OSError: the folder cannot be written.
         """
         try:
+            refuse_axes(self.reward_shape, RECORDING)
             if self._record.film and self.render_mode != "rgb_array":
                 raise ValueError(f'films need render_mode="rgb_array"; these envs have {self.render_mode!r}')
             about = {
@@ -132,8 +135,7 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def _record_step(self, result: StepReturn) -> None:
         observations, rewards, *flags, infos = result
         leaves = [observations] if self._are_flat[0] else spaces.flatten(self.single_observation_space, observations)
-        # Of a reward with axes a recording has the sum, as of the rewards of agents.
-        rewards = rewards if rewards.ndim == 1 else rewards.reshape(len(rewards), -1).sum(axis=1)
+        refuse_axes(rewards.shape[1:], RECORDING)
         self._recorder.stepped(leaves, [rewards, *flags], infos)
         if self._record.film:
             self._record_frames()

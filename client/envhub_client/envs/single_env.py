@@ -23,6 +23,11 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.render_mode = envs.render_mode
         self.spec = envs.env_spec
 
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        """As ``HubVectorEnv.reward_shape``."""
+        return self._envs.reward_shape
+
     @hiding_frames
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""

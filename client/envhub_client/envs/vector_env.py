@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gymnasium import logger
+from gymnasium import Space, logger
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
@@ -163,6 +163,24 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def represented(self) -> dict[str, str]:
         """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
         return dict(self._observations.represented)
+
+    @property
+    def single_reward_space(self) -> Space[Any] | None:
+        """The ``reward_space`` of the first env, as envs with several objectives have it.
+
+        It is None where the env has none, for ``vector=True``, and for a hub that cannot tell. Errors as for
+        ``call_some``.
+        """
+        can_tell = self._session.speaks(1) and not self.vector
+        return self.get_attr("reward_space", [0])[0] if can_tell and self.has_attr("reward_space", [0])[0] else None
+
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        """The shape of one env's reward, as its ``reward_space`` says; empty for one number, and where it has none.
+
+        Errors as for ``call_some``.
+        """
+        return getattr(self.single_reward_space, "shape", None) or ()
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]

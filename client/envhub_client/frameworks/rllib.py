@@ -14,6 +14,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.tune.registry import register_env
 
 from envhub_client import make as making
+from envhub_client.envs.reward_axes import refuse_axes
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.decided_options import refuse_decided
@@ -41,14 +42,22 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
     Raises:
         TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode``, or what neither ``envhub.make_vec`` nor the
             env takes.
+        ValueError: the envs have a ``reward_space`` with axes: RLlib learns from one number.
         Exception: as for ``envhub.make_vec``.
     """
     refuse_decided(env_config, "RLlib", "autoreset_mode")
     arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
     _check_names_env(arguments)
-    if "num_envs" not in arguments:
-        return making.make(**arguments)
-    return making.make_vec(autoreset_mode=AutoresetMode.NEXT_STEP, **arguments)
+    if "num_envs" in arguments:
+        envs: HubEnv | HubVectorEnv = making.make_vec(autoreset_mode=AutoresetMode.NEXT_STEP, **arguments)
+    else:
+        envs = making.make(**arguments)
+    try:
+        refuse_axes(envs.reward_shape, "RLlib")
+    except BaseException:
+        envs.close()
+        raise
+    return envs
 
 
 def multi_agent_env_creator(env_config: Mapping[str, Any]) -> HubMultiAgentEnv:

@@ -71,6 +71,8 @@ class HubTorchEnv(GymWrapper):
     ``"done"``. At ``"next"`` it is true of a step that the end of a worker cut short: reward 0, the last observation
     once more, truncated, and no part of a replay buffer. The env is reset as after any episode.
 
+    Rewards have the axes of the env's ``reward_space``, if it has one: their spec has the shape ``(num_envs, *axes)``.
+
     Any envs can be reset at any time, as with ``AutoresetMode.DISABLED``, and with the same results. A step raises
     ``gymnasium.error.ResetNeeded`` where an episode has ended and the env was not reset.
 
@@ -96,7 +98,7 @@ class HubTorchEnv(GymWrapper):
     def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
         super()._make_specs(env, batch_size)
         # ``GymWrapper`` takes the last axis of the rewards of a single env for its batch.
-        self.reward_spec = Unbounded(shape=(env.num_envs, 1), device=self.device)
+        self.reward_spec = Unbounded(shape=(env.num_envs, *(env.reward_shape or (1,))), device=self.device)
         self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ class HubTorchEnv(GymWrapper):
             shown.fresh, shown.cut = dones & ~invalid, bool(invalid.any())
             observations = _replaced(self._env.single_observation_space, observations, rows, ends)
         others = {
-            "reward": _column(rewards.astype(np.float32)),
+            "reward": self._rewards(rewards),
             "done": _column(dones),
             "terminated": _column(terminations),
             "truncated": _column(truncations),
@@ -143,6 +145,20 @@ class HubTorchEnv(GymWrapper):
             root.update({**self.read_obs(shown.observations), **flags})
             shown.fresh = np.zeros_like(shown.fresh)
         return tensordict, root
+
+    def _rewards(self, rewards: np.ndarray) -> torch.Tensor:
+        """The rewards as ``reward_spec`` has them.
+
+        Raises:
+            ValueError: they have axes that no ``reward_space`` of the env told of, or others.
+        """
+        shape = tuple(self.reward_spec.shape)
+        if rewards.shape not in (shape, shape[:1]):
+            raise ValueError(
+                f"rewards of shape {rewards.shape} where the reward_spec has {shape}: give the env a reward_space of "
+                f"shape {rewards.shape[1:]}"
+            )
+        return torch.from_numpy(rewards.astype(np.float32)).reshape(shape)
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
         # Not as ``GymWrapper`` does, which takes the action of one env out of its batch.

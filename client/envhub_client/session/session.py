@@ -465,14 +465,18 @@ class Session:
         Raises:
             RequestRefused: it is older.
         """
-        connection = self._connections[-1]  # so also of a session that is being made
-        spoken = connection.welcome.version
-        _, _, found = spoken.partition(".")
-        if not (found.isdecimal() and int(found[:9]) >= minor):
+        if not self.speaks(minor):
+            connection = self._connections[-1]
+            spoken = errors.shown(connection.welcome.version, 20)
             raise errors.RequestRefused(
-                f"the hub at {connection.address} speaks protocol {errors.shown(spoken, 20)}; {what} came with "
-                f"1.{minor}: upgrade the hub"
+                f"the hub at {connection.address} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"
             )
+
+    def speaks(self, minor: int) -> bool:
+        """True if the hub speaks this minor version of the protocol, or a later one."""
+        connection = self._connections[-1]  # so also of a session that is being made
+        found = connection.welcome.version.partition(".")[2]
+        return found.isdecimal() and int(found[:9]) >= minor
 
     def _closed_error(self) -> SessionClosed:
         return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")

@@ -62,6 +62,7 @@ class EnvBatch:
         self._seeds: list[int | None] = [None] * len(self.indices)  # that the program gave last
         self.first_seeds = self._seeds  # as of a ``Row``
         self.final_observations: list[Any] = [None] * len(rows)  # as of a ``Row``; None if there is none
+        self.reward_shape: tuple[int, ...] = ()  # as of a ``Row``
         self._rebuilds = 0
         self._checks = 0
         self._pending_failure: Exception | None = None
@@ -229,6 +230,7 @@ class EnvBatch:
         rewards, axes = np.asarray(rewards), None
         if rewards.ndim > 1 and len(rewards) == len(self.indices):
             axes = np.array(rewards, np.float64)
+            self.reward_shape = axes.shape[1:]
             rewards = axes.reshape(len(axes), -1).sum(axis=1)
         outcome = Outcome(parts, rewards, np.asarray(terminations), np.asarray(truncations), infos)
         if self._finite_only:

@@ -125,9 +125,15 @@ class EpisodeWriter:
                     self._seeds[position] = part.first_seeds[number]
 
     def end(self, rendering: Rendering) -> None:
-        """Record what they brought; a row is rendered within ``rendering``."""
+        """Record what they brought; a row is rendered within ``rendering``.
+
+        Raises:
+            ValueError: a reward has axes: a data set of Minari has one number for each step.
+        """
         if self._recorder.closed or not self._is_open(self._reset, rendering):
             return
+        if axes := next((part.reward_shape for part in self._parts if part.reward_shape), ()):
+            raise ValueError(f"rewards of shape {axes}: in a recording a reward is one number")
         _, terminations, truncations = self._flags
         if self._mode == SAME_STEP and b"\1" in (terminations | truncations).tobytes():
             for position in np.flatnonzero(terminations | truncations).tolist():

@@ -55,6 +55,7 @@ class Row:
 
     Attributes:
         posted: whether the words of all of its rows are written, if that of the first is.
+        reward_shape: of the first reward with axes; empty before it.
     """
 
     posted = True
@@ -80,7 +81,7 @@ class Row:
         self.journal: JournalWriter | None = None
         self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
         self.leaving = False  # whether another worker is to complete the step that ends the episode
-        self._reward_shape: tuple[int, ...] = ()  # of the first reward with axes
+        self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
     def move(self, index: int) -> None:
@@ -199,7 +200,7 @@ class Row:
                 "truncated and an info"
             ) from error
         axes: dict[str, Any] = {}
-        if type(reward) not in _NUMBERS or self._reward_shape:
+        if type(reward) not in _NUMBERS or self.reward_shape:
             reward, axes = self._with_axes(reward)
         self._steps_to_check -= 1
         if not self._steps_to_check:
@@ -232,12 +233,12 @@ class Row:
         Raises:
             ValueError: it has another shape than the env's first reward with axes.
         """
-        if not np.ndim(reward) and not self._reward_shape:
+        if not np.ndim(reward) and not self.reward_shape:
             return reward, {}
         found = np.array(reward, np.float64)
-        self._reward_shape = self._reward_shape or found.shape
-        if found.shape != self._reward_shape:
-            text = f"step of env {self.index} returned a reward of shape {found.shape}, and {self._reward_shape} before"
+        self.reward_shape = self.reward_shape or found.shape
+        if found.shape != self.reward_shape:
+            text = f"step of env {self.index} returned a reward of shape {found.shape}, and {self.reward_shape} before"
             raise ValueError(text)
         return float(found.sum()), {VECTOR_REWARD: found}
 
@@ -360,7 +361,10 @@ class Row:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if why := misfit(self._observation_space, observation, "observation"):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"{method} of env {self.index} returned an observation that does not fit: {why}") from error
+                raise kind(
+                    f"{method} of env {self.index} returned an observation that does not fit: {why}; correct the space "
+                    "or make the envs with observation_mode='any'"
+                ) from error
             raise
         index = self.index
         try:

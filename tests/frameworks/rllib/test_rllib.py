@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 from hubs import kill_worker, serve, worker_processes
+from large_sims import Objectives
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -188,3 +190,10 @@ def test_the_example_learns(over_tcp: bool, tcp: str) -> None:
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     assert example.learn(tcp if over_tcp else None, 2 if over_tcp else 0, 100_000, 1) >= 475
+
+
+@pytest.mark.parametrize("many", [{}, {"num_envs": 2}], ids=["one env", "num_envs"])
+def test_envs_whose_rewards_have_axes_are_refused(many: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"rewards of shape \(2,\), and for RLlib a reward is one number"):
+        envhub.rllib.env_creator({"env": partial(Objectives, declared=True), **many})
+    assert not worker_processes(os.getpid())

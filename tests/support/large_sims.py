@@ -112,3 +112,9 @@ class Objectives(Counter):
         reward = [self.count + number / 4 for number in range(self.objectives)]
         info = {"n": self.count} if self.infos == "numbers" else {"t": "text"} if self.infos == "text" else {}
         return observation, reward if self.as_list else np.array(reward, np.float32), *ended, info
+
+
+class Goals(Objectives):
+    """Takes two actions, neither of which does it harm."""
+
+    action_space = spaces.Discrete(2)

@@ -20,12 +20,10 @@ from envhub.values import spaces
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.recoverable import environment
-from envhub_client.envs.reward_axes import refuse_axes
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 from envhub_client.session.options import SessionOptions
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
-RECORDING = "a recording"
 
 Result = TypeVar("Result")
 
@@ -59,7 +57,7 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             OSError: the folder cannot be written.
         """
         try:
-            refuse_axes(self.reward_shape, RECORDING)
+            self.refuse_reward_axes("a recording")
             if self._record.film and self.render_mode != "rgb_array":
                 raise ValueError(f'films need render_mode="rgb_array"; these envs have {self.render_mode!r}')
             about = {
@@ -135,7 +133,6 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def _record_step(self, result: StepReturn) -> None:
         observations, rewards, *flags, infos = result
         leaves = [observations] if self._are_flat[0] else spaces.flatten(self.single_observation_space, observations)
-        refuse_axes(rewards.shape[1:], RECORDING)
         self._recorder.stepped(leaves, [rewards, *flags], infos)
         if self._record.film:
             self._record_frames()

@@ -23,10 +23,9 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.render_mode = envs.render_mode
         self.spec = envs.env_spec
 
-    @property
-    def reward_shape(self) -> tuple[int, ...]:
-        """As ``HubVectorEnv.reward_shape``."""
-        return self._envs.reward_shape
+    def refuse_reward_axes(self, who: str) -> None:
+        """As ``HubVectorEnv.refuse_reward_axes``."""
+        self._envs.refuse_reward_axes(who)
 
     @hiding_frames
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -182,6 +182,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         return getattr(self.single_reward_space, "shape", None) or ()
 
+    def refuse_reward_axes(self, who: str) -> None:
+        """Have rewards with axes raise, which ``who`` does not take: at once where ``reward_shape`` has axes.
+
+        Raises:
+            ValueError: the envs' reward space has axes. So does each step whose rewards have axes, from now on.
+            Exception: as for ``call_some``.
+        """
+        self._rewards.refused_for = who
+        self._rewards.check(self.reward_shape)
+
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Every env's ``np_random_seed``."""
@@ -310,6 +320,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             SpaceMismatch: actions of the wrong count or shape; no env has moved.
+            ValueError: rewards have axes, which ``refuse_reward_axes`` refuses.
             WorkerDied: a worker's process ended.
             HubLost: the hub has ended.
             Exception: what an env raised, as its own class or as ``EnvRaised``; ``reset`` goes on.

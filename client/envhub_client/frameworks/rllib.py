@@ -14,7 +14,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.tune.registry import register_env
 
 from envhub_client import make as making
-from envhub_client.envs.reward_axes import refuse_axes
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.decided_options import refuse_decided
@@ -53,7 +52,7 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
     else:
         envs = making.make(**arguments)
     try:
-        refuse_axes(envs.reward_shape, "RLlib")
+        envs.refuse_reward_axes("RLlib")
     except BaseException:
         envs.close()
         raise

@@ -21,7 +21,6 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 )
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from envhub_client.envs.reward_axes import refuse_axes
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks import composed_actions
 from envhub_client.frameworks.attributes import attributes
@@ -66,7 +65,7 @@ class HubVecEnv(VecEnv):
             options = {"observation_mode": "first", **options}  # as ``SubprocVecEnv``, which asks no other env
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         try:
-            refuse_axes(self.envs.reward_shape, "Stable-Baselines3")
+            self.envs.refuse_reward_axes("Stable-Baselines3")
             super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)
         except BaseException:
             self.envs.close(terminate=True)
@@ -111,7 +110,6 @@ class HubVecEnv(VecEnv):
             Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
         """
         observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
-        refuse_axes(rewards.shape[1:], "Stable-Baselines3")
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
             infos[row] = {**info, **infos[row]}

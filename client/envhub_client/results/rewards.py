@@ -15,10 +15,24 @@ class Rewards:
 
     Attributes:
         shape: of one env's reward; empty until an env has given one with axes.
+        refused_for: the name of what takes no rewards with axes; empty for nothing.
     """
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
+        self.refused_for = ""
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Refuse rewards of this shape if it has axes, and these are refused.
+
+        Raises:
+            ValueError: they are.
+        """
+        if shape and self.refused_for:
+            raise ValueError(
+                f"rewards of shape {tuple(shape)}, and for {self.refused_for} a reward is one number: wrap the envs so "
+                "that it is, such as by a weighted sum"
+            )
 
     def of(self, rewards: np.ndarray, infos: Infos | None, env_ids: Sequence[int] | None = None) -> np.ndarray:
         """The rewards of all envs or of ``env_ids``: as they are, or ``(envs, *shape)`` where an env gave axes.
@@ -27,11 +41,13 @@ class Rewards:
 
         Raises:
             RemoteProtocolError: two envs have rewards of different shapes, or one is no array of float64.
+            ValueError: a reward has axes, which are refused.
         """
         found = [] if infos is None else infos.take_rewards()
         if not found and not self.shape:
             return rewards
         self.shape = self.shape or found[0][1].shape[1:]
+        self.check(self.shape)
         places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
         filled = np.zeros((len(rewards), *self.shape))
         for rows, values in found:

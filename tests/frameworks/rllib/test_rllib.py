@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 from hubs import kill_worker, serve, worker_processes
-from large_sims import Objectives
+from large_sims import Goals
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -195,5 +196,10 @@ def test_the_example_learns(over_tcp: bool, tcp: str) -> None:
 @pytest.mark.parametrize("many", [{}, {"num_envs": 2}], ids=["one env", "num_envs"])
 def test_envs_whose_rewards_have_axes_are_refused(many: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"rewards of shape \(2,\), and for RLlib a reward is one number"):
-        envhub.rllib.env_creator({"env": partial(Objectives, declared=True), **many})
+        envhub.rllib.env_creator({"env": partial(Goals, declared=True), **many})
+    env = envhub.rllib.env_creator({"env": Goals, **many})
+    with closing(env):
+        env.reset()
+        with pytest.raises(ValueError, match=r"and for RLlib a reward is one number"):
+            env.step(env.action_space.sample())
     assert not worker_processes(os.getpid())

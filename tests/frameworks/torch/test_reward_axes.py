@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from large_sims import Objectives
+from large_sims import Goals
 from same import assert_same
 from skrl.envs.wrappers.torch import wrap_env
 from tianshou.algorithm.algorithm_base import Policy
@@ -25,7 +25,7 @@ from envhub.torchrl import make_env
 torch.set_num_threads(1)
 
 NUM_ENVS = 3
-FACTORY = partial(Objectives, declared=True)
+FACTORY = partial(Goals, declared=True)
 LANES = pytest.mark.parametrize("lane", ["auto", "wire"])
 
 
@@ -60,7 +60,7 @@ def test_torchrls_spec_and_data_have_them(lane: str) -> None:
 
 def test_torchrl_names_the_reward_space_that_is_missing() -> None:
     refused = pytest.raises(ValueError, match=r"give the env a reward_space of shape \(2,\)")
-    with contextlib.closing(make_env([Objectives] * NUM_ENVS)) as env, refused:
+    with contextlib.closing(make_env([Goals] * NUM_ENVS)) as env, refused:
         env.rollout(2)
 
 
@@ -75,7 +75,7 @@ def test_skrl_shows_them_in_columns(lane: str) -> None:
 @pytest.mark.parametrize("declared", [True, False])
 def test_sb3_is_given_none(declared: bool) -> None:
     def step() -> None:
-        with contextlib.closing(HubVecEnv([partial(Objectives, declared=declared)] * NUM_ENVS)) as envs:
+        with contextlib.closing(HubVecEnv([partial(Goals, declared=declared)] * NUM_ENVS)) as envs:
             assert not declared
             envs.reset()
             envs.step(np.zeros(NUM_ENVS, np.int64))

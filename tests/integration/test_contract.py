@@ -57,6 +57,11 @@ def test_runner_of_ones_own_steps_and_resets(worker: Any) -> None:
     envs.close()
 
 
+def test_context_that_does_not_exist_is_refused_as_by_upstream() -> None:
+    with pytest.raises(ValueError, match="cannot find context for 'forked'"):
+        AsyncVectorEnv([lambda: sims.Counter(2)], context="forked")
+
+
 def test_worker_function_is_refused_and_the_way_out_named() -> None:
     def worker(*arguments: Any) -> None:
         """Upstream's signature."""

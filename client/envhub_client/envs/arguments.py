@@ -1,9 +1,10 @@
-"""The arguments of ``reset``, checked with Gymnasium's texts, and of ``send``."""
+"""The arguments of constructors, of ``reset``, checked with Gymnasium's texts, and of ``send``."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from multiprocessing import get_all_start_methods
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,13 @@ def checked_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
     if rows.min() < 0 or rows.max() >= num_envs or len(np.unique(rows)) < len(rows):
         raise ValueError(f"env_ids must be different numbers from 0 to {num_envs - 1}, got {env_ids!r}")
     return rows.astype(np.int64)
+
+
+def check_start_method(name: str | None) -> None:
+    """Refuse what is no start method of ``multiprocessing`` here, as it does; None is the default one.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if name not in (None, *get_all_start_methods()):
+        raise ValueError(f"cannot find context for {name!r}")

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
+from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.keywords import meant, split
@@ -79,7 +80,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
             shared_memory: accepted; observations are in shared memory either way. With it, as upstream, a space that is
                 no kind of Gymnasium's is refused.
             copy: whether returned observations are the caller's own.
-            context: accepted; workers are always started afresh.
+            context: checked as by upstream, and accepted; workers are always started afresh.
             daemon: accepted; workers always end with this program, and may have children.
             worker: what runs each env: a subclass of ``envhub.EnvRunner``, or its name as ``"module:Class"``.
             observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``.
@@ -92,8 +93,8 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
         Raises:
             TypeError: ``env_fns`` is no list of factories.
             TypeError, ValueError: no such option.
-            ValueError: ``worker`` is a function, ``max_concurrency`` no positive integer or given besides
-                ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
+            ValueError: there is no such ``context``, ``worker`` is a function, ``max_concurrency`` no positive integer
+                or given besides ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
             Exception: as for ``HubVectorEnv``.
         """
         if isinstance(worker, str) and not all(worker.partition(":")):
@@ -108,6 +109,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        check_start_method(context)
         fault_options, others = split(faults.FaultOptions, hosted)
         hosting_options, unknown = split(hosting.HostingOptions, others)
         for name in unknown:

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 )
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
+from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks import composed_actions
 from envhub_client.frameworks.attributes import attributes
@@ -52,15 +53,18 @@ class HubVecEnv(VecEnv):
         Args:
             env: a list of factories, as SB3 passes, or anything else that ``envhub.make_vec`` takes.
             num_envs: how many; not needed with a list.
-            start_method: as of ``SubprocVecEnv``; it changes nothing, for workers always start in the same way.
+            start_method: as of ``SubprocVecEnv``; it is checked and changes nothing, for workers always start in the
+                same way.
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:
             TypeError: for ``autoreset_mode``, which SB3 decides.
-            ValueError: the envs have a ``reward_space`` with axes: SB3 learns from one number.
+            ValueError: there is no such ``start_method``, or the envs have a ``reward_space`` with axes: SB3 learns
+                from one number.
             Exception: as for ``envhub.make_vec``.
         """
         refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
+        check_start_method(start_method)
         with by_value(env, *PACKAGES):
             options = {"observation_mode": "first", **options}  # as ``SubprocVecEnv``, which asks no other env
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)

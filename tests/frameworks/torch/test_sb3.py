@@ -385,6 +385,8 @@ def test_keywords_of_a_subproc_vec_env_may_stay() -> None:
     options = {"start_method": "fork", "num_workers": 0}
     with contextlib.closing(make_vec_env("CartPole-v1", 2, vec_env_cls=HubVecEnv, vec_env_kwargs=options)) as envs:
         assert envs.reset().shape == (2, 4)
+    with pytest.raises(ValueError, match="cannot find context for 'forked'"):
+        HubVecEnv("CartPole-v1", 2, start_method="forked")
 
 
 def test_episode_that_a_crash_cut_short_is_not_counted() -> None:

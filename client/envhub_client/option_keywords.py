@@ -135,7 +135,11 @@ class SessionKeywords(OptionKeywords, total=False):
 
     observation_mode: ObservationMode
     """``"same"``, ``"different"`` or ``(batched space, single space)``; or ``"first"`` where envs differ in the bounds
-    of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are the first env's then.
+    of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are the first env's then. With
+    ``"any"`` envs also differ in shapes and keys, and an observation need not fit its space: observations are a
+    tuple with each env's own, copied by value, and the space is ``Anything``. So is the action space where the envs'
+    have different leaves; actions are a list with each env's own then, and ``send`` is refused.
+    ``get_attr("observation_space")`` has each env's own space.
     """
 
     copy: bool

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env.base_vec_env import (
     VecEnvWrapper,
 )
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+from typing_extensions import Unpack
 
 from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -28,6 +29,7 @@ from envhub_client.frameworks.attributes import attributes
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
+from envhub_client.option_keywords import MakeKeywords
 
 # What a factory of ``make_vec_env`` refers to.
 PACKAGES = ("stable_baselines3", "sb3_contrib")
@@ -47,7 +49,9 @@ class HubVecEnv(VecEnv):
         reset_infos: each env's info of its last reset.
     """
 
-    def __init__(self, env: EnvLike, num_envs: int = 1, start_method: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, env: EnvLike, num_envs: int = 1, start_method: str | None = None, **options: Unpack[MakeKeywords]
+    ) -> None:
         """Make the envs.
 
         Args:
@@ -66,8 +70,11 @@ class HubVecEnv(VecEnv):
         refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
         check_start_method(start_method)
         with by_value(env, *PACKAGES):
-            options = {"observation_mode": "first", **options}  # as ``SubprocVecEnv``, which asks no other env
-            self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+            chosen: dict[str, Any] = {
+                "observation_mode": "first",
+                **options,
+            }  # as ``SubprocVecEnv``, which asks no other env
+            self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
         try:
             self.envs.refuse_reward_axes("Stable-Baselines3")
             super().__init__(self.envs.num_envs, self.envs.single_observation_space, self.envs.single_action_space)

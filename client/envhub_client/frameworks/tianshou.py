@@ -15,6 +15,7 @@ from tianshou.data import AsyncCollector as TianshouAsyncCollector
 from tianshou.data import CollectStats, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, VectorEnvWrapper
 from tianshou.highlevel.env import EnvFactory, EnvMode, VectorEnvType
+from typing_extensions import Unpack
 
 from envhub.env_failure import EnvFailure
 from envhub.errors import HubTimeout
@@ -27,6 +28,7 @@ from envhub_client.frameworks.attributes import attributes, call
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make, make_vec
+from envhub_client.option_keywords import MakeKeywords
 
 StepReturn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Ids = int | Sequence[int] | np.ndarray | None
@@ -96,7 +98,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         *,
         wait_num: int | None = None,
         timeout: float | None = None,
-        **options: Any,
+        **options: Unpack[MakeKeywords],
     ) -> None:
         """Make the envs.
 
@@ -672,7 +674,7 @@ class HubEnvFactory(EnvFactory):
         render_mode_training: str | None = None,
         render_mode_test: str | None = None,
         render_mode_watch: str | None = "human",
-        **options: Any,
+        **options: Unpack[MakeKeywords],
     ) -> None:
         """Say what is to be made.
 

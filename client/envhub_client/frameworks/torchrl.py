@@ -14,11 +14,13 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Unbounded
 from torchrl.envs import GymWrapper
+from typing_extensions import Unpack
 
 from envhub.env_failure import EnvFailure
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.make import EnvLike, make_vec
+from envhub_client.option_keywords import MakeKeywords
 
 INVALID = "invalid_transition"
 
@@ -29,7 +31,7 @@ def make_env(
     *,
     categorical_action_encoding: bool = False,
     device: torch.device | str | None = None,
-    **options: Any,
+    **options: Unpack[MakeKeywords],
 ) -> HubTorchEnv:
     """A TorchRL env of batch size ``[num_envs]``, of envs in a hub.
 
@@ -46,7 +48,8 @@ def make_env(
     """
     refuse_decided(options, "TorchRL", "autoreset_mode", "copy")
     # The envs reset themselves within a step, which spares a second exchange with the hub.
-    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=True, **options)
+    chosen: dict[str, Any] = {**options, "copy": True}
+    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
     try:
         return HubTorchEnv(envs, categorical_action_encoding=categorical_action_encoding, device=device)
     except BaseException:

@@ -20,7 +20,7 @@ from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 
 ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
-ObservationMode = Literal["same", "different", "first"] | tuple[Space[Any], Space[Any]]
+ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
 LaneName = Literal["auto", "wire"]
 Compression = Literal["auto", "lz4", "zstd"]
 HubLossPolicy = Literal["raise", "recreate"]

@@ -43,16 +43,80 @@ def test_generator_that_would_read_foreign_memory_is_refused(name: str, position
 
 
 def extensions_inside_each_other(count: int) -> bytes:
-    blob = packed(1)
+    blob = packed([])
     for _ in range(count):
         blob = packed([msgpack.ExtType(codec.TUPLE, blob)])
     return blob
 
 
 def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
-    assert codec.decode(extensions_inside_each_other(0)) == 1
+    assert codec.decode(extensions_inside_each_other(1)) == [()]
+    codec.decode(extensions_inside_each_other(codec.DECODED_DEPTH_MAX - 1))
+    with pytest.raises(codec.DecodeError, match="nested deeper"):
+        codec.decode(extensions_inside_each_other(codec.DECODED_DEPTH_MAX))
+
+
+def test_extensions_beside_each_other_are_not_nested() -> None:
+    values = [(number,) for number in range(10 * codec.DECODED_DEPTH_MAX)]
+    assert codec.decode(codec.encode(values)) == values
+
+
+@pytest.mark.parametrize("shape", [[True, 2], [2, True]])
+def test_shape_of_truth_values_is_refused(shape: list[Any]) -> None:
+    numbers = packed({b"nd": True, b"type": "<i8", b"kind": b"", b"shape": shape, b"data": bytes(16)})
+    texts = packed(msgpack.ExtType(codec.ARRAY, codec.encode(["<U1", shape, bytes(8)])))
+    for blob in (numbers, texts):
+        with pytest.raises(codec.DecodeError, match="malformed array shape"):
+            codec.decode(blob)
+
+
+def test_last_code_point_is_carried_and_a_name_of_a_dtype_is_short() -> None:
+    text = np.array(["\U0010ffff"])
+    assert (codec.decode(codec.encode(text)) == text).all()
+    for name in ("<U" + "0" * 22 + "1", 4):
+        blob = packed(msgpack.ExtType(codec.ARRAY, codec.encode([name, [1], bytes(4)])))
+        with pytest.raises(codec.DecodeError, match="is not accepted"):
+            codec.decode(blob)
+
+
+def test_generator_is_one_of_numpys_and_no_other_function_of_it() -> None:
+    before = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    with pytest.raises(codec.DecodeError, match="unknown bit generator"):
+        codec.decode(packed(msgpack.ExtType(codec.GENERATOR, codec.encode(["seed", {}]))))
+    assert (np.random.get_state()[1] == before).all()  # type: ignore[index, union-attr]
+
+
+def test_list_that_a_short_value_only_announces_costs_no_memory() -> None:
+    tracemalloc.start()
     with pytest.raises(codec.DecodeError):
-        codec.decode(extensions_inside_each_other(codec.DEPTH_MAX + 2))
+        codec.decode(b"\xdd" + codec.ITEMS_MAX.to_bytes(4, "big"))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_map_longer_than_the_limit_is_refused() -> None:
+    entries = codec.ITEMS_MAX + 1
+    with pytest.raises(codec.DecodeError):
+        codec.decode(b"\xdf" + entries.to_bytes(4, "big") + b"\xa1k\xc0" * entries)
+
+
+@pytest.mark.parametrize(
+    ("value", "few"),
+    [
+        (1, True),
+        ("x" * 5000, True),
+        (b"x" * 70_000, True),
+        ([1, [2, "three"], {"four": 5}], True),
+        ({"array": b"x" * 5000}, True),
+        ([0] * (codec.WALKED_MAX - 1), True),
+        ([0] * codec.WALKED_MAX, False),
+        ([[]] * 20 + [{"a": [1]}] * 30, False),
+    ],
+)
+def test_large_values_of_few_items_are_found_without_a_look_at_every_byte(value: Any, few: bool) -> None:
+    blob = packed(value)
+    assert codec._has_few_items(blob) is few
+    assert not codec._has_few_items(blob[:-1]) and not codec._has_few_items(blob + b"\0")
 
 
 EQUAL_HASHES = 2**61 - 1  # Python's hash of an int is the int modulo this prime
@@ -91,6 +155,12 @@ def test_keys_that_would_take_quadratic_time_are_refused(keys: list[Any], code: 
         codec.decode(packed(msgpack.ExtType(code, codec.encode(items))))
     with pytest.raises(codec.EncodeError):
         codec.encode(dict.fromkeys(keys) if code == codec.MAPPING else set(keys))
+
+
+def test_as_many_keys_of_one_hash_as_the_limit_are_carried() -> None:
+    keys = {EQUAL_HASHES * number: number for number in range(1, codec.EQUAL_HASHES_MAX + 1)}
+    keys[1] = 0
+    assert codec.decode(codec.encode(keys)) == keys
 
 
 def test_as_many_keys_as_the_limit_are_carried_and_any_number_of_texts() -> None:

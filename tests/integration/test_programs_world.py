@@ -127,7 +127,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.chaos)])
 def test_workers_of_a_program_have_its_arguments_and_flags(
     tmp_path: Path, flags: tuple[str, ...], workers: int
 ) -> None:

@@ -22,7 +22,7 @@ import tianshou_envs
 import torch
 from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
-from hubs import kill_worker, serve, signalled_in_a_wait, stopped, worker_processes
+from hubs import kill_worker, serve, signalled_in_a_wait, stopped, wait_until, worker_processes
 from same import assert_same
 from telling_env import Telling
 from tianshou.algorithm.algorithm_base import Policy
@@ -672,6 +672,7 @@ def test_envs_of_other_shapes_step_while_others_are_under_way(options: dict[str,
 def test_envs_of_other_shapes_that_die_are_truncated_and_go_on() -> None:
     with contextlib.closing(HubVectorEnv(of_other_shapes(), num_workers=NUM_ENVS)) as envs:
         last, _ = envs.reset(seed=1)
+        assert wait_until(lambda: len(worker_processes(os.getpid())) == NUM_ENVS)  # none of the envs made first
         kill_worker(worker_processes(os.getpid())[0].pid)
         observations, rewards, _, truncations, infos = envs.step(np.zeros(NUM_ENVS, np.int64))
         assert truncations.sum() == 1 and infos[truncations][0]["invalid_transition"]

@@ -18,6 +18,7 @@ from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import (
     AWAY_WARNING_S,
+    CUTS_MAX,
     HEARTBEAT_S,
     NO_SESSION,
     PRELUDE,
@@ -55,6 +56,8 @@ class _Pending:
     ask_s: float  # when to ask the hub about it next
     held: bool = False  # not sent before a request that was given up has ended
     lost: bool = False  # the hub does not have it, or its reply was lost: send it again
+    on_its_way: bool = False  # whether it was sent on this connection, or is to be sent on the next one
+    cuts: int = 0  # connections in a row that ended after it was sent on them
 
 
 class ClientProtocol:
@@ -118,7 +121,8 @@ class ClientProtocol:
                 self._sent_seq = seq
         done = pack_head(REPLY | op, self.hub_id, token, seq)
         self.answer = None
-        self._pending = _Pending(op, token, seq, sent, done, _AT_ONCE if held else now_s + HEARTBEAT_S, held)
+        ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
+        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held)
         self._heard_s = now_s
         return sent
 
@@ -180,7 +184,9 @@ class ClientProtocol:
     def _heartbeat(self, pending: _Pending, body: Frame) -> None:
         reply = _read(Op.HEARTBEAT, body)
         self.progress = reply if reply.phase else None
-        if reply.state != "running":
+        if reply.state == "running":
+            pending.cuts = 0  # it has arrived: these connections ended for another reason
+        else:
             pending.lost, pending.ask_s = True, _AT_ONCE
 
     def _drop(self, prelude: Prelude, body: Frame) -> None:
@@ -198,6 +204,8 @@ class ClientProtocol:
     def tick(self, now_s: float) -> list[Frames]:
         """The messages to send now: the pending request again, or a HEARTBEAT that asks about it."""
         pending = self._pending
+        if self.cut_off is not None:
+            return []
         if pending is None:
             back, self._reconnected = self._reconnected, False
             return [self._question(self.token, self._session_seq)] if back else []
@@ -208,7 +216,7 @@ class ClientProtocol:
         if pending.held:
             return [self._question(pending.token, self._sent_seq)]
         if pending.lost or pending.token == NO_SESSION:
-            pending.lost = False
+            pending.lost, pending.on_its_way = False, True
             return [pending.frames]
         return [self._question(pending.token, pending.seq)]
 
@@ -241,6 +249,8 @@ class ClientProtocol:
         """Note that the transport's connection ended; libzmq reconnects by itself."""
         if self._away_since_s is None:
             self._away_since_s = now_s
+        if (pending := self._pending) is not None and pending.on_its_way:
+            pending.cuts, pending.on_its_way = pending.cuts + 1, False
 
     def refused(self, now_s: float) -> None:
         """Note that the address refused a connection: its machine answers, but no hub listens."""
@@ -250,6 +260,15 @@ class ClientProtocol:
     def lost(self, why: str) -> None:
         """Note that the hub is known to be gone."""
         self._loss = self._loss or why
+
+    @property
+    def cut_off(self) -> Op | None:
+        """The op of the pending request if ``CUTS_MAX`` connections ended after it was sent; it is sent no more.
+
+        A HELLO is sent until its caller gives it up, as the hub may be starting.
+        """
+        pending = self._pending
+        return pending.op if pending is not None and pending.cuts >= CUTS_MAX and self.hub_id else None
 
     @property
     def is_refused(self) -> bool:

@@ -33,6 +33,7 @@ SILENCE_WARNING_S = 3.5  # while a request is pending and the client asks the hu
 AWAY_WARNING_S = 0.3  # most ended connections are made again within this time
 REFUSED_S = 5.0
 RECONNECT_S = 60.0
+CUTS_MAX = 10  # connections in a row that end while a request on them has no answer
 
 Frame = Any  # bytes, or any buffer
 Frames = list[Frame]

@@ -34,6 +34,7 @@ from envhub.protocol.messages import (
     Templates,
     pack_rows,
 )
+from envhub.protocol.prelude import CUTS_MAX
 from envhub.registration import REMOTE
 from envhub.transport import sockets
 from envhub.values import codec
@@ -383,4 +384,13 @@ def test_request_after_a_flood_is_answered() -> None:
         connection = envs._session.connection
         with pytest.raises(envhub.HubTimeout):
             connection.ask(Op.HEALTH, Question(), timeout=0.5)
+        assert envs.reset()[0].shape == (NUM_ENVS, 2)
+
+
+def test_request_that_ends_every_connection_is_given_up_and_the_session_goes_on() -> None:
+    answers = {Op.HEARTBEAT: (HeartbeatReply("unknown"), ())}
+    with LyingHub(answers, frame_bytes_max=1 << 16) as hub, connected(hub) as envs:
+        envs.reset()
+        with pytest.raises(envhub.RequestRefused, match=f"^{CUTS_MAX} connections .* after the RESET request"):
+            envs.reset(options={"text": "x" * (1 << 17)})
         assert envs.reset()[0].shape == (NUM_ENVS, 2)

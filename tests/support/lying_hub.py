@@ -35,10 +35,17 @@ class LyingHub:
 
     What has no answer there is answered as an honest hub would. Of an answer that is a ``Failure``, the reply is one.
     A test may change its ``answers``.
-    At the first request after HELLO that has no answer at all, it pushes so many ``pings``.
+    At the first request after HELLO that has no answer at all, it pushes so many ``pings``. A frame of more than
+    ``frame_bytes_max`` ends its connection.
     """
 
-    def __init__(self, answers: Mapping[Op, Answer] | None = None, notice: str = "", pings: int = 0) -> None:
+    def __init__(
+        self,
+        answers: Mapping[Op, Answer] | None = None,
+        notice: str = "",
+        pings: int = 0,
+        frame_bytes_max: int = 1 << 30,
+    ) -> None:
         honest = {
             Op.HELLO: (Welcome("1", "1.0", False, {}), ()),
             Op.MAKE: (made(), ()),
@@ -53,6 +60,7 @@ class LyingHub:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.sndhwm = 0
+        self._socket.maxmsgsize = frame_bytes_max
         self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -8,8 +8,8 @@ from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, s
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import NOTICE_CHARS_MAX, NOTICES_MAX, ClientProtocol, Reply
-from envhub.protocol.messages import EnvNames, Failure, HeartbeatReply, Make, Notice, Op, Question, Reset
-from envhub.protocol.prelude import HEARTBEAT_S, NO_SESSION, Prelude
+from envhub.protocol.messages import EnvNames, Failure, HeartbeatReply, Hello, Make, Notice, Op, Question, Reset
+from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 BAD_SEQ = Failure("bad_seq", "request", "request 3 does not follow request 2, which runs")
@@ -113,6 +113,66 @@ def test_progress_is_of_a_request_that_makes_envs() -> None:
     assert pair.client.progress == building
     say(pair, REPLY | Op.HEARTBEAT, 1, HeartbeatReply("running"))
     assert pair.client.progress is None
+
+
+# --- requests that end their connection -------------------------------------------------------------------------------
+
+
+def ended_connections(pair: ProtocolPair, state: str = "unknown") -> int:
+    """How many connections end until the client gives the pending request up, if that is sent on each."""
+    for count in range(1, 100):
+        pair.disconnect()
+        if pair.client.cut_off is not None:
+            return count
+        pair.reconnect()
+        pair.advance(0)
+        if pair.client.pending in messages.SESSION_OPS:
+            say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply(state))
+            pair.advance(0)
+    raise AssertionError("it is sent for ever")
+
+
+@pytest.mark.parametrize("state", ["unknown", "answered"])
+def test_request_is_sent_no_more_once_it_has_ended_ten_connections(state: str) -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    assert ended_connections(pair, state) == CUTS_MAX
+    pair.reconnect()
+    pair.to_hub.clear()
+    pair.advance(HEARTBEAT_S)
+    assert not pair.to_hub
+    pair.client.give_up()
+    assert pair.ask(Op.RESET, Reset()).op is Op.RESET
+
+
+def test_question_is_sent_no_more_once_it_has_ended_ten_connections() -> None:
+    pair = joined()
+    pair.request(Op.LIST, Question())
+    assert ended_connections(pair) == CUTS_MAX
+
+
+@pytest.mark.parametrize("state", ["unknown", "running"])
+def test_connections_that_end_before_a_request_is_sent_or_while_it_runs_do_not_count(state: str) -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    for _ in range(3 * CUTS_MAX):
+        pair.disconnect()
+        pair.reconnect()
+        if state == "running":
+            pair.advance(0)
+            say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply(state))
+        assert pair.client.cut_off is None
+
+
+def test_hello_that_ends_its_connections_is_sent_until_its_caller_gives_up() -> None:
+    pair = ProtocolPair()
+    pair.request(Op.HELLO, Hello())
+    for _ in range(3 * CUTS_MAX):
+        pair.disconnect()
+        pair.reconnect()
+        pair.to_hub.clear()
+        pair.advance(0)
+        assert len(pair.to_hub) == 1
 
 
 # --- notices ----------------------------------------------------------------------------------------------------------

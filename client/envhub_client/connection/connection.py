@@ -398,6 +398,7 @@ class Connection:
             HubLost: it is gone.
             AccessDenied: it does not let this client in (any more).
             SessionLost: it has ended the session.
+            RequestRefused: it ends each connection on which the pending request is sent; the request is given up.
         """
         if loss := self.protocol.loss(now_s):
             self.protocol.give_up()
@@ -406,6 +407,13 @@ class Connection:
             if self.protocol.goodbye is not None:
                 raise_failure(self.protocol.goodbye, self.address)
             raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
+        if (op := self.protocol.cut_off) is not None:
+            self.protocol.give_up()
+            text = f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} "
+            text += (
+                "request was sent on it; the request was given up. Look for connection_ended in the hub's log; if it "
+            )
+            raise errors.RequestRefused(f"{text}is not there, something between this client and the hub ends them")
 
     def _log_trouble(self, now_s: float) -> None:
         trouble = self.protocol.trouble(now_s)

@@ -49,7 +49,6 @@ class Op(IntEnum):
 
 
 REPLY = 128
-QUESTIONS = ("", "exists", "wrapped")  # of a Call
 SESSION_OPS = frozenset(op for op in Op if Op.MAKE <= op < Op.PING)
 
 
@@ -490,7 +489,10 @@ def build(kind: Any, found: Dict[str, Any]) -> Any:
 
 
 def _value(where: str, hint: Any, value: Any) -> Any:
-    """``value`` checked against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass."""
+    """``value`` checked against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass.
+
+    An integer of msgpack is a float where one is wanted: languages with one kind of number send 5.0 as 5.
+    """
     origin = getattr(hint, "__origin__", None)
     if hint is Any:
         return value
@@ -504,4 +506,6 @@ def _value(where: str, hint: Any, value: Any) -> Any:
         return build(hint, value)
     if origin is None and type(value) is hint:
         return value
+    if hint is float and type(value) is int and value.bit_length() <= 64:
+        return float(value)
     raise codec.DecodeError(f"{where} must be {getattr(hint, '__name__', hint)}, got {type(value).__name__}")

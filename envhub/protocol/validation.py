@@ -1,4 +1,4 @@
-"""The bounds of every number in a request: one table, and the check of a message against it.
+"""The bounds of every number in a request, the texts of every field with a fixed set, and the check of a message.
 
 The hub checks a request before it executes the request. A number that is not finite or not within its bounds would harm
 other sessions too: a deadline of NaN is never due, and hides their deadlines from ``min``.
@@ -63,7 +63,22 @@ REQUEST_BOUNDS: Bounds = {
     TemplatesRequest: {"numbers": COUNT},
 }
 
-# The same of what a hub sends; a client refuses it.
+_POLICIES = ("truncate", "raise")
+
+# By message and field, the texts that it may have.
+REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
+    Make: {
+        "autoreset_mode": ("NextStep", "SameStep", "Disabled"),
+        "observation_mode": ("same", "different", "first", "any"),
+    },
+    Faults: {
+        **dict.fromkeys(("on_crash", "on_timeout", "on_exception"), _POLICIES),
+        "on_invalid": (*_POLICIES, "pass"),
+    },
+    Call: {"question": ("", "exists", "wrapped")},
+}
+
+# The bounds of what a hub sends; a client refuses it.
 REPLY_BOUNDS: Bounds = {
     Failure: {"env_index": ROW},
     Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
@@ -73,7 +88,7 @@ REPLY_BOUNDS: Bounds = {
 
 
 class OutOfBounds(DecodeError):
-    """A number of a message is out of its bounds."""
+    """A field of a message is out of its bounds, or none of the texts that it may have."""
 
 
 def is_function_name(text: str) -> bool:
@@ -83,7 +98,7 @@ def is_function_name(text: str) -> bool:
 
 
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
-    """Refuse a message if it, or a message inside it, has a number out of its bounds.
+    """Refuse a message if it, or a message inside it, has a field with a number or a text that it may not have.
 
     Raises:
         OutOfBounds: names the field.
@@ -97,3 +112,7 @@ def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
             if number is not None and not low <= number <= high:  # false for NaN too
                 kind = type(message).__name__
                 raise OutOfBounds(f"{kind}.{name} is {number}, which is not between {low} and {high}")
+    for name, allowed in REQUEST_CHOICES.get(type(message), {}).items():
+        if (text := getattr(message, name)) not in allowed:
+            kind, listed = type(message).__name__, ", ".join(map(repr, allowed))
+            raise OutOfBounds(f"{kind}.{name} is {text!r:.100}, which is none of {listed}")

@@ -101,6 +101,9 @@ def test_field_that_this_version_does_not_know_is_ignored(kind: Any) -> None:
         (Make, "num_envs", 4.0),
         (Make, "num_envs", True),
         (Make, "num_envs", None),
+        (Make, "beat_s", True),
+        (Make, "beat_s", "1"),
+        (Make, "beat_s", 1 << 70),
         (Make, "name", b"CartPole-v1"),
         (Make, "kwargs", "text"),
         (Make, "num_workers", "2"),
@@ -129,6 +132,14 @@ def test_field_of_another_type_is_refused_and_named(kind: Any, field: str, value
     honest = next(message for message in FULL if type(message) is kind)
     with pytest.raises(codec.DecodeError, match=kind.__name__ if field != "world" else "World|world"):
         messages.unpack(kind, codec.encode({**dataclasses.asdict(honest), field: value}))
+
+
+def test_integer_of_msgpack_is_a_float_where_one_is_wanted() -> None:
+    for number in (0, 5, -(1 << 63), (1 << 64) - 1):
+        found = messages.unpack(Make, codec.encode({"num_envs": 1, "beat_s": number}))
+        assert type(found.beat_s) is float and found.beat_s == float(number)
+    made = dataclasses.asdict(next(message for message in FULL if type(message) is Made))
+    assert type(messages.unpack(Made, codec.encode({**made, "step_s": 2})).step_s) is float
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [], [["num_envs", 1]], {1: 2}])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from envhub_client.session.faults import FaultOptions
+from envhub_client.session.faults import FaultOptions, InvalidPolicy, Policy
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import BOUNDS
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op, Recycle
 from envhub.protocol.prelude import PRELUDE, Prelude
-from envhub.protocol.validation import REQUEST_BOUNDS, OutOfBounds, check
+from envhub.protocol.validation import REQUEST_BOUNDS, REQUEST_CHOICES, OutOfBounds, check
 
 HUB_ID = 7
 
@@ -162,3 +162,29 @@ def test_what_a_client_may_set_a_hub_accepts() -> None:
     check(replace(Make(1), faults=FaultOptions().wire()))
     most = FaultOptions(step_timeout=7 * 24 * 3600, restarts_max=1_000_000, restart_wait=0.0, close_timeout=0.001)
     check(replace(Make(1), faults=most.wire()))
+
+
+CHOICES = [(kind, name) for kind, fields in REQUEST_CHOICES.items() for name in fields]
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES, ids=lambda part: getattr(part, "__name__", part))
+def test_text_is_accepted_if_it_is_one_of_the_fields_and_refused_by_name_otherwise(kind: type, name: str) -> None:
+    for text in REQUEST_CHOICES[kind][name]:
+        assert answered(example(kind, name, text)) is None
+    for wrong in ("Truncate", "none", "x" * 1000):
+        assert_refused(kind, name, wrong)
+
+
+def test_policies_of_a_client_are_those_that_a_hub_accepts() -> None:
+    policies = {name: InvalidPolicy if name == "on_invalid" else Policy for name in REQUEST_CHOICES[Faults]}
+    assert {name: set(get_args(hint)) for name, hint in policies.items()} == {
+        name: set(texts) for name, texts in REQUEST_CHOICES[Faults].items()
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, number in FIELDS if number is float])
+def test_integer_is_accepted_where_a_float_is_wanted(kind: type, name: str) -> None:
+    hub = HubProtocol(HUB_ID)
+    frame = Prelude(Op.MAKE, HUB_ID, bytes(range(16)), 1).pack() + messages.pack(example(kind, name, 3))
+    incoming = hub.receive(b"peer", 1, [frame])
+    assert incoming is not None and incoming.message == example(kind, name, 3.0)

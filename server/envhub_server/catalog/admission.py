@@ -13,7 +13,6 @@ from envhub_server.catalog.registry import Recipe, Registry, of_program
 from envhub_server.config import HubConfig
 from envhub_server.ipc.factories_memory import why_misplaced
 
-AUTORESET_MODES = frozenset(["NextStep", "SameStep", "Disabled"])
 # Wrappers of Gymnasium that any client may name. Of its others, RecordVideo writes to any path in its arguments,
 # HumanRendering opens a window, and ArrayConversion and those made of it take modules.
 WRAPPER_NAMES = (
@@ -29,7 +28,6 @@ WRAPPERS = re.compile(rf"gymnasium\.wrappers\.\w+:({'|'.join(WRAPPER_NAMES)})")
 # A client that may not deploy passes numbers, truth values and short strings that name no file and no module.
 STRING_CHARS_MAX = 64
 PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}}}|")
-OBSERVATION_MODES = frozenset(["same", "different", "first", "any"])
 
 
 def admitted(
@@ -57,10 +55,6 @@ def admitted(
             f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={limits.close_s_max:g} s of this hub"
         )
         return Failure("limit", "hub", f"{text}, for as long as a session that closes keeps its workers")
-    if make.autoreset_mode not in AUTORESET_MODES or make.observation_mode not in OBSERVATION_MODES:
-        text = f"autoreset_mode={make.autoreset_mode!r}, observation_mode={make.observation_mode!r}: no such mode; "
-        text += f"there are {', '.join(sorted(AUTORESET_MODES))}, and {', '.join(sorted(OBSERVATION_MODES))}"
-        return Failure("refused", "request", text)
     if make.compression and make.compression not in compression.available():
         text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
         return Failure("refused", "request", text)

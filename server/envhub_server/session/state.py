@@ -830,8 +830,6 @@ class SessionState:
 
     def _on_call(self, request: Requested, now_s: float) -> Instructions:
         call = request.message
-        if call.question not in messages.QUESTIONS:
-            return self._refuse(f"a call asks one of {messages.QUESTIONS}, not {call.question!r}")
         # The name of a class is compared, and nothing else.
         if call.question != "wrapped" and (forbidden := self._forbidden(call.name)):
             return forbidden

@@ -1,4 +1,13 @@
-"""Makes ``golden.json``: frames of every message and values of every kind, in hex, for clients in any language.
+"""Makes ``golden.json``: frames and values in hex, for clients and hubs in any language.
+
+============  =========================================================================================================
+session       a whole session, whose frames fit each other: "A whole session" in PROTOCOL.md
+exchanges     a request and a reply of every kind, each by itself: the arrays in them are of no space
+values        a value of every kind
+refusals      messages to a hub in which the session of ``session`` was just made, and what the hub does: "runs",
+              "dropped", or the code of the failure
+bad_values    bytes that are no values, which a receiver refuses
+============  =========================================================================================================
 
 python tests/conformance/golden.py > tests/conformance/golden.json
 """
@@ -8,6 +17,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgpack
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
@@ -21,7 +31,7 @@ from envhub.values import actions, codec, spaces
 from envhub.values.leaf import OBJECT, Leaf
 
 HUB_ID = 0x0123456789ABCDEF
-TOKEN = bytes(range(16))
+TOKEN, OTHER_TOKEN = bytes(range(16)), bytes(range(16, 32))
 
 SPACES = gym_spaces.Dict(
     {
@@ -127,11 +137,127 @@ def exchanges() -> dict[str, list[bytes]]:
     return found
 
 
+def session() -> dict[str, list[bytes]]:
+    """The frames of a session of two envs, in order; the client sends only the fields that have no default value."""
+    hub, found = HubProtocol(HUB_ID), {}
+
+    def exchange(op: Op, seq: int, fields: bytes, reply: Any, sent: Any = (), answered: Any = ()) -> None:
+        hub_id, token = (0, bytes(16)) if op is Op.HELLO else (HUB_ID, TOKEN)
+        request = [Prelude(op, hub_id, token, seq).pack() + fields, *sent]
+        incoming = hub.receive(b"peer", 1, request)
+        assert incoming is not None
+        hub.answer(incoming, reply, answered)
+        ((_, response),) = hub.outgoing
+        hub.outgoing.clear()
+        found[f"{op.name} request"], found[f"{op.name} reply"] = request, response
+
+    welcome = messages.Welcome("0.1.0", "1.2", False, {"envs_per_session_max": 1024}, "simbox", 7)
+    exchange(Op.HELLO, 1, codec.encode({"client": "0.1.0"}), welcome)
+    box, two = gym_spaces.Box(-1, 1, (4,), np.float32), gym_spaces.Discrete(2)
+    observation, action = (codec.encode(spaces.describe(space)) for space in (box, two))
+    make = codec.encode({"num_envs": 2, "name": "Example-v0"})
+    exchange(Op.MAKE, 1, make, messages.Made(2, 1, [observation], action, codec.encode({})))
+    first = np.zeros((2, 4), np.float32)
+    exchange(Op.RESET, 2, codec.encode({"seeds": [7, 8]}), messages.Done(), (), [first.tobytes()])
+    codes, batches, _ = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
+    observations = np.array([[0, 0.5, 0, -0.5], [1, 0, -1, 0]], np.float32)
+    results = np.ones(2).tobytes() + bytes([False, False, False, True])
+    infos = messages.pack_rows([(1, codec.encode({"n": np.int64(3)}))])
+    answered = [observations.tobytes(), results, infos]
+    exchange(Op.STEP, 3, codes, messages.Done(), [batch.tobytes() for batch in batches], answered)
+    exchange(Op.CLOSE, 4, codec.encode({}), messages.Done())
+    return found
+
+
+def refusals() -> dict[str, tuple[list[bytes], str]]:
+    """Messages to a hub in which the session of ``session`` was made by its first two requests, and what it does."""
+
+    def sent(op: int, body: bytes = b"\x80", seq: int = 2, token: bytes = TOKEN, **prelude: int) -> list[bytes]:
+        return [Prelude(op, prelude.get("hub_id", HUB_ID), token, seq, prelude.get("major", 1)).pack() + body]
+
+    def make(**fields: Any) -> list[bytes]:
+        return sent(Op.MAKE, codec.encode({"num_envs": 2, "name": "Example-v0", **fields}), 1, OTHER_TOKEN)
+
+    deep: Any = []
+    for _ in range(8):
+        deep = [deep]
+    reset = sent(Op.RESET)[0]
+    return {
+        "no frame of a prelude's length": ([reset[:39]], "dropped"),
+        "another magic": ([b"HTTP" + reset[4:]], "dropped"),
+        "another major version": (sent(Op.RESET, major=2), "unsupported_version"),
+        "an op that is none": (sent(99), "malformed"),
+        "the op of a reply": (sent(messages.REPLY | Op.RESET), "malformed"),
+        "a push of a hub": (sent(Op.PING), "malformed"),
+        "a session's request without a token": (sent(Op.RESET, token=bytes(16)), "malformed"),
+        "the id of another hub": (sent(Op.RESET, hub_id=HUB_ID + 1), "stale_hub"),
+        "a request of a session that was never made": (sent(Op.RESET, token=OTHER_TOKEN), "session_lost"),
+        "a number that was used before": (sent(Op.RESET, seq=0), "bad_seq"),
+        "a second MAKE of a token": (sent(Op.MAKE, codec.encode({"num_envs": 2}), 2), "bad_seq"),
+        "a header of no bytes": (sent(Op.RESET, b""), "malformed"),
+        "a header that is no map": (sent(Op.RESET, b"\x90"), "malformed"),
+        "a header that ends early": (sent(Op.RESET, codec.encode({"seeds": [1, 2]})[:-1]), "malformed"),
+        "a header with bytes after it": (sent(Op.RESET, b"\x80\x80"), "malformed"),
+        "a list of more items than there are bytes": (
+            sent(Op.RESET, b"\x81\xa5seeds\xdd\x7f\xff\xff\xff"),
+            "malformed",
+        ),
+        "lists nine deep": (sent(Op.RESET, codec.encode({"seeds": deep})), "malformed"),
+        "an extension in a header": (sent(Op.RESET, codec.encode({"seeds": (1, 2)})), "malformed"),
+        "a required field that is missing": (
+            sent(Op.MAKE, codec.encode({"name": "Example-v0"}), 1, OTHER_TOKEN),
+            "malformed",
+        ),
+        "text where bytes are wanted": (make(kwargs="{}"), "malformed"),
+        "a float where an integer is wanted": (make(num_workers=1.0), "malformed"),
+        "a number out of its bounds": (make(num_envs=0), "refused"),
+        "a number that is not finite": (make(beat_s=float("nan")), "refused"),
+        "a policy that is none": (make(faults={"on_crash": "ignore"}), "refused"),
+        "an integer where a float is wanted": (make(beat_s=2), "runs"),
+        "a field that this version does not know": (make(field_of_a_later_version=1), "runs"),
+        "a number that is left out": (sent(Op.RESET, seq=7), "runs"),
+    }
+
+
+def bad_values() -> dict[str, bytes]:
+    """Bytes that are no values."""
+
+    def array(**entries: Any) -> bytes:
+        fields = {"nd": True, "type": "<f4", "kind": b"", "shape": [2], "data": bytes(8), **entries}
+        pairs = (msgpack.packb(name.encode()) + msgpack.packb(value) for name, value in fields.items())
+        return bytes([0x80 + len(fields)]) + b"".join(pairs)
+
+    return {
+        "nothing": b"",
+        "an integer that ends early": b"\xcd\x01",
+        "bytes after the value": b"\x01\x02",
+        "a list of more items than there are bytes": b"\xdd\x7f\xff\xff\xff",
+        "a map with an integer key": b"\x81\x01\x02",
+        "an array of pointers": array(type="|O", kind=b"O"),
+        "an array of a structure": array(type=[["x", "<f4"]], kind=b"V"),
+        "an array with a negative dimension": array(shape=[-2]),
+        "an array with fewer bytes than items": array(shape=[3]),
+        "an array of text in the form of numbers": array(type="<U2"),
+        "an array without its shape": b"\x81\xc4\x02nd\xc3",
+        "a pickle": msgpack.packb(msgpack.ExtType(codec.PICKLE, b"\x80\x04N.")),
+        "an extension that is none": msgpack.packb(msgpack.ExtType(99, b"")),
+        "a generator whose position is out of its state": msgpack.packb(
+            msgpack.ExtType(codec.GENERATOR, codec.encode(["MT19937", {"state": {"key": [0] * 624, "pos": 625}}]))
+        ),
+        "a code point that is none": msgpack.packb(
+            msgpack.ExtType(codec.ARRAY, codec.encode(["<U1", [1], b"\xff\xff\xff\x7f"]))
+        ),
+    }
+
+
 def golden() -> dict[str, Any]:
     """Everything, in hex."""
     return {
+        "session": {name: [bytes(frame).hex() for frame in frames] for name, frames in session().items()},
         "exchanges": {name: [bytes(frame).hex() for frame in frames] for name, frames in exchanges().items()},
         "values": {name: codec.encode(value, codec.as_repr).hex() for name, value in VALUES.items()},
+        "refusals": {name: [*(frame.hex() for frame in sent), does] for name, (sent, does) in refusals().items()},
+        "bad_values": {name: blob.hex() for name, blob in bad_values().items()},
     }
 
 

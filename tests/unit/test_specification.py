@@ -1,10 +1,11 @@
-"""PROTOCOL.md says what the code does: its example, its tables of messages, ops, codes, limits and failures."""
+"""PROTOCOL.md says what the code does: its session in bytes, its tables of messages, ops, limits and failures."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+import json
 import os
 import re
 from pathlib import Path
@@ -15,17 +16,21 @@ import pytest
 from envhub_client.connection import connection
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub import hub
+from envhub_server.network import access, connections
 
+from envhub.arena import layout
+from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
-from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLIES, REQUESTS, Done, Failure, Hello, Op, Shared, Step, Welcome, World
+from envhub.protocol.messages import REPLIES, REQUESTS, Failure, Op, Shared, World
+from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.values import actions, codec, leaf, spaces
 from envhub.values.leaf import Leaf
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "envhub/protocol/PROTOCOL.md").read_text()
+GOLDEN = json.loads((ROOT / "tests/conformance/golden.json").read_text())
 CODE = [path for folder in ("envhub", "server", "client") for path in (ROOT / folder).rglob("*.py")]
 
 
@@ -43,47 +48,18 @@ def table(title: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("|\n").split("|")] for line in found[1].splitlines()]
 
 
-# --- the example ------------------------------------------------------------------------------------------------------
-
-HUB_ID = 0x0123456789ABCDEF
-TOKEN = bytes(range(16))
+# --- the session in bytes ---------------------------------------------------------------------------------------------
 
 
-def example() -> dict[str, bytes]:
-    """The frames of the specification's example, made by both halves of the protocol."""
-    hub, client = HubProtocol(HUB_ID), ClientProtocol(TOKEN)
-    frames: dict[str, bytes] = {}
-
-    def exchange(name: str, op: Op, message: object, sent: list[bytes], reply: object, answered: list[bytes]) -> None:
-        request = client.request(op, message, sent, 0.0)
-        incoming = hub.receive(b"peer", 1, request)
-        assert incoming is not None
-        hub.answer(incoming, reply, answered)
-        ((_, response),) = hub.outgoing
-        hub.outgoing.clear()
-        assert client.receive(response, 0.0) is not None
-        for kind, found in (("request", request), ("reply", response)):
-            frames.update({f"{name} {kind} {number}": bytes(frame) for number, frame in enumerate(found)})
-
-    welcome = Welcome("0.1.0", "1.2", False, {"envs_per_session_max": 1024}, "simbox", 7)
-    exchange("HELLO", Op.HELLO, Hello("0.1.0"), [], welcome, [])
-    make = messages.Make(2, "CartPole-v1")
-    exchange("MAKE", Op.MAKE, make, [], messages.Made(2, 1, [b""], b""), [])
-    codes, batches, _ = actions.pack([np.array([0, 1])], [Leaf("<i8", ())], 2)
-    observations = np.array([[0, 0.5, 0, -0.5], [1, 0, -1, 0]], np.float32)
-    results = np.ones(2).tobytes() + bytes([False, False, False, True])
-    infos = messages.pack_rows([(1, codec.encode({"n": np.int64(3)}))])
-    answered = [observations.tobytes(), results, infos]
-    exchange("STEP", Op.STEP, Step(codes), [batch.tobytes() for batch in batches], Done(), answered)
-    return {name: frame for name, frame in frames.items() if not name.startswith("MAKE")}
-
-
-def test_hex_of_the_example_is_what_both_halves_send() -> None:
+def test_session_in_bytes_is_that_of_the_golden_frames() -> None:
     blocks = re.findall(r"^```hex\n; (.*?)\n(.*?)^```", TEXT, re.M | re.S)
     shown = {
         name: bytes.fromhex("".join(line.partition(";")[0] for line in body.splitlines())) for name, body in blocks
     }
-    assert shown == example()
+    golden = GOLDEN["session"].items()
+    assert shown == {
+        f"{name} {number}": bytes.fromhex(frame) for name, frames in golden for number, frame in enumerate(frames)
+    }
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -98,10 +74,38 @@ def test_prelude_is_described_field_by_field() -> None:
     sizes = [int(row[1]) for row in rows]
     assert [int(row[0]) for row in rows] == [sum(sizes[:number]) for number in range(len(sizes))]
     assert sum(sizes) == prelude.PRELUDE.size
+    values = {row[2]: row[3] for row in rows}
+    assert values["magic"].strip("`") == prelude.MAGIC.decode()
+    assert (int(values["major"]), int(values["minor"].split(";")[0])) == prelude.VERSION
 
 
 def test_every_op_is_in_the_table_with_its_number() -> None:
     assert {row[1]: int(row[0]) for row in table("Ops")} == {op.name: int(op) for op in Op}
+
+
+def names(cell: str) -> list[str]:
+    """The names of a cell that are separated by commas."""
+    return [name.strip(" `") for name in cell.split(",")]
+
+
+def test_every_request_belongs_to_one_level() -> None:
+    levels = [name for row in table("Levels") for name in names(row[2])]
+    assert sorted(levels) == sorted(op.name for op in Op if op in REQUESTS or op == Op.STEP)
+    titles = re.findall(r"^#+ (.*)$", TEXT, re.M)
+    assert all(title in titles for row in table("Levels")[1:] for title in row[3].split("; "))
+
+
+def test_changes_are_the_fields_that_say_since_when_they_are_there() -> None:
+    since: dict[tuple[str, str], list[str]] = {}
+    for part in re.split(r"^#+ ", TEXT, flags=re.M):
+        for name, version in re.findall(r"^\| `(\w+)` \|.*?\| since (1\.\d)\.", part, re.M):
+            since.setdefault((version, part.partition("\n")[0]), []).append(name)
+    assert {(row[0], row[1]): names(row[2]) for row in table("Changes by minor version")} == since
+
+
+def test_public_key_of_the_document_follows_from_its_secret_key() -> None:
+    ((secret, public),) = re.findall(r"^\| `([0-9a-f]{64})` \| `([0-9a-f]{64})` \|$", TEXT, re.M)
+    assert sockets.public_key(Secret(bytes.fromhex(secret))).hex() == public
 
 
 def documented(kind: type) -> None:
@@ -151,6 +155,40 @@ def test_every_failure_code_is_in_the_table_with_its_scope() -> None:
     assert {scope for _, scope in listed} == {"request", "env", "session", "hub"}
 
 
+def test_code_that_never_uses_up_a_seq_is_one_of_the_protocols_half() -> None:
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(protocol_hub))) if isinstance(node, ast.Call)]
+    failures = [node.args[0] for node in calls if ast.unparse(node.func) == "Failure"]
+    refused = {part.value for part in failures if isinstance(part, ast.Constant)} - {"refused"}  # of a request's fields
+    assert {row[0] for row in table("Failure codes") if row[3] != "yes"} == refused
+
+
+REFUSALS = [name for name, (*_, does) in GOLDEN["refusals"].items() if does not in ("runs", "dropped")]
+
+
+def is_run_after(refused: list[bytes], prelude_of: prelude.Prelude) -> bool:
+    """Whether a hub with the golden session runs a good request of this token and seq, once it got these messages."""
+    half = HubProtocol(0x0123456789ABCDEF)
+    made = half.receive(b"peer", 1, [bytes.fromhex(GOLDEN["session"]["MAKE request"][0])])
+    assert made is not None
+    half.answer(made, messages.Made(2, 1, [b""], b""))
+    for frame in refused:
+        half.receive(b"peer", 1, [frame])
+    op, message = (Op.RESET, messages.Reset()) if prelude_of.token == made.token else (Op.MAKE, messages.Make(1))
+    good = prelude.Prelude(op, half.hub_id, prelude_of.token, prelude_of.seq).pack() + messages.pack(message)
+    return half.receive(b"peer", 1, [good]) is not None
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused_message_uses_up_its_seq_as_the_document_says(name: str) -> None:
+    frame, does = GOLDEN["refusals"][name]
+    sent = prelude.Prelude.unpack(bytes.fromhex(frame))
+    cell = {row[0]: row[3] for row in table("Failure codes")}[does]
+    is_request = sent.op in messages.SESSION_OPS and sent.token != prelude.NO_SESSION
+    uses_up = is_request if does == "malformed" else cell == "yes"
+    assert cell.startswith(("yes", "no")) and (does == "malformed") == cell.startswith("no, if the op")
+    assert is_run_after([bytes.fromhex(frame)], sent) == (is_run_after([], sent) and not uses_up)
+
+
 LIMITS = {
     "frames of a message": prelude.FRAMES_MAX,
     "header of a request, without the contents of its bin values": codec.HEADER_BYTES_MAX,
@@ -183,6 +221,10 @@ LIMITS = {
     "envs to close": messages.Faults().close_s,
     "that a client may give envs to close": Limits().close_s_max,
     "requests to end when the hub stops": Timing().drain_s,
+    "time to the first message of a connection": connections.HELLO_S,
+    "messages of a connection that cannot be read": connections.MALFORMED_MAX,
+    "time for a client with too many connections to read why": access.REFUSED_S,
+    "connections in a row that end after a request was sent on them": prelude.CUTS_MAX,
     "heartbeat": prelude.HEARTBEAT_S,
     "beats that do not come": prelude.BEATS_MAX,
     "silence before a client warns": prelude.SILENCE_WARNING_S,
@@ -205,6 +247,36 @@ def test_bounds_of_numbers_are_the_codes() -> None:
         for kind, fields in validation.REQUEST_BOUNDS.items()
         for name, bounds in fields.items()
     }
+
+
+def test_texts_of_fixed_sets_are_the_codes() -> None:
+    shown = {
+        (row[0], row[1]): [text.replace("empty", "") for text in names(row[2])] for row in table("Texts of fixed sets")
+    }
+    assert shown == {
+        (kind.__name__, name): list(texts)
+        for kind, fields in validation.REQUEST_CHOICES.items()
+        for name, texts in fields.items()
+    }
+
+
+def test_arena_is_the_codes() -> None:
+    assert [row[0] for row in table("The header of the arena")] == list(layout.HEADER_WORDS)
+    values = {row[0]: row[1] for row in table("The header of the arena")}
+    assert int(values["version"]) == layout.VERSION
+    assert layout.MAGIC.to_bytes(8, "little").decode() in values["magic"]
+    rows, info_bytes, flat = 3, 5, Leaf("<f4", (2, 2))
+    fields = layout.Layout(rows, (flat,), (flat,), info_bytes).fields()
+    shown = {row[0].replace("/i", "/0"): row[1:3] for row in table("The fields of the arena")}
+    assert list(shown) == list(fields)
+    sizes = {"rows * items * 8": str(rows * 4 * 8), "rows * 10": str(rows * 10), "rows": str(rows)}
+    for name, (dtype, shape) in shown.items():
+        for word, size in {**sizes, "`info_bytes": str(info_bytes), "the leaf's shape": "2, 2"}.items():
+            shape = shape.replace(word, size)
+        assert fields[name].shape == tuple(map(int, shape.split(", "))), name
+        assert fields[name].dtype == flat.dtype or np.dtype(fields[name].dtype) == np.dtype(dtype), name
+        assert fields[name].offset % layout.ALIGNMENT == 0
+    assert fields["request"].offset == layout.HEADER_BYTES == 4096
 
 
 def test_limits_are_the_codes() -> None:

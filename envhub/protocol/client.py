@@ -78,7 +78,7 @@ class ClientProtocol:
         self._ended_seq = 0  # of the session's last request that has ended, as a reply or a HEARTBEAT reply said
         self._ticket = 0
         self._pending: _Pending | None = None
-        self._reconnected = False  # whether the hub must hear that the session's client is connected again
+        self._reconnected = False  # whether the hub must hear whose connection it is, which was made again
         self._heard_s: float | None = None
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
@@ -238,10 +238,11 @@ class ClientProtocol:
     def connected(self) -> None:
         """Note that the transport is connected (again); the next tick sends a HEARTBEAT.
 
-        It is sent without a pending request too, because the hub must learn whose connection this is.
+        It is sent without a pending request too, because the hub must learn whose connection this is, and ends a
+        connection on which no message comes.
         """
         self._away_since_s = self._refused_since_s = None
-        self._reconnected = self._session_seq > 0
+        self._reconnected = bool(self.hub_id)
         if self._pending is not None:
             self._pending.ask_s = _AT_ONCE
 

@@ -115,6 +115,24 @@ def test_progress_is_of_a_request_that_makes_envs() -> None:
     assert pair.client.progress is None
 
 
+# --- connections that are made again ---------------------------------------------------------------------------------
+
+
+def test_client_without_a_session_says_on_each_connection_that_it_is_there() -> None:
+    pair = ProtocolPair(NO_SESSION)
+    pair.hello()
+    for _ in range(2):
+        pair.disconnect()
+        pair.reconnect()
+        pair.advance(0)
+        ((said,),) = (packet.frames for packet in pair.to_hub)
+        assert Prelude.unpack(said)[:4] == (Op.HEARTBEAT, HUB_ID, NO_SESSION, 0)
+        pair.settle()
+        pair.advance(HEARTBEAT_S)
+        assert not pair.to_hub
+    assert pair.ask(Op.LIST, Question()).op is Op.LIST
+
+
 # --- requests that end their connection -------------------------------------------------------------------------------
 
 

@@ -518,7 +518,7 @@ def conformance(
 
 @app.command
 def replays(folder: Path | None = None) -> None:
-    """List what can be run again of envs that failed, the newest first.
+    """List what can be run again of envs that failed, the newest first: name, failure, time, and the client of a key.
 
     Parameters
     ----------
@@ -526,17 +526,13 @@ def replays(folder: Path | None = None) -> None:
         Where a hub keeps them (``envhub serve --replays``); without it the folder of this user's hubs.
     """
     from envhub_server.catalog.replay_folder import files_in
-    from envhub_server.replay import ReplayError, read
+    from envhub_server.replay import in_a_line
 
     if folder is not None and not folder.is_dir():
         _end("replays", f"there is no folder {folder}")
     for path in files_in(_replay_folder(folder)):
-        try:
-            found = read(path)
-            text = found.failure["message"] if not found.calls().cut else f"{found.failure['message']} (cut)"
-        except ReplayError as error:
-            text = str(error)
-        console.print(printable(f"{path.stem}: {text}"), markup=False, soft_wrap=True)
+        with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
+            console.print(in_a_line(path), markup=False, soft_wrap=True)
 
 
 @app.command

@@ -75,6 +75,12 @@ def shown(value: object, chars_max: int) -> str:
     return shortened(repr(value), chars_max)
 
 
+def raised_text(type_name: str, message: str) -> str:
+    """An exception in a line, as a traceback ends: its class, and its text where it has one."""
+    name = type_name.rpartition(".")[2]
+    return f"{name}: {message}" if message else name
+
+
 def _escaped(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}"
 
@@ -172,8 +178,15 @@ class EnvRaised(EnvHubError):
         where = "an env" if self.env_index is None else f"env {self.env_index}"
         host = "" if self.worker is None else f" in worker {self.worker}"
         hub = f" of the hub at {self.hub}" if self.hub else ""
-        text = f"{where}{host}{hub} raised {self.type_name.rpartition('.')[2]}: {self.remote_message}"
+        text = f"{where}{host}{hub} raised {raised_text(self.type_name, self.remote_message)}"
+        if self.replay:
+            text += f"\n\n{replay_text(self.replay)}"
         return f"{text}\n\nRemote traceback:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
+
+
+def replay_text(replay: str) -> str:
+    """A sentence that says how to run a failure again whose replay has this name."""
+    return f"On the hub's machine `envhub replay {replay}` runs it again."
 
 
 def raised_by_env(error: BaseException) -> EnvRaised | None:

@@ -11,13 +11,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envhub.arena.stand_in import ENDED, FRESH
-from envhub.errors import printable
+from envhub.errors import printable, raised_text, shortened
 from envhub.regular_file import read_regular_file
 from envhub.values import codec
 from envhub_server.ipc import control, journal
@@ -37,6 +38,7 @@ from envhub_server.processes.zygote_process import BOOTSTRAP, exposed
 STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed
 SAMPLE_S = 0.05
 MAKE_S = 300.0
+LINE_CHARS_MAX = 300  # of a failure, in a list
 
 Process = subprocess.Popen[bytes]
 Show = Callable[[np.ndarray, float], None]
@@ -118,6 +120,22 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ReplayError(f"{path}: {error}") from error
+
+
+def in_a_line(path: Path) -> str:
+    """A replay in a line of a list: its name and failure, when it was written, and its client if that has a key."""
+    written = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        found = read(path)
+        failure, remarks = found.failure, [found.client] if found.client else []
+        text = failure["message"]
+        if failure["exception"] and text != raised_text(failure["exception"], ""):
+            text = raised_text(failure["exception"], text)
+        remarks += ["cut"] if found.calls().cut else []
+    except ReplayError as error:
+        text, remarks = str(error), []
+    line: str = printable(f"{path.stem}: {shortened(text, LINE_CHARS_MAX)} ({', '.join([written, *remarks])})")
+    return line
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
@@ -278,7 +296,11 @@ def _happened(end: dict[str, Any]) -> tuple[str, ...]:
     if "overrun" in end:
         return ("memory",)
     if "raised" in end:
-        return ("nan" if end["invalid"] else "exception", end["raised"], end["message"])
+        return (
+            "nan" if end["invalid"] else "exception",
+            end["raised"],
+            end["message"] or raised_text(end["raised"], ""),
+        )
     if "code" in end:
         code = end["code"]
         return ("crash", signal_name(-code) if code < 0 else f"status {code}")
@@ -288,7 +310,7 @@ def _happened(end: dict[str, Any]) -> tuple[str, ...]:
 def _recorded(failure: dict[str, Any]) -> tuple[str, ...]:
     cause = failure["cause"]
     if cause in ("exception", "nan"):
-        return (cause, failure["exception"], failure["message"][:1024])
+        return (cause, failure["exception"], failure["message"][:1024] or raised_text(failure["exception"], ""))
     if cause in ("timeout", "memory"):
         return (cause,)
     return (cause, failure["signal"] or f"status {failure['exit_status']}")

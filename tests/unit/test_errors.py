@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envhub.errors import printable, shortened, shown, without_folders
+from envhub.errors import EnvRaised, printable, shortened, shown, without_folders
 from envhub.protocol.messages import Failure
 
 
@@ -41,3 +41,12 @@ def test_text_is_shortened_at_a_word() -> None:
     assert shortened("x" * 50, 10) == "x" * 9 + "…"
     assert shown(["one", "two"], 9) == "['one'…"
     assert all(len(shortened("some words of a text", most)) <= most for most in range(1, 25))
+
+
+def test_exception_without_a_text_is_told_with_its_class_its_env_and_its_replay() -> None:
+    told = str(EnvRaised(3, "builtins.AssertionError", "", "Traceback: …", 1, "simbox", "arm-1"))
+    assert told.startswith(
+        "env 3 in worker 1 of the hub at simbox raised AssertionError\n\nOn the hub's machine `envhub "
+    )
+    assert "`envhub replay arm-1`" in told
+    assert str(EnvRaised(3, "builtins.KeyError", "'pose'")) == "env 3 raised KeyError: 'pose'"

@@ -14,6 +14,7 @@ from envhub_server.session.failure_text import (
     env_failure,
     exhausted,
     failure,
+    logged,
     loss,
     named,
     unready,
@@ -101,3 +102,12 @@ def test_end_of_the_restarts_is_of_the_session_and_keeps_what_is_known() -> None
     assert (told.code, told.scope, told.env_index, told.worker) == ("restarts_exhausted", "session", 3, 1)
     assert told.message.startswith("worker 1 (envs 3, 7) was ended by SIGSEGV; it ended 5 times in 60 s")
     assert told.log_tail == CRASH.log_tail
+
+
+def test_log_has_the_class_the_env_and_the_replay_of_an_exception_without_a_text() -> None:
+    raised = Failure("env_raised", "env", "", 3, 1, type="builtins.AssertionError", replay="arm-1")
+    assert logged(raised) == {"code": "env_raised", "env": 3, "why": "AssertionError", "replay": "arm-1"}
+    keyed = replace(raised, message="'pose'", type="builtins.KeyError", replay="")
+    assert logged(keyed) == {"code": "env_raised", "env": 3, "why": "KeyError: 'pose'"}
+    crash = failure(1, ROWS, CRASH, None, hide_folders=False)
+    assert logged(crash) == {"code": "worker_died", "why": crash.message}

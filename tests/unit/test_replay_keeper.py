@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.ipc import control, replay_file
-from envhub_server.ipc.journal import BY_REQUEST, RESET, Journal, Note
+from envhub_server.ipc.journal import BY_REQUEST, RESET, History, Journal, Note
+from envhub_server.ipc.replay_file import Replay
 from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.replay import in_a_line
 from envhub_server.session.instructions import KeepReplay
 
 from envhub.arena.layout import Layout
@@ -39,7 +43,8 @@ def go_on(journal: Journal, kind: int, action: int) -> None:
     journal.words[1] += 1
 
 
-def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_written_late() -> None:
+def failed_replay() -> tuple[Replay, History]:
+    """What is kept of an env that raised in its first step, and went on for so long that its journal begins later."""
     leaves = [[leaf.wire() for leaf in found] for found in (LAYOUT.observations, LAYOUT.actions)]
     built = control.Built([], b"", *leaves, b"", None, b"")
     writer, of_any_writer = Writer(), cast(Any, ReplayKeeper)
@@ -57,12 +62,32 @@ def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_wr
     build = control.Build(0, [0], "", b"", b"", "sims:make", [], "NextStep", True)
     mapped = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
     wanted = KeepReplay(0, 0, 1, EnvFailure("exception", "", replay="x"), build, mapped)
-    keeper.keep(wanted, [0], cast(Any, None), Faults(), "")
+    keeper.keep(wanted, [0], cast(Any, None), Faults(), "", "alice")
     for _ in range(2 * journal.layout.ticks):
         go_on(journal, 0, -1)
     (made,) = writer.waiting
     replay = replay_file.unpack(made())
+    return replay, replay.calls()
+
+
+def test_list_has_name_failure_time_and_client_of_a_replay(tmp_path: Path) -> None:
+    replay, _ = failed_replay()
+    raised = {**replay.failure, "exception": "builtins.AssertionError"}
+    path = tmp_path / "arm-1.replay"
+    for failure, client, line in (
+        (raised, "alice", r"arm-1: AssertionError \(TIME, alice\)"),
+        ({**raised, "message": "'pose'"}, "", r"arm-1: AssertionError: 'pose' \(TIME\)"),
+        ({**replay.failure, "message": "worker 0 exited"}, "", r"arm-1: worker 0 exited \(TIME\)"),
+    ):
+        path.write_bytes(replay_file.pack(replace(replay, failure=failure, client=client)))
+        assert re.fullmatch(line.replace("TIME", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), in_a_line(path))
+    path.write_bytes(b"")
+    assert re.fullmatch(r"arm-1: .* \(\d{4}.*\)", in_a_line(path))
+
+
+def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_written_late() -> None:
+    replay, history = failed_replay()
     assert replay.spec == b"its spec"
-    history = replay.calls()
+    assert replay.client == "alice"
     assert (history.cut, history.calls) == ("", 2)
     assert np.frombuffer(history.actions[0], np.int64)[1] == 5

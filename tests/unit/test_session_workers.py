@@ -123,6 +123,8 @@ def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> Non
     assert not session.measures(MEMORY_S) and session.next_deadline_s() == 2 * MEMORY_S
     assert session.elapsed(2 * MEMORY_S, memory={0: 101 * MIB, 1: 99 * MIB}) == [Kill(0)]
     assert session.elapsed(3 * MEMORY_S, memory={0: 102 * MIB}) == []  # it is about to end
+    assert session.killed_for(0) == "had 101 MiB of memory, more than memory_max=104857600 bytes"
+    assert session.killed_for(1) == ""
     (taken,) = session.exited(0, now_s=3 * MEMORY_S)
     assert isinstance(taken, TakeRows) and taken.loss.failure.code == "worker_died"
     told = env_failure(taken.loss)

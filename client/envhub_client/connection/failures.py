@@ -39,7 +39,7 @@ def raise_failure(failure: Failure, address: str) -> NoReturn:
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
-        again = f"\n\nOn the hub's machine `envhub replay {failure.replay}` runs it again." if failure.replay else ""
+        again = f"\n\n{errors.replay_text(failure.replay)}" if failure.replay else ""
         error = kind(f"{failure.message} (hub at {address}){output}{again}")
         if isinstance(error, (errors.WorkerDied, errors.EnvTimeout)):
             error.env_index = failure.env_index

@@ -78,6 +78,7 @@ from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.repeats import REPEAT_S
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.failure_text import logged
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, lacking, separate, told
@@ -1018,7 +1019,7 @@ class Hub:
         if failure.scope in ("env", "session"):
             # A token of no session is any that the client chooses, and would have a line each.
             session = {"session": request.token.hex()[:8]} if request.token in self._by_token else {}
-            log.warning("request_failed", **session, code=failure.code, why=shortened(failure.message, 200))
+            log.warning("request_failed", **session, **logged(failure))
         self._protocol.fail(request, failure)
 
     # --- descriptions -----------------------------------------------------------------------------------------------

@@ -77,7 +77,15 @@ class ReplayKeeper:
             self.journals[worker] = self.journals.pop(spare)
         self.built[worker] = self.built.pop(spare)
 
-    def keep(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, faults: Faults, output: str) -> None:
+    def keep(
+        self,
+        wanted: KeepReplay,
+        rows: Sequence[int],
+        memory: SessionMemory,
+        faults: Faults,
+        output: str,
+        client: str,
+    ) -> None:
         """Have the file of an env of this worker, which has these rows, written soon; what is not is logged."""
         row, at_work = wanted.row, True
         if row is None:
@@ -95,7 +103,7 @@ class ReplayKeeper:
             return self._log_not_kept(wanted, why)
         copy = journal.copied(positions)
         built = self.built[wanted.worker]  # it had a journal, so it had made its envs
-        packed = partial(self._packed, wanted, row, copy, at_work, built, faults, output)
+        packed = partial(self._packed, wanted, row, copy, at_work, built, faults, output, client)
         return self.writer.write(self.session, wanted.failure.replay, copy.nbytes, packed)
 
     def _log_not_kept(self, wanted: KeepReplay, why: str) -> None:
@@ -110,6 +118,7 @@ class ReplayKeeper:
         built: control.Built,
         faults: Faults,
         output: str,
+        client: str,
     ) -> bytes:
         """The bytes of the file; runs in the writer's thread.
 
@@ -121,6 +130,7 @@ class ReplayKeeper:
             built: what the worker said of its envs.
             faults: the session's.
             output: of the worker.
+            client: the name of the session's client.
 
         Raises:
             ValueError: the journal is damaged, or has more of the env than a file can hold.
@@ -147,6 +157,7 @@ class ReplayKeeper:
             limits={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
             spec=self.first_spec if built.plain_spec is None else built.plain_spec,
             memory_max=wanted.memory_max or 0,
+            client=client,
             failed_at=calls if answered else max(0, calls - 1),
             history={**as_map(history), "notes": [list(note) for note in history.notes]},
         )

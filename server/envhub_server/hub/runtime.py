@@ -48,7 +48,7 @@ from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
 from envhub_server.session.build_order import interpreter_of
-from envhub_server.session.failure_text import Overrun
+from envhub_server.session.failure_text import Overrun, logged
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.state import Driver, Phase, SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
@@ -332,7 +332,9 @@ class SessionRuntime:
         elif isinstance(stimulus, WorkerExited):
             self._pool.remove(stimulus.worker)
             tell = self.log.info if self.state.expects_end(stimulus.worker) else self.log.warning
-            tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how)
+            killed_for = self.state.killed_for(stimulus.worker)
+            why = {"why": killed_for} if killed_for else {}
+            tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how, **why)
         elif isinstance(stimulus, WorkerSaid):
             stimulus = self._heard(stimulus)
         stand_ins = self._stand_ins
@@ -463,7 +465,7 @@ class SessionRuntime:
     def _on_KeepReplay(self, wanted: instructions.KeepReplay) -> None:
         if self._replays is not None and self._memory is not None:
             rows, output = self.state.workers[wanted.worker].rows, self._pool.output(wanted.worker)
-            self._replays.keep(wanted, rows, self._memory, self.state.make.faults, output)
+            self._replays.keep(wanted, rows, self._memory, self.state.make.faults, output, self.owner)
 
     def _on_HandOver(self, instruction: instructions.HandOver) -> None:
         worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
@@ -758,7 +760,7 @@ class SessionRuntime:
     def _fail(self, request: Incoming | None, failure: Failure) -> None:
         assert request is not None
         if failure.scope in ("env", "session"):
-            self.log.warning("request_failed", code=failure.code, why=shortened(failure.message, 200))
+            self.log.warning("request_failed", **logged(failure))
         self._services.protocol.fail(request, failure)
 
     def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:

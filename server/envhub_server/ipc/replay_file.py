@@ -40,6 +40,7 @@ class Replay:
             is not in the journal, such as ``render``.
         history: what it was asked.
         version: of the format.
+        client: the name of its session's client; empty for the hub's own user.
     """
 
     build: Dict[str, Any]
@@ -56,6 +57,7 @@ class Replay:
     spec: bytes = b""
     history: Dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
+    client: str = ""
 
     def calls(self) -> History:
         """What it was asked.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import without_folders
+from envhub.errors import raised_text, shortened, without_folders
 from envhub.protocol.messages import Failure, Faults, Make
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
 
 LOG_TAIL_CHARS_MAX = 4096
+LOGGED_CHARS_MAX = 200
 _STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 MIB = 1 << 20
 _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
@@ -66,18 +68,30 @@ def failure(
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
     if isinstance(why, Late):
-        text = f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s; "
-        text += f"its {named(worker, rows)} was ended"
+        text = f"{reason(why)}; its {named(worker, rows)} was ended"
         return Failure("env_timeout", "request", text, env_index=why.row, worker=worker, log_tail=tail)
-    text = f"{named(worker, rows)} {ending.how}"
-    if why is not None:
-        text = f"{named(worker, rows)} had {why.nbytes // MIB} MiB of memory, "
-        if why.owner:
-            text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
-            text += f"than worker_memory_bytes_max={why.bytes_max} of its key, and was ended"
-        else:
-            text += f"more than memory_max={why.bytes_max} bytes, and was ended"
+    text = f"{named(worker, rows)} {ending.how if why is None else f'{reason(why)}, and was ended'}"
     return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
+
+
+def reason(why: Late | Overrun) -> str:
+    """Why the hub ended a worker; of its memory, as words that follow the worker's name."""
+    if isinstance(why, Late):
+        return f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
+    text = f"had {why.nbytes // MIB} MiB of memory, "
+    if why.owner:
+        text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
+        return f"{text}than worker_memory_bytes_max={why.bytes_max} of its key"
+    return f"{text}more than memory_max={why.bytes_max} bytes"
+
+
+def logged(failure: Failure) -> dict[str, Any]:
+    """The fields of a log line on a failed request; an exception of an env has its class, env and replay."""
+    if failure.scope != "env":
+        return {"code": failure.code, "why": shortened(failure.message, LOGGED_CHARS_MAX)}
+    why = shortened(raised_text(failure.type, failure.message), LOGGED_CHARS_MAX)
+    replay = {"replay": failure.replay} if failure.replay else {}
+    return {"code": failure.code, "env": failure.env_index, "why": why, **replay}
 
 
 def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:

@@ -210,9 +210,14 @@ class WorkerState:
         """Note that a process is asked for."""
         self.stage, self.built, self.restart_at_s, self.imported = Stage.BUILDING, 0, math.inf, False
 
+    @property
+    def killed_for(self) -> Late | Overrun | None:
+        """Why the hub kills the process; None if it does not."""
+        return self.late or self.overrun
+
     def end(self) -> Late | Overrun | None:
         """Note that the process has ended; returns why it was killed, if it was."""
-        why = self.late or self.overrun
+        why = self.killed_for
         self.late = self.overrun = None
         self.stage, self.kill_at_s, self.moving = Stage.ABSENT, math.inf, False
         self.detector.rest()
@@ -330,6 +335,12 @@ class SessionState:
     def recycled(self) -> int:
         """How often a worker has taken over from another one that had not ended."""
         return sum(worker.recycled for worker in self.workers)
+
+    def killed_for(self, number: int) -> str:
+        """Why the hub kills this process, in words; empty if it does not."""
+        process = self._processes().get(number)
+        why = None if process is None else process.killed_for
+        return "" if why is None else failure_text.reason(why)
 
     def expects_end(self, number: int) -> bool:
         """Whether this process ends because it was told so."""

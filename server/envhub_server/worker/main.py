@@ -39,7 +39,7 @@ from envhub.arena.memory import (
 from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import shortened
+from envhub.errors import raised_text, shortened
 from envhub.protocol import messages
 from envhub.values import codec, spaces
 from envhub.values.gym_api import registered
@@ -713,7 +713,8 @@ class Worker:
         raised = {"exception": described.type, "traceback": described.traceback}
         tick, number = self._tick, self._request[row.index]
         raised["replay"] = name_of_raised(self._build.replays, row.index, number) if tick >= 0 else ""
-        failure = EnvFailure(cause, described.message, restarts=self._rebuilds, **raised)
+        message = described.message or raised_text(described.type, "")
+        failure = EnvFailure(cause, message, restarts=self._rebuilds, **raised)
         row.truncate(failure_info(failure))
         if self._episodes is not None:
             self._episodes.truncated(row, failure)

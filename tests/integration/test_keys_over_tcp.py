@@ -695,8 +695,11 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         observer = admitted(keys, "olga", "observe")
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
-        socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
-        assert wait_until(lambda: audit.read_text().count("no key, or") == 1)
+        port = int(place.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port)).close()  # as a client looks whether its hub is back
+        with socket.create_connection(("127.0.0.1", port)) as foreign:
+            foreign.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+            assert wait_until(lambda: audit.read_text().count("no key, or") == 1)
         for stranger in (hub.tcp, with_server(address, sockets.new_key_pair()[0])):  # no key, another hub's
             with pytest.raises(envhub.AccessDenied):
                 envhub.connect(stranger)
@@ -720,6 +723,8 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     assert events >= {
         ("connected", "alice"),
         ("connected", ""),
+        ("disconnected", "alice"),
+        ("disconnected", ""),
         ("session_made", "alice"),
         ("session_taken_over", ""),
         ("session_ended", ""),

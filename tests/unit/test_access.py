@@ -346,6 +346,7 @@ def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
 
 def test_client_with_an_unknown_key_counts_though_it_is_gone_before_it_was_told(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "keys")
+    keys.make_secret()
     access = Access(keys.path, False, Audit(None), 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
         access.guard(context, router)
@@ -389,6 +390,7 @@ def test_looking_for_a_user_leaves_no_descriptor() -> None:
 
 
 def test_handshake_that_failed_is_of_the_connection_that_ends_next_whenever_that_is_read(tmp_path: Path) -> None:
+    KeyFolder(tmp_path / "keys").make_secret()
     access = Access(tmp_path / "keys", False, Audit(None), 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         access.guard(context, router)

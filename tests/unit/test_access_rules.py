@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import OWN
 from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.proxy_page import NUMBER, RECEIVED, WORDS, PageEntry
 from envhub_server.network.rights import ANYBODY, OWN_USER
 from hubs import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
-from envhub.errors import AddressError
+from envhub.errors import AddressError, KeysError
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
 
@@ -164,7 +166,8 @@ def test_change_of_the_keys_ends_the_connections_that_it_concerns(
     access.ended(DESCRIPTOR, 101.0)
     keys.add("carol", key("carol"))
     assert access.check(100.0 + 3 * KEYS_S, ()) == [], "nobody's who is connected"
-    assert audited(tmp_path)[-2:] == [("keys_read", "alice", ""), ("keys_read", "carol", "")]
+    events = [("keys_read", "alice", ""), ("disconnected", "alice", HOST), ("keys_read", "carol", "")]
+    assert audited(tmp_path)[-3:] == events
     assert '"why": "removed"' in (tmp_path / "audit").read_text()
 
 
@@ -181,6 +184,37 @@ def test_connection_in_its_handshake_counts_as_refused_and_one_that_has_spoken_d
     access.handshake_failed()
     access.ended(DESCRIPTOR + 2, 100.0)
     assert access.handshakes_refused == 1 and len(access.connections) == 0
+
+
+def test_folder_of_keys_that_does_not_exist_is_refused(router: tuple[Any, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "kyes"
+    access = Access(folder, False, Audit(None), 100)
+    with pytest.raises(KeysError, match=f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes"):
+        access.guard(*router)
+    assert not folder.exists()
+
+
+def test_connection_by_which_nothing_came_is_no_stranger(access: Access, tmp_path: Path) -> None:
+    for descriptor, received in ((DESCRIPTOR, 0), (DESCRIPTOR + 1, 64)):
+        access.accepted(descriptor, 100.0)
+        words = memoryview(array("q", [0] * WORDS))
+        words[NUMBER], words[RECEIVED] = 1, received
+        known_of(access, descriptor).entry = PageEntry(words, 0, 1, "192.0.2.1")
+        access.handshake_failed()
+        access.ended(descriptor, 100.0)
+    assert access.handshakes_refused == 1 and [event for event, *_ in audited(tmp_path)] == ["refused"]
+
+
+def test_end_of_a_clients_last_connection_is_audited(access: Access, tmp_path: Path) -> None:
+    for number in range(2):
+        access.accepted(DESCRIPTOR + number, 100.0)
+        access.holder(b"peer %d" % number, said("bob", DESCRIPTOR + number), 100.0)
+    access.accepted(DESCRIPTOR + 2, 100.0)
+    access.holder(b"alice", said("alice", DESCRIPTOR + 2), 100.0)
+    for number in range(2):
+        assert ("disconnected", "bob", HOST) not in audited(tmp_path)
+        access.ended(DESCRIPTOR + number, 101.0)
+    assert audited(tmp_path)[-1] == ("disconnected", "bob", HOST)
 
 
 def test_address_refuses_a_client_with_a_key_that_nobody_knows(access: Access, router: tuple[Any, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub.errors import AddressError
+from envhub.errors import AddressError, KeysError
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
@@ -83,7 +83,7 @@ class Access:
         """Have the addresses that this socket binds from now on admit whom they are to admit.
 
         Raises:
-            KeysError: the keys cannot be used.
+            KeysError: the keys cannot be used, or there is no folder of them.
             AddressError: there are no keys, and the kernel does not tell the own user from others.
         """
         if not self.open_to_all and not network_peer.kernel_tells():
@@ -91,6 +91,9 @@ class Access:
             raise AddressError(text)
         secret = None
         if self._keys is not None:
+            folder = self._keys.path
+            if not folder.exists():  # a new key, of a name with a typing error, would lock out every client
+                raise KeysError(f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes it")
             secret = self._keys.make_secret()
             self._keys.load()
             self._server_key = sockets.public_key(secret)
@@ -168,15 +171,22 @@ class Access:
         self._in_handshake = True
 
     def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection; where keys are wanted, note one that ended in its handshake."""
+        """Forget a connection; where keys are wanted, note one that ended in its handshake.
+
+        A connection by which nothing came was no attempt to get in: a client looks so whether its hub is back.
+        """
         known, in_handshake, self._in_handshake = self.connections.get(descriptor), self._in_handshake, False
-        if known is not None:
-            self._note_denial(known)
-            self.entries.pop(known.peer, None)
-        if in_handshake and known is not None and known.silent_until_s < math.inf and self._keys is not None:
+        self.connections.ended(descriptor, now_s)
+        if known is None:
+            return
+        self._note_denial(known)
+        self.entries.pop(known.peer, None)
+        tried = known.entry is None or known.entry.received > 0
+        if in_handshake and tried and known.silent_until_s < math.inf and self._keys is not None:
             assert self.authenticator is not None
             self.authenticator.handshake_failed(known.origin)
-        self.connections.ended(descriptor, now_s)
+        if known.holder is not None and not self.connections.has(known.client, known.origin):
+            self._audit.write("disconnected", known.client, known.origin)
 
     def _note_denial(self, known: KnownConnection) -> None:
         """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""

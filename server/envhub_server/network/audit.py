@@ -1,4 +1,4 @@
-"""The audit file: who connected, was refused, made, took over or ended a session, and which keys changed."""
+"""The audit file: who connected, left, was refused, made, took over or ended a session, and which keys changed."""
 
 from __future__ import annotations
 

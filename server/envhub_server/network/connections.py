@@ -80,6 +80,11 @@ class Connections:
         """Where this peer is: an IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
         return next((each.origin for each in self._known.values() if each.peer == peer), "")
 
+    def has(self, client: str, origin: str) -> bool:
+        """True if this client is connected; one without a key, by a connection from this place."""
+        clients = (each for each in self._known.values() if each.holder is not None)
+        return any(each.client == client and (client or each.origin == origin) for each in clients)
+
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
         known = self._known.pop(descriptor, None)

@@ -89,7 +89,8 @@ class Client(AbstractContextManager["Client"]):
         ``SessionLost``. A step that was under way is finished first, and its results are in ``observe()`` only.
 
         Args:
-            token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``.
+            token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``. With the right ``admin``,
+                and as the hub's own user, also the name that ``sessions`` shows; ``attach(name).close()`` ends it.
             observe: return an ``Observer`` instead, and leave the session where it is.
             **options: ``copy``, ``lane``, ``compression`` and ``reconnect_timeout``, as for ``make_vec``.
 

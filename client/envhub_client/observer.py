@@ -111,7 +111,7 @@ def check_observed(observed: Observed) -> None:
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes of a session's token as ``detach`` returned it.
+    """The bytes of a session's token as ``detach`` returned it, or of the name that ``sessions`` shows.
 
     Raises:
         ValueError: it is none.
@@ -119,7 +119,10 @@ def token_bytes(token: str) -> bytes:
     parsed = b""
     with suppress(ValueError, TypeError):
         parsed = bytes.fromhex(token)
-    if len(parsed) != 16:
+    if len(parsed) not in (4, 16):
         # What was given may be nearly a token, and so is not repeated.
-        raise ValueError("a session's token is 32 hexadecimal digits, as detach returned it")
+        text = (
+            "a session's token is 32 hexadecimal digits, as detach returned it; its name is 8, as sessions() shows it"
+        )
+        raise ValueError(text)
     return parsed

@@ -344,6 +344,33 @@ def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, k
             taken.reset()
 
 
+def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_removed_key_has_none(
+    tmp_path: Path, keys: KeyFolder
+) -> None:
+    tokens = admitted(keys, "alice"), admitted(keys, "boss", "admin"), admitted(keys, "carol")
+    with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        alice, boss, carol = (address_of(token, hub.tcp) for token in tokens)
+        for address in (alice, carol):
+            envs = envhub.make_vec("counter", 1, hub=address)
+            envs.reset()
+            envs.step(np.zeros(1, int))
+            if address is alice:
+                alices = envs
+        with envhub.connect(boss) as client, envhub.connect(carol) as other:
+            name = next(each["session"] for each in client.sessions() if alices.token.startswith(each["session"]))
+            with pytest.raises(envhub.SessionLost):
+                other.attach(name, observe=True)  # another client's, and no token
+            with pytest.raises(envhub.SessionLost):
+                other.attach(envs.token[:8])  # its own by its name
+            with client.attach(name, observe=True) as observer:
+                assert observer.observe().steps.tolist() == [2]
+            client.attach(name).close()
+            assert [each["session"] for each in client.sessions()] == [envs.token[:8]]
+            keys.remove("carol")
+            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [], 5)
+        assert '"session_revoked"' in hub.log and "session_expired" not in hub.log
+
+
 @pytest.mark.long
 def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", makes_per_minute_max=3)

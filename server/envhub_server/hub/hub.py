@@ -382,6 +382,7 @@ class Hub:
                 self._expire(now_s)
             elif key == _ACCESS:
                 self._end_connections(self._access.check(now_s, self._heard_since()))
+                self._end_sessions_of_removed()
                 self._admit_clients()
                 self._timers.set(_ACCESS, self._access.next_s())
             elif key == _UNREAD:
@@ -422,6 +423,14 @@ class Hub:
     def _beats_s(self) -> dict[bytes, float]:
         """The heartbeat interval of each session's client."""
         return {token: each.state.make.beat_s for token, each in self._by_token.items()}
+
+    def _end_sessions_of_removed(self) -> None:
+        """End the sessions of clients that were removed: they have no lease."""
+        removed, self._access.removed = self._access.removed, []
+        for runtime in self._sessions.values():
+            if runtime.owner and runtime.owner in removed:
+                runtime.log.warning("session_revoked", client=runtime.owner, why=_KEY_REMOVED.message)
+                self._events.append((runtime.number, stimuli.Abandoned(_KEY_REMOVED)))
 
     def _expire(self, now_s: float) -> None:
         # A client that has come back since the last check keeps its session.
@@ -967,11 +976,18 @@ class Hub:
 
     def _found(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
         """The session that the request names, if the client may see it; that it may not is noted."""
-        runtime = self._by_token.get(request.message.session)
+        runtime = self._named(request.message.session, holder)
         if runtime is None or holder.owns(runtime.owner):
             return runtime
         self._audit_foreign(request.peer, holder, request.op, request.message.session)
         return None
+
+    def _named(self, session: bytes, holder: Holder) -> SessionRuntime | None:
+        """The session of this token; an administrator may call it by its name, the beginning of its token."""
+        if not holder.administers or len(session) != stats.SESSION_NAME_BYTES:
+            return self._by_token.get(session)
+        found = [each for token, each in self._by_token.items() if token.startswith(session)]
+        return found[0] if len(found) == 1 else None
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request, holder)
@@ -1053,5 +1069,6 @@ class Hub:
         }
 
 
+_KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
 _STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

@@ -11,6 +11,8 @@ from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
 
+SESSION_NAME_BYTES = 4  # of its token, by which an administrator may call it
+
 
 def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: Access, requests: int) -> dict[str, Any]:
     """The counters of a hub that has taken so many requests."""
@@ -35,7 +37,9 @@ def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: A
 def described(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
     """One session."""
     return {
-        "session": runtime.token.hex()[:8],  # enough to tell sessions apart; the whole token is a key to it
+        "session": runtime.token[
+            :SESSION_NAME_BYTES
+        ].hex(),  # enough to tell sessions apart; the whole token is a key to it
         "env": runtime.state.make.name or "factories",
         "num_envs": runtime.state.make.num_envs,
         "workers": runtime.pids,

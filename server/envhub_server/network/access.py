@@ -16,7 +16,7 @@ from envhub_server.network import client_liveness, network_peer
 from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
-from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import DENIED, PageEntry
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
@@ -41,6 +41,7 @@ class Access:
         connections_ended: how many connections the hub has ended.
         entries: by the peer of each connection of which a message was read, what the proxy has of it; None where it
             came by itself.
+        removed: clients that were removed; the caller ends their sessions, and empties it.
         proxy: by which the connections to tcp addresses come that strangers may use; None where there is none.
     """
 
@@ -62,6 +63,7 @@ class Access:
         self._check_keys_s = math.inf
         self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
         self._keys_changed = False
+        self.removed: list[str] = []
 
     @property
     def open_to_all(self) -> bool:
@@ -153,6 +155,8 @@ class Access:
         for name, change in () if self._keys is None else self._keys.refresh():
             self._audit.write(KEYS_READ, name, why=change)
             self._keys_changed = True
+            if change == CLIENT_REMOVED:
+                self.removed.append(name)
 
     # --- connections --------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
+CLIENT_REMOVED = "removed"  # the change of a client whose file is gone
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 log = Logger("envhub.hub")
@@ -302,7 +303,7 @@ def _no_name(name: str) -> str:
 def _difference(old: _File | None, new: _File | None) -> str:
     """What a client may by its new file and not by its old one, or the other way round; None is for no file."""
     if new is None:
-        return "removed"
+        return CLIENT_REMOVED
     if new.is_broken:
         return "cannot be read; as before"
     if old is None:

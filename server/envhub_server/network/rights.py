@@ -49,9 +49,14 @@ class Holder:
         """Whether the client may pass any arguments to envs, and factories where the hub takes them."""
         return self.right in ("deploy", "admin")
 
+    @property
+    def administers(self) -> bool:
+        """True if the sessions of all are the client's, which it may call by their names."""
+        return self.right == "admin"
+
     def owns(self, owner: str) -> bool:
         """Whether a session of this owner is the client's to see and to take over."""
-        return owner == self.name or self.right == "admin"
+        return owner == self.name or self.administers
 
 
 OWN_USER = Holder("", "admin", None)

@@ -332,8 +332,9 @@ def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
-    with serve(tmp_path, "ALE/*") as hub:
+    with serve(tmp_path, "ALE/*", "CartPole-v7") as hub:
         listed = envs_of(hub)
+        assert "unready: CartPole-v7: no id 'CartPole-v7' is registered on " in listed.stderr
         assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()
         assert "of at most 16 the spaces are listed, too" in listed.stderr
         assert envs_of(hub, "ALE/Pong-v5").stdout.splitlines()[0].endswith("\tDiscrete(6)")

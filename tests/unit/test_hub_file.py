@@ -77,7 +77,7 @@ def test_table_offers_a_factory_an_id_or_a_pattern(path: Path) -> None:
     assert registry.find("pole") == Recipe("CartPole-v1", settings=EnvSettings("CartPole-v1"))
     assert registry.find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
     assert registry.find("CartPole-v1") is None and not registry.offers_all
-    assert registry.unmatched(OWN, []) == ["pole", "ALE/*"]
+    assert registry.unmatched(OWN, []).keys() == {"pole", "ALE/*"}
 
 
 def test_without_a_file_the_hub_has_its_defaults() -> None:

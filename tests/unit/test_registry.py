@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe, Registry
+from envhub_server.ipc.packages import here
 from envhub_server.processes.interpreter import OWN
 
 
@@ -72,7 +75,16 @@ def test_first_entry_that_matches_decides() -> None:
 def test_entries_that_name_nothing_are_found() -> None:
     registry = Registry(["libero=m:f", "Ant-*", "CartPole-v7", "m:Sim-*"])
     assert registry.offered({OWN: ["Ant-v5", "Hopper-v5"]}) == ["Ant-v5", "libero"]
-    assert registry.unmatched(OWN, ["Ant-v5", "Hopper-v5"]) == ["CartPole-v7", "Sim-*"]
+    assert registry.unmatched(OWN, ["Ant-v5", "Hopper-v5"]).keys() == {"CartPole-v7", "Sim-*"}
+
+
+def test_id_that_is_not_registered_is_told_with_the_nearest_one_or_the_package_to_install() -> None:
+    registry = Registry(["Cartpole-v1", "ALE/Pogn-v5", "dm_control/*", "Zzz-v0"])
+    unmatched = registry.unmatched(OWN, ["CartPole-v1", "ALE/Pong-v5"])
+    assert unmatched["Cartpole-v1"] == f"no id 'Cartpole-v1' is registered{here()}; did you mean 'CartPole-v1'?"
+    assert unmatched["ALE/Pogn-v5"].endswith("; did you mean 'ALE/Pong-v5'?")
+    assert unmatched["dm_control/*"].endswith(f"run: {sys.executable} -m pip install 'shimmy[dm-control]'")
+    assert unmatched["Zzz-v0"] == f"no id 'Zzz-v0' is registered{here()}"
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,10 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
         EnvHubError: as of ``envhub.connect``.
     """
     with connect(address, min(timeout, ANSWER_MAX_S)) as client:
-        offered = client.envs()
+        offered, unready = client.envs(), client.health()["unready"]
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
+        for name in sorted(unready.keys() - set(offered)):  # an id or a pattern that names nothing there
+            errors.print(printable(f"unready: {name}: {unready[name]}"), markup=False, soft_wrap=True)
         if len(names) > SPACES_MAX:
             for name in names:
                 console.print(name, markup=False, soft_wrap=True)

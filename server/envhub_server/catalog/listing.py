@@ -142,8 +142,7 @@ class Listing:
                 self._importing[number] = module
             case WorkerSaid(message=messages.EnvNames(names)):
                 self._registered[key] = names
-                for entry in self._registry.unmatched(key, names):
-                    log.warning("env_unknown", env=entry, why="no such id is registered here; clients cannot make it")
+                self._found[number].update(self._registry.unmatched(key, names))
                 self._asked.discard(number)
             case WorkerSaid(message=control.RenderingTried(why)):
                 self._drawing.add(number)

@@ -6,6 +6,7 @@ The hub itself never imports an environment: it matches names, and a worker impo
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from types import MappingProxyType
 
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
+from envhub_server.ipc.packages import here, install, package_of
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.table_check import parse_arguments
 from envhub_server.toml_text import heading, value_text
@@ -208,9 +210,19 @@ class Registry:
     def _literal_names(self) -> list[str]:
         return [entry.name for entry in self._entries if entry.literal]
 
-    def unmatched(self, key: InterpreterKey, registered: Sequence[str]) -> list[str]:
-        """The entries of this interpreter that match no id, given its registered ids."""
-        return [entry.name for entry in self._of(key) if not entry.exists(registered)]
+    def unmatched(self, key: InterpreterKey, registered: Sequence[str]) -> dict[str, str]:
+        """The entries of this interpreter that match no id, given its registered ids, each with why and what to do."""
+        unknown = [entry for entry in self._of(key) if not entry.exists(registered)]
+        return {entry.name: self._why_unmatched(entry, registered, key.python or sys.executable) for entry in unknown}
+
+    def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
+        wanted = entry.id or entry.name
+        text = f"no id {wanted!r} is registered{here()}"
+        namespace = wanted.partition("/")[0]
+        if namespace in NAMESPACES and not any(name.startswith(f"{namespace}/") for name in registered):
+            return f"{text}; its package is not there, run: {install(python, package_of(NAMESPACES[namespace]))}"
+        near = self.nearest(wanted, registered)
+        return f"{text}; did you mean {' or '.join(map(repr, near))}?" if near else text
 
 
 def is_factory(name: str) -> bool:

@@ -17,6 +17,7 @@ PACKAGES = {
     "mujoco_py": "mujoco-py",
     "Box2D": "box2d-py",
     "dm_control": "dm-control",
+    "shimmy": "shimmy[dm-control]",
     "pkg_resources": "setuptools<81",  # which later ones lack
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import RemoteProtocolError, shown
+from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
@@ -26,6 +26,7 @@ _HEALTH: dict[str, Any] = {
     "loop_lag_s": (int, float),
     "unready": dict,
 }
+RETURN_S = 1.0  # for a hub that was lost to answer again; the next question tries once more
 _OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
 
 
@@ -52,7 +53,7 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
 
 class Client(AbstractContextManager["Client"]):
-    """A connection to the hub at ``address``, usable in ``with``."""
+    """A connection to the hub at ``address``, usable in ``with``; it goes on with a hub that is started there again."""
 
     def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
         self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
@@ -67,7 +68,7 @@ class Client(AbstractContextManager["Client"]):
             HubTimeout, HubLost: as every question of this class.
         """
         # The hub may have to start a worker first, which reads what is registered.
-        names: list[str] = self._connection.ask(Op.LIST, Question(), timeout=self._timeout).message.names
+        names: list[str] = self._ask(Op.LIST).names
         return names
 
     def make_vec(self, env: EnvLike, num_envs: int = 1, **options: Unpack[ClientKeywords]) -> HubVectorEnv:
@@ -136,8 +137,21 @@ class Client(AbstractContextManager["Client"]):
         return rows[0]
 
     def _rows(self, op: Op) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._connection.ask(op, Question(), timeout=self._timeout).message.rows
+        rows: list[dict[str, Any]] = self._ask(op).rows
         return rows
+
+    def _ask(self, op: Op) -> Any:
+        """The answer to a question; one that was lost with its hub is asked of the next hub at the address."""
+        try:
+            return self._connection.ask(op, Question(), timeout=self._timeout).message
+        except HubLost as lost:
+            try:
+                connection = Connection(self._hub, timeout=min(self._timeout, RETURN_S))
+            except HubUnreachable:
+                raise lost from None
+            self._connection.close()
+            self._connection = connection
+        return self._connection.ask(op, Question(), timeout=self._timeout).message
 
     def close(self) -> None:
         """Close the connection; vector envs made here live on."""

@@ -580,3 +580,11 @@ def test_interrupt_while_the_envs_are_made_anew_loses_no_truncation(lane: str) -
             truncated(outcome, 1)
             assert envs.step([0, 0])[0][:, 0].tolist() == [0, 0]
         assert interrupted > 4
+
+
+def test_client_goes_on_with_a_hub_that_is_started_again_at_its_address(tmp_path: Path) -> None:
+    with hubs_in_turn(tmp_path, "tcp") as (address, replace), envhub.connect(address) as client:
+        first = client.health()["hub"]
+        replace()
+        assert client.health()["hub"] != first
+        assert client.sessions() == [] and "counter" in client.envs()

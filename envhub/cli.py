@@ -298,20 +298,33 @@ def login(name: str | None = None) -> None:
 
 @app.command
 def ls() -> None:
-    """List the hubs that this user can name, and whether they answer."""
+    """List the hubs that this user can name, the one of ENVHUB_ADDRESS among them, and whether they answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
 
     from envhub.errors import EnvHubError
     from envhub.transport import address
 
-    for name in [*known_hubs.names(), address.default_address()]:
+    def state(hub: Any) -> str:
         try:
-            with connect(name, timeout=2.0) as client:
-                state = client.health()["status"]
+            with connect(hub, timeout=2.0) as client:
+                return str(client.health()["status"])
         except EnvHubError as error:
-            state = str(error)
-        console.print(f"{name}: {state}", markup=False, soft_wrap=True)
+            return str(error)
+
+    try:
+        of_environment = address.of_environment()
+    except EnvHubError as error:
+        _end("ls", error)
+    hubs = {name: name for name in known_hubs.names()}
+    if of_environment is not None:
+        hubs.setdefault(address.written(of_environment), of_environment)
+    hubs.setdefault(address.default_address(), address.default_address())
+    with ThreadPoolExecutor(min(len(hubs), 32)) as threads:  # hubs that do not answer are waited for together
+        for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
+            console.print(f"{name}: {answer}", markup=False, soft_wrap=True)
 
 
 @app.command

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,24 @@ def test_folder_in_the_place_of_a_kept_hub_or_of_the_hubs_key_is_told_in_a_line(
         assert run(*command) == 1
         (line,) = filter(None, capsys.readouterr().err.splitlines())  # an unused progress bar leaves an empty one
         assert line.startswith("envhub ") and why in line
+
+
+def test_hubs_that_do_not_answer_are_waited_for_together_and_that_of_the_environment_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with contextlib.ExitStack() as silent:
+        servers = [silent.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        ports = [server.getsockname()[1] for server in servers]
+        for port in ports[1:]:
+            known_hubs.keep(f"hub{port}", f"tcp://127.0.0.1:{port}")
+        monkeypatch.setenv("ENVHUB_ADDRESS", f"envhub://{text_of(bytes(64))}@127.0.0.1:{ports[0]}")
+        began_s = time.monotonic()
+        assert run("ls") == 0
+        assert time.monotonic() - began_s < 6.0  # one after the other takes 14 s
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 7 and any(line.startswith(f"envhub://***@127.0.0.1:{ports[0]}: ") for line in listed)
 
 
 def test_login_without_an_input_is_told_in_a_line(

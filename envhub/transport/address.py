@@ -22,6 +22,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no t
 # What a resolver may know; of any script, which some resolve. The longest name that DNS can have has 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PORT = re.compile(r"[0-9]{1,5}")
+_FORM = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 
@@ -116,7 +117,9 @@ def parse(text: str | Secret[str]) -> Address:
         AddressError: it names none.
     """
     text = text.reveal_secret() if isinstance(text, Secret) else text
-    text = text.strip() if isinstance(text, str) else ""
+    if not isinstance(text, str):  # which may have a key in it, and is not shown
+        raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
+    text = text.strip()
     if _CONTROLS.search(text):
         raise AddressError(f"{_quoted(text)} is no address: it has control characters, or is no UTF-8")
     if place := without_keys(text):
@@ -135,8 +138,7 @@ def parse(text: str | Secret[str]) -> Address:
     host, _, port = place.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    form = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
-    raise AddressError(f"{_quoted(text)} is no address; {form}")
+    raise AddressError(f"{_quoted(text)} is no address; {_FORM}")
 
 
 def _quoted(text: str) -> str:

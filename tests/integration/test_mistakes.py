@@ -15,7 +15,9 @@ import pytest
 import sims
 from combinations import each_value
 from conftest import LANES
+from envhub_client.tools.conformance import conformance
 from hubs import ServedHub, serve
+from rich.console import Console
 
 import envhub
 
@@ -235,3 +237,14 @@ def test_hub_that_has_ended_is_announced_with_the_time_it_is_tried(
         with caplog.at_level(logging.WARNING, "envhub"), pytest.raises(envhub.HubLost, match="refused for 5 s"):
             envs.reset()
         assert announced(caplog).endswith("others are refused; it is tried for 5 s")
+
+
+def test_host_that_does_not_exist_is_told() -> None:
+    with pytest.raises(envhub.HubUnreachable, match=r"host 'nohost\.invalid' cannot be resolved here \(.+\): is its"):
+        envhub.connect("tcp://nohost.invalid:5555", timeout=0.2)
+
+
+@pytest.mark.long
+def test_conformance_is_told_soon_that_no_hub_is_there() -> None:
+    with pytest.raises(envhub.HubUnreachable, match="within 3 s"):
+        conformance.run(Console(), "tcp://127.0.0.1:1", (), as_json=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from envhub_client.connection import known_hubs
@@ -158,3 +159,9 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_side_socket_is_where_its_path_has_room() -> None:
     assert address.side_path("/run/hub.sock") == "/run/hub.sock.side"
     assert address.side_path("x" * (address.IPC_PATH_BYTES_MAX - 4)) is None
+
+
+@pytest.mark.parametrize("hub", [5, None, b"tcp://a:1"])
+def test_what_is_no_text_is_told_by_its_type(hub: Any) -> None:
+    with pytest.raises(AddressError, match=f"a value of type {type(hub).__name__} is no address; write tcp://"):
+        address.parse(hub)

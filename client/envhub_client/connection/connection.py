@@ -232,12 +232,22 @@ class Connection:
             hint = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
             if self.address.startswith("ipc://"):
                 hint = "is `envhub serve` running there, as this user?"
+            elif why := self._why_unresolved():
+                hint = f"the host {self._target.host!r} cannot be resolved here ({why}): is its name right?"
             elif self._broken_handshakes.any:
                 hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
                 hint += "its hub, or a hub with another key than this address says?"
             raise errors.HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
         assert isinstance(reply.message, Welcome)
         return reply.message
+
+    def _why_unresolved(self) -> str:
+        """Why the host has no address; empty if it has one."""
+        try:
+            socket.getaddrinfo(self._target.host.strip("[]"), self._target.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # a label of a name may be too long for IDNA
+            return getattr(error, "strerror", None) or str(error)
+        return ""
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from envhub_client.tools.conformance import contract
 from envhub_client.tools.conformance.contract import NUM_ENVS, require, sampled
 from envhub_client.tools.conformance.raw_peer import ANSWER_TIMEOUT_S, RawAnswer, RawPeer
 
+CONNECT_TIMEOUT_S = 3.0
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -45,9 +47,10 @@ def run(console: Console, address: str, envs: Sequence[str], as_json: bool, time
     The arguments are as those of ``envhub conformance``, which describes them.
 
     Raises:
-        HubUnreachable: no hub answered.
+        HubUnreachable: no hub answered within ``timeout`` seconds, or ``CONNECT_TIMEOUT_S`` if those are fewer.
         RequestRefused: the hub offers no env, or not these.
     """
+    connect(address, min(timeout, CONNECT_TIMEOUT_S)).close()  # or it is told soon that no hub is there
     with connect(address, timeout) as client:
         offered, place = client.envs(), client.address  # which has no keys in it
     if not offered:

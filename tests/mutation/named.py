@@ -36,7 +36,7 @@ NAMED = [
     ),
     Named(
         "a key to deploy sees and takes all sessions",
-        ((RIGHTS, 'owner == self.name or self.right == "admin"', "owner == self.name or self.deploys"),),
+        ((RIGHTS, "owner == self.name or self.administers", "owner == self.name or self.deploys"),),
         "unit/test_access.py",
     ),
     Named(

@@ -297,6 +297,21 @@ def login(name: str | None = None) -> None:
 
 
 @app.command
+def logout(name: str) -> None:
+    """Remove the address of a hub, with its key, that ``envhub login`` keeps; the hub still admits the key.
+
+    Parameters
+    ----------
+    name
+        Of the hub.
+    """
+    from envhub_client.connection import known_hubs
+
+    with _errors_in_a_line("logout"):
+        known_hubs.forget(name)
+
+
+@app.command
 def ls() -> None:
     """List the hubs that this user can name, the one of ENVHUB_ADDRESS among them, and whether they answer."""
     from concurrent.futures import ThreadPoolExecutor

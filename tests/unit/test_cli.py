@@ -117,6 +117,16 @@ def test_hubs_that_do_not_answer_are_waited_for_together_and_that_of_the_environ
     assert len(listed) == 7 and any(line.startswith(f"envhub://***@127.0.0.1:{ports[0]}: ") for line in listed)
 
 
+def test_logout_removes_a_kept_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("box", f"envhub://{text_of(bytes(64))}@127.0.0.1:5555")
+    assert run("logout", "box") == 0 and known_hubs.names() == []
+    assert run("logout", "box") == 1
+    assert "envhub logout: no hub is kept as 'box'; `envhub ls` lists the names" in capsys.readouterr().err
+
+
 def test_login_without_an_input_is_told_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

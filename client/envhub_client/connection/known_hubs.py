@@ -181,6 +181,22 @@ def keep(name: str, address: str | Secret[str]) -> None:
     write_secret(_folder() / name, address, replace=True)
 
 
+def forget(name: str) -> None:
+    """Remove the address, with its key, that is kept under a name.
+
+    Raises:
+        AddressError: no hub is kept under it.
+        KeysError: the file cannot be removed.
+    """
+    check_name(name)
+    try:
+        (_folder() / name).unlink()
+    except FileNotFoundError as error:
+        raise AddressError(f"no hub is kept as {shown(name)}; `envhub ls` lists the names") from error
+    except OSError as error:
+        raise KeysError(f"{_folder() / name} cannot be removed: {error.strerror}") from error
+
+
 def check_name(name: str) -> None:
     """Check that a hub can have this name.
 

@@ -37,6 +37,11 @@ def test_line_without_an_end_is_told_in_pieces() -> None:
     assert texts(events.lines(b"xx")) == ["x" * TEXT_CHARS_MAX, "x"]
 
 
+def test_character_in_two_pieces_of_a_line_without_an_end_is_whole() -> None:
+    events, printed = OutputEvents("stdout", LABEL), "\N{ROCKET}".encode() * TEXT_CHARS_MAX
+    assert "".join(texts(events.lines(printed[:-2]) + events.lines(printed[-2:]) + events.rest())) == printed.decode()
+
+
 @pytest.mark.parametrize("text", ["\0" * 20_000, "\n" * 20_000, "ä" * 20_000, "a line\n" * 5000, "\N{ROCKET}" * 9000])
 def test_no_event_is_too_long_for_a_pipe_and_none_is_lost(text: str) -> None:
     found = OutputEvents("stdout", LABEL).lines(text.encode() + b"\n")

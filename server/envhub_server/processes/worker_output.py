@@ -9,6 +9,7 @@ until it reads again.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import os
@@ -71,21 +72,22 @@ class OutputEvents:
 
     def __init__(self, stream: str, label: Mapping[str, Any]) -> None:
         self._stream, self._label = stream, label
-        self._begun = b""  # a line without its end yet
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._begun = ""  # a line without its end yet
 
     def lines(self, printed: bytes) -> bytes:
         """The events of what was printed since the last time, in which a line that has not ended yet is not."""
-        printed = self._begun + printed
-        end = printed.rfind(b"\n") + 1
-        if len(printed) - end >= TEXT_CHARS_MAX:
-            end = len(printed)
-        self._begun = printed[end:]
-        return b"".join(self._events(printed[:end].decode("utf-8", "backslashreplace")))
+        text = self._begun + self._decoder.decode(printed)
+        end = text.rfind("\n") + 1
+        if len(text) - end >= TEXT_CHARS_MAX:
+            end = len(text)
+        self._begun = text[end:]
+        return b"".join(self._events(text[:end]))
 
     def rest(self) -> bytes:
         """The event of a line that had no end."""
-        begun, self._begun = self._begun, b""
-        return b"".join(self._events(begun.decode("utf-8", "backslashreplace")))
+        begun, self._begun = self._begun, ""
+        return b"".join(self._events(begun + self._decoder.decode(b"", final=True)))
 
     def _events(self, text: str) -> Iterator[bytes]:
         """Each with as many whole lines as a pipe takes at once."""

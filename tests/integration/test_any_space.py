@@ -153,6 +153,24 @@ def test_envs_of_any_spaces_return_what_each_would_alone(address: str | None, ac
                 envs.send(actions[:2], [0, 1])
 
 
+NESTED_ALIKE = [
+    (gym_spaces.Tuple([gym_spaces.Discrete(3)]), gym_spaces.Dict(own=gym_spaces.Discrete(3)), (1,), {"own": 1}),
+    (gym_spaces.Text(4), gym_spaces.Text(9), "ab", "abcdefgh"),
+]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("acted", NESTED_ALIKE)
+def test_action_spaces_of_the_same_leaves_and_another_structure_are_anything(acted: Any, num_workers: int) -> None:
+    *own, first, second = acted
+    factories = [functools.partial(sims.Anything, SCALAR, space, [{}]) for space in own]
+    with closing(envhub.make_vec(factories, observation_mode="any", num_workers=num_workers)) as envs:
+        assert envs.single_action_space == spaces.Anything()
+        envs.reset()
+        heard = envs.step_each([first, second])[-1]
+        assert_same([heard[row]["heard"] for row in range(2)], [first, second], "heard")
+
+
 def test_observations_that_do_not_fit_their_space_are_taken_where_any_are() -> None:
     with closing(envhub.make_vec(sims.wrong_shape, 2, observation_mode="any", num_workers=1)) as envs:
         assert [seen.shape for seen in envs.reset()[0]] == [(2,)] * 2

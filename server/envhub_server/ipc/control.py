@@ -113,6 +113,7 @@ class Built(Frozen):
     plain_spec: Optional[bytes] = b""
     libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
     fit: bool = False  # whether its envs are known to be fit to share a process, see ``env_family``
+    action_structure: str = ""  # with the observation mode "any": how ``action_space`` nests, and its leaves
 
 
 class Building(Frozen):

@@ -640,7 +640,7 @@ class SessionState:
         made = [each.made for each in self.workers if each.made is not None]
         first = made[0]
         action_space, action_leaves = first.action_space, first.action_leaves
-        if self.make.observation_mode == "any" and any(each.action_leaves != action_leaves for each in made):
+        if any(each.action_structure != first.action_structure for each in made):
             action_space, action_leaves = codec.encode(ANYTHING), [OBJECT.wire()]
         self._map_message = control.MapArena(
             self.make.num_envs,

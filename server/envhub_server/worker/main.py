@@ -359,6 +359,7 @@ class Worker:
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
             libraries=shareable(self._variables),
             fit=self._fit(),
+            action_structure=_structure(acted) if build.observation_mode == "any" else "",
         )
 
     def _spaces_of_all(self) -> tuple[Any, Any]:
@@ -366,8 +367,7 @@ class Worker:
         first = self._rows[0].env
         if self._build.observation_mode != "any":
             return first.observation_space, first.action_space
-        acted, *others = (spaces.structure(row.env.action_space) for row in self._rows)
-        alike = all(each == acted for each in others)
+        alike = len({_structure(row.env.action_space) for row in self._rows}) == 1
         return spaces.Anything(), first.action_space if alike else spaces.Anything()
 
     def _described(self, space: Any) -> bytes:
@@ -871,6 +871,11 @@ class Worker:
         journaled = code == "env_raised" and number and not isinstance(error, PendingFailure)
         invalid = isinstance(error, NotFinite)
         self._channel.send(control.RowFailed(failure, number, self._tick if journaled else -1, invalid))
+
+
+def _structure(space: Any) -> str:
+    """The structure of a space as text, which other workers' are compared with."""
+    return repr(spaces.structure(space))
 
 
 def _has_attribute(env: Any, name: str) -> bool:

@@ -256,6 +256,46 @@ def test_agents_that_come_and_leave_without_a_flag_are_told() -> None:
     assert lists(info)["alive"] == lists(info)["observed"] == lists(info)["reported"] == [False, True, True]
 
 
+def test_episode_goes_on_with_an_agent_that_has_come_back_after_its_end() -> None:
+    env = ParallelEnv(Game())
+    env.reset()
+    env.step(ACTION)
+    env.step(ACTION)  # only agent 2 is alive
+    step = env.env.step
+    env.env.step = lambda actions: (step(actions), setattr(env.env, "agents", [0]))[0]
+    _, _, terminated, truncated, info = env.step(ACTION)
+    assert not terminated and not truncated and info["alive"].tolist() == [True, False, False]
+    assert info["terminations"] == {"0": False, "1": True, "2": True}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (1, {0: np.ones(2)}, r"returned array\(\[1., 1.\]\) as the reward of 0: an agent's reward is one number"),
+        (1, {0: None}, "returned None as the reward of 0: an agent's reward is one number"),
+        (2, {"__all__": False}, "agent '__all__', which is not in its possible_agents"),
+        (3, {7: False}, "agent 7, which is not in its possible_agents"),
+    ],
+)
+def test_reward_that_is_no_number_and_flag_of_no_agent_are_refused(place: int, value: Any, problem: str) -> None:
+    env = ParallelEnv(Game())
+    env.reset()
+    results = [{}, {}, {}, {}, {}]
+    results[place] = value
+    env.env.step = lambda actions: tuple(results)
+    with pytest.raises((TypeError, ValueError), match=problem):
+        env.step(ACTION)
+
+
+@pytest.mark.parametrize(("results", "returned"), [(({}, {}, {}, {}), "a tuple of 4"), (None, "a NoneType")])
+def test_step_of_a_parallel_env_without_five_values_is_told(results: Any, returned: str) -> None:
+    env = ParallelEnv(Game())
+    env.reset()
+    env.env.step = lambda actions: results
+    with pytest.raises(TypeError, match=f"step of .*Game.* returned {returned}, and not observations, rewards"):
+        env.step(ACTION)
+
+
 def test_agents_that_no_key_can_stand_for_are_refused() -> None:
     game = Game()
     game.possible_agents = [0, 1, "1"]  # type: ignore[list-item]

@@ -242,7 +242,7 @@ class ParallelEnv(Converted):
         if not self.env.agents:
             raise ValueError(f"{shown(self.env, 100)} has no agent after its reset: an episode begins with one or more")
         self._terminations, self._truncations = {}, {}
-        self._note_ends({}, {})
+        self._note_ends((), {}, {})
         present = {"alive": self._among(self.env.agents), "observed": self._among(observations)}
         return self._joined(observations), {**present, **self._agent_infos(infos)}
 
@@ -250,15 +250,25 @@ class ParallelEnv(Converted):
         """As in Gymnasium.
 
         Raises:
-            ValueError: an agent has come that is not among the possible agents.
+            ValueError: an agent has come, or has a flag, that is not among the possible agents.
+            TypeError: the env returned something else than five values, or an agent's reward is not one number.
         """
         acting = {agent: action[self._keys[agent]] for agent in self.env.agents}
-        observations, rewards, terminations, truncations, infos = self.env.step(acting)
-        self._note_ends(terminations, truncations)
+        results = self.env.step(acting)
+        try:
+            observations, rewards, terminations, truncations, infos = results
+        except (TypeError, ValueError) as error:
+            kind = f"a {type(results).__name__}"
+            returned = f"a tuple of {len(results)}" if isinstance(results, tuple) else kind
+            raise TypeError(
+                f"step of {shown(self.env, 100)} returned {returned}, and not observations, rewards, terminations, "
+                "truncations and infos by agent"
+            ) from error
+        self._note_ends(acting, terminations, truncations)
         ended = not any(self._alive(agent) for agent in self.env.agents)
         terminated = ended and all(self._terminations.values())
         by_agent = {
-            "rewards": {key: float(rewards.get(agent, 0)) for agent, key in self._keys.items()},
+            "rewards": {key: self._reward(agent, rewards) for agent, key in self._keys.items()},
             "terminations": {key: self._terminations.get(key, False) for key in self._keys.values()},
             "truncations": {key: self._truncations.get(key, False) for key in self._keys.values()},
             "alive": self._among(() if ended else self.env.agents),
@@ -269,12 +279,24 @@ class ParallelEnv(Converted):
         by_agent.update(self._agent_infos(infos))
         return self._joined(observations), total, terminated, ended and not terminated, by_agent
 
-    def _note_ends(self, terminations: Any, truncations: Any) -> None:
-        """Note which agents have ended; an agent without an entry has not been in this episode."""
-        for agent in self.env.agents:
+    def _reward(self, agent: Any, rewards: Any) -> float:
+        try:
+            return float(rewards.get(agent, 0))
+        except (TypeError, ValueError) as error:
+            text = f"step of {shown(self.env, 100)} returned {shown(rewards[agent], 100)} as the reward of {agent!r}"
+            raise TypeError(f"{text}: an agent's reward is one number, such as a weighted sum") from error
+
+    def _note_ends(self, acting: Collection[Any], terminations: Any, truncations: Any) -> None:
+        """Note which agents have ended; an agent without an entry has not been in this episode.
+
+        An agent that is there and was not among the ``acting`` ones has come, or come back after its end.
+        """
+        for agent in (*self.env.agents, *terminations, *truncations):
             if agent not in self._keys:
                 raise ValueError(f"{shown(self.env, 100)} has agent {agent!r}, which is not in its possible_agents")
-            self._terminations.setdefault(self._keys[agent], False)
+        for agent in self.env.agents:
+            if agent not in acting:
+                self._terminations[self._keys[agent]] = self._truncations[self._keys[agent]] = False
         self._terminations.update({self._keys[agent]: bool(ended) for agent, ended in terminations.items()})
         self._truncations.update({self._keys[agent]: bool(ended) for agent, ended in truncations.items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -180,6 +181,14 @@ def test_what_is_no_parallel_env_is_refused(teams: ServedHub) -> None:
     with pytest.raises(TypeError, match="two agents of one text"):
         envhub.pettingzoo.make(lambda: team_envs.Team(("1", 1, 2, 3)), num_workers=0)
     assert len(teams.workers()) <= before
+
+
+def test_agents_that_infos_of_a_batch_cannot_tell_apart_are_refused() -> None:
+    twins = functools.partial(team_envs.Team, ("a", "_a", "b", "c"))
+    with closing(envhub.pettingzoo.make(twins, num_workers=0)) as env:
+        assert played(env, twins) > 0
+    with pytest.raises(ValueError, match="agents 'a' and '_a' have one place in infos; rename one"):
+        envhub.pettingzoo.make_vec(twins, 2, num_workers=0)
 
 
 class LikeATeam(gym.Env):  # type: ignore[type-arg]

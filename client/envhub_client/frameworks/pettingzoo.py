@@ -81,6 +81,7 @@ def make_vec(
 
     Raises:
         TypeError: they are no parallel envs of PettingZoo.
+        ValueError: the name of an agent is that of another after an underscore.
         Exception: as for ``envhub.make_vec``.
     """
     envs = making.make_vec(env, num_envs, autoreset_mode=autoreset_mode, **options)
@@ -275,6 +276,9 @@ class HubParallelVectorEnv:
         self.num_envs, self.autoreset_mode = envs.num_envs, envs.autoreset_mode
         self.metadata, self.render_mode = envs.metadata, envs.render_mode
         self._keys = _keys_of(envs.single_observation_space, lambda name: envs.call_some([0], name)[0])
+        keys = {*self._keys.values()}
+        if hidden := [key for key in keys if f"_{key}" in keys]:  # in infos, "_a" says which envs have "a"
+            raise ValueError(f"agents {hidden[0]!r} and '_{hidden[0]}' have one place in infos; rename one of them")
         self._names = {key: agent for agent, key in self._keys.items()}
         self.possible_agents = [*self._keys]
         self._single_observations: Spaces = _by_agent(self._keys, envs.single_observation_space)

@@ -663,10 +663,11 @@ def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
 
 
 @pytest.mark.parametrize("mode", ["any", "first"])
-def test_actions_of_different_leaves_are_objects_where_any_are_taken(mode: str) -> None:
+def test_actions_of_different_structures_are_objects_where_any_are_taken(mode: str) -> None:
     session = begun(observation_mode=mode)
-    session.said(0, built())
-    given = session.said(1, replace(built(), action_leaves=[["<f4", [2]]]))
+    own, other = ("Tuple", "Dict") if mode == "any" else ("", "")
+    session.said(0, replace(built(), action_structure=own))
+    given = session.said(1, replace(built(), action_structure=other))
     message = next(each.message for each in given if isinstance(each, GiveArena))
     as_told = ([OBJECT.wire()], codec.encode(ANYTHING)) if mode == "any" else ([["<i8", []]], ACTION)
     assert (message.action_leaves, message.action_space) == as_told

@@ -39,7 +39,7 @@ def stall(*_):
         time.sleep(0.01)
 
 if "serve" in sys.orig_argv:
-    signal.signal(signal.SIGUSR2, stall)
+    signal.signal(signal.SIGWINCH, stall)
     from envhub.transport import sockets
     sockets.HANDSHAKE_MS = int(os.environ["ENVHUB_TEST_HANDSHAKE_MS"])
 """
@@ -198,7 +198,7 @@ def test_hub_of_which_only_the_thread_of_libzmq_answers_refuses_nobody(
     }
     with keyed.serve(tmp_path, environ=environ) as hub:
         stalled.touch()
-        hub.process.send_signal(signal.SIGUSR2)
+        hub.process.send_signal(signal.SIGWINCH)
         with pytest.raises(envhub.HubUnreachable, match="stopped or overloaded"):
             envhub.connect(keyed.address(hub.tcp), timeout=8 * QUICK_MS / 1000)
         assert failures.count > BROKEN_MAX

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import socket
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import OWN
 from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.proxy_page import NUMBER, RECEIVED, WORDS, PageEntry
 from envhub_server.network.rights import ANYBODY, OWN_USER
 from hubs import wait_until
 from zmq.utils.monitor import recv_monitor_message
@@ -192,17 +190,6 @@ def test_folder_of_keys_that_does_not_exist_is_refused(router: tuple[Any, Any], 
     with pytest.raises(KeysError, match=f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes"):
         access.guard(*router)
     assert not folder.exists()
-
-
-def test_connection_by_which_nothing_came_is_no_stranger(access: Access, tmp_path: Path) -> None:
-    for descriptor, received in ((DESCRIPTOR, 0), (DESCRIPTOR + 1, 64)):
-        access.accepted(descriptor, 100.0)
-        words = memoryview(array("q", [0] * WORDS))
-        words[NUMBER], words[RECEIVED] = 1, received
-        known_of(access, descriptor).entry = PageEntry(words, 0, 1, "192.0.2.1")
-        access.handshake_failed()
-        access.ended(descriptor, 100.0)
-    assert access.handshakes_refused == 1 and [event for event, *_ in audited(tmp_path)] == ["refused"]
 
 
 def test_end_of_a_clients_last_connection_is_audited(access: Access, tmp_path: Path) -> None:

@@ -175,18 +175,14 @@ class Access:
         self._in_handshake = True
 
     def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection; where keys are wanted, note one that ended in its handshake.
-
-        A connection by which nothing came was no attempt to get in: a client looks so whether its hub is back.
-        """
+        """Forget a connection; where keys are wanted, note one that ended in its handshake."""
         known, in_handshake, self._in_handshake = self.connections.get(descriptor), self._in_handshake, False
         self.connections.ended(descriptor, now_s)
         if known is None:
             return
         self._note_denial(known)
         self.entries.pop(known.peer, None)
-        tried = known.entry is None or known.entry.received > 0
-        if in_handshake and tried and known.silent_until_s < math.inf and self._keys is not None:
+        if in_handshake and known.silent_until_s < math.inf and self._keys is not None:
             assert self.authenticator is not None
             self.authenticator.handshake_failed(known.origin)
         if known.holder is not None and not self.connections.has(known.client, known.origin):

@@ -419,11 +419,11 @@ class Connection:
             raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
         if (op := self.protocol.cut_off) is not None:
             self.protocol.give_up()
-            text = f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} "
-            text += (
-                "request was sent on it; the request was given up. Look for connection_ended in the hub's log; if it "
+            raise errors.RequestRefused(
+                f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} request "
+                "was sent on it; the request was given up. Look for connection_ended in the hub's log; if it is not "
+                "there, something between this client and the hub ends them"
             )
-            raise errors.RequestRefused(f"{text}is not there, something between this client and the hub ends them")
 
     def _log_trouble(self, now_s: float) -> None:
         trouble = self.protocol.trouble(now_s)

@@ -349,7 +349,7 @@ def test_secrets_are_revealed_where_the_table_says_and_nowhere_else() -> None:
 
 # --- dependencies -----------------------------------------------------------------------------------------------------
 
-MODULE_OF = {"pyzmq": "zmq", "msgpack-numpy": "msgpack_numpy"}
+MODULE_OF = {"pyzmq": "zmq", "msgpack-numpy": "msgpack_numpy", "typing-extensions": "typing_extensions"}
 BENCH = "client/envhub_client/tools/bench/"
 
 

@@ -363,7 +363,7 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
 
 def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None:
     """The CLOSE goes by another connection than the MAKE that was given up, as after an interrupt in its sending."""
-    token = bytes(range(16))
+    token = os.urandom(16)
     with closing(Connection(hub.tcp, token)) as late, closing(Connection(hub.tcp, token)) as early:
         early.give_up()
         early.send(Op.CLOSE, Close(terminate=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,14 +61,15 @@ def client(hub: ServedHub) -> Iterator[PlainClient]:
 
 def test_session_in_bytes_runs_on_a_hub(client: PlainClient) -> None:
     hub_id = client.hello().to_bytes(8, "little")
+    token = os.urandom(16)  # another test of this hub may have used the example's
     for op in ("MAKE", "RESET", "STEP", "CLOSE"):
         asked, golden = ([bytes.fromhex(frame) for frame in SESSION[f"{op} {kind}"]] for kind in ("request", "reply"))
         # Its env has the spaces of CartPole, and no hub offers it.
-        first = (asked[0][:8] + hub_id + asked[0][16:]).replace(EXAMPLE, codec.encode("CartPole-v1"))
+        first = (asked[0][:8] + hub_id + token + asked[0][32:]).replace(EXAMPLE, codec.encode("CartPole-v1"))
         client.socket.send_multipart([first, *asked[1:]])
         assert client.socket.poll(60_000)
         first, *frames = client.socket.recv_multipart()
-        assert first[:8] == golden[0][:8] and first[8:16] == hub_id and first[16:40] == golden[0][16:40]
+        assert first[:8] == golden[0][:8] and first[8:32] == hub_id + token and first[32:40] == golden[0][32:40]
         assert [*map(len, frames)] == [*map(len, golden[1:3])]  # but the rows frame, as no env has an info
 
 

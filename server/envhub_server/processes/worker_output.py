@@ -121,6 +121,11 @@ class OutputStream:
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
 
+    @property
+    def is_paused(self) -> bool:
+        """True while no pipe is read, because the stream's reader is slow: what prints may have to wait."""
+        return bool(self._held)
+
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
         """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on.
 
@@ -259,6 +264,11 @@ class WorkerOutput:
             for (stream, pipe), tail in zip(self._readers, self._tails, strict=True):
                 stream.add(pipe, tail, self.label)
             undo.pop_all()
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the hub does not read all of it, and the worker may have to wait until it can print."""
+        return any(stream.is_paused for stream, _ in self._readers)
 
     @property
     def tail(self) -> str:

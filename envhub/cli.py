@@ -370,7 +370,7 @@ def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> No
 
 @dataclass(frozen=True)
 class KeptEpisodes:
-    """Which episodes ``record`` keeps.
+    """Selection of the episodes that ``record`` keeps.
 
     Parameters
     ----------
@@ -614,7 +614,7 @@ def replay(
 
 @contextlib.contextmanager
 def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None] | None]:
-    """What takes the frames of a film in this file; None without a file."""
+    """Open the film in this file, and yield what takes its frames; None without a file."""
     if path is None:
         yield None
         return

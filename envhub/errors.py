@@ -190,7 +190,7 @@ def replay_text(replay: str) -> str:
 
 
 def raised_by_env(error: BaseException) -> EnvRaised | None:
-    """What an env has raised in a worker, if this exception, as the client raises it, is of an env."""
+    """The exception that an env raised in a worker, if the client raised this exception for an env."""
     raised = error if isinstance(error, EnvRaised) else error.__cause__
     return raised if isinstance(raised, EnvRaised) else None
 

@@ -11,7 +11,7 @@ from envhub.protocol.messages import Recycle
 
 @dataclass(frozen=True)
 class HubOptions:
-    """What is said of a hub besides its envs; None is not said, and ``HubConfig`` has the value then.
+    """A hub's options besides its envs; where one is None, ``HubConfig`` has the value.
 
     A field is an option of ``envhub serve``, and a key of its file. The text below is the help of the command line.
 

@@ -176,7 +176,7 @@ class HubProtocol:
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """Whether the session request must be executed; otherwise it is answered here."""
+        """True if the session request must be executed; otherwise it is answered here."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -203,7 +203,7 @@ class HubProtocol:
         return True
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """Whether the request begins a session; a late copy of a request of an ended session does not."""
+        """True if the request begins a session; a late copy of a request of an ended session does not."""
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
         if ended is not None and ended.reply is not None and (prelude.seq, owner) == (ended.seq, ended.owner):
             self.replayed += 1
@@ -383,7 +383,7 @@ class HubProtocol:
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
     def next_expiry_s(self) -> float:
-        """When the first lease runs out; infinity where none is running."""
+        """Time at which the first lease runs out; infinity where none is running."""
         return min(self.leases.values(), default=math.inf)
 
 

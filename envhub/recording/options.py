@@ -1,4 +1,4 @@
-"""What is recorded of a session, and where to."""
+"""Options of a recording."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """How ``envhub.make_vec(..., record=RecordOptions(...))`` records; ``record=FOLDER`` has the defaults.
+    """Options of ``envhub.make_vec(..., record=RecordOptions(...))``; ``record=FOLDER`` has the defaults.
 
     Attributes:
         folder: a folder of this machine. Each session makes ``recording-v0``, ``recording-v1`` ... in it.

@@ -75,7 +75,7 @@ TEXTS: Mapping[str, Callable[[str], object]] = {
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a value is.
+    """Place of a value.
 
     Attributes:
         table: the text before the key: the file, and the table's heading.
@@ -197,7 +197,7 @@ def _check_distinct(value: Any, spot: Spot) -> None:
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
-    """What the annotation allows, besides None."""
+    """The alternatives of an annotation, besides None."""
     if get_origin(hint) in (Union, types.UnionType):
         yield from (each for each in get_args(hint) if each is not type(None))
     else:
@@ -205,7 +205,7 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of this kind, whatever it has inside."""
+    """True if a value is of this kind, whatever it has inside."""
     origin = get_origin(hint)
     if origin is Literal:
         return isinstance(value, str) and value in get_args(hint)
@@ -218,7 +218,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _described(hint: Any, name: str) -> str:
-    """What the annotation allows, in words."""
+    """Describe the values that an annotation allows."""
     return ", or ".join(_described_one(each, BOUNDS.get(name)) for each in _alternatives(hint))
 
 

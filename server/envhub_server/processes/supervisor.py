@@ -127,7 +127,7 @@ class Supervisor:
         return workers
 
     def starting(self, key: InterpreterKey) -> str:
-        """How far the start of this interpreter is, if workers wait for it; else empty."""
+        """Progress of this interpreter's start, if workers wait for it; else empty."""
         own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
         return next(filter(None, (zygote.starting for zygote in own)), "")
 
@@ -226,7 +226,7 @@ class Supervisor:
     # --- orphans ----------------------------------------------------------------------------------------------------
 
     def inherited_bytes(self, pid: int) -> int:
-        """How much of the memory of this worker, which was just born, is its zygote's."""
+        """Amount of of the memory of this worker, which was just born, is its zygote's."""
         return inherited_bytes(pid, *(zygote.pid for zygote in self._zygotes()))
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
@@ -276,5 +276,5 @@ class Supervisor:
 
 
 def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
-    """Whether a zygote with the one environment serves for the other; a library may read any variable."""
+    """True if a zygote with the one environment serves for the other; a library may read any variable."""
     return started == wanted if key.libraries else start_environment(started) == start_environment(wanted)

@@ -56,7 +56,7 @@ class TimerDescriptor:
         self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
 
     def expired(self) -> bool:
-        """Whether the time has passed; True only once."""
+        """True if the time has passed; True only once."""
         try:
             return bool(os.read(self._descriptor, 8))
         except BlockingIOError:
@@ -68,7 +68,7 @@ class TimerDescriptor:
 
 
 class OutputEvents:
-    """What one process prints to a stream, as lines of JSON; each has the process's ``label``."""
+    """Output of one process to a stream, as lines of JSON; each has the process's ``label``."""
 
     def __init__(self, stream: str, label: Mapping[str, Any]) -> None:
         self._stream, self._label = stream, label

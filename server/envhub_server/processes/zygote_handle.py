@@ -118,12 +118,12 @@ class ZygoteHandle:
 
     @property
     def starting(self) -> str:
-        """How far it is, if it has taken long to start and is not ready yet; else empty."""
+        """Progress of its start, if that takes long; else empty."""
         return starting(self._program, self._start) if self._starting_s and not self.ready else ""
 
     @property
     def alive(self) -> bool:
-        """Whether it can fork workers; a zygote that is being killed has closed its channel."""
+        """True if it can fork workers; a zygote that is being killed has closed its channel."""
         self.on_ready(-1)
         return not self._channel_closed and self._process.poll() is None
 

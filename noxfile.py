@@ -32,6 +32,13 @@ def unit(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def coverage(session: nox.Session) -> None:
+    """Hold the branch coverage of the pure rooms by the pure tests."""
+    session.run("coverage", "run", "-m", "pytest", "-q", "-n", "0", "tests/unit", "tests/conformance")
+    session.run("coverage", "report", "--skip-covered")
+
+
+@nox.session(venv_backend="none")
 def long(session: nox.Session) -> None:
     """Run what `pytest` leaves out: the full matrix, and the tests of any lane by messages."""
     session.run("pytest", "-q", "-m", "long and not chaos", *PATIENT, *session.posargs)
@@ -43,6 +50,7 @@ def long(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run everything but the chaos tests and benchmarks."""
     session.notify("lint")
+    session.notify("coverage")
     session.run("pytest", "-q")
     session.notify("long")
     for folder in SIDE_BY_SIDE:

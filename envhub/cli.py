@@ -556,6 +556,8 @@ def conformance(
     timeout
         Seconds to wait for each answer of the hub; of a client, seconds that a case may take.
     """
+    if not 0 < timeout < math.inf:
+        _end("conformance", f"--timeout is a positive number of seconds, got {timeout}")
     if client:
         if address is not None or env:
             _end("conformance", "--client serves a hub: it takes no address and no --env")

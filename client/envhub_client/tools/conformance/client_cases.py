@@ -322,7 +322,7 @@ def _follows_program(record: Record) -> str:
     ops = [heard.op for heard in record.of(*messages.SESSION_OPS)]
     due = [Op.MAKE, Op.RESET, *[Op.STEP] * STEPS, Op.CALL, Op.CLOSE]
     if ops != due:
-        found = " ".join(map(_op_name, ops))
+        found = " ".join(map(_op_name, ops)) or "nothing"
         if ops == due[: len(ops)]:
             raise NotShown(f"only {found} came")
         return f"{' '.join(op.name for op in due)} was due, {found} came"

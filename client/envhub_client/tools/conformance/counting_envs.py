@@ -12,7 +12,25 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from envhub.protocol.messages import Made, pack_rows
+from envhub.protocol.hub import Incoming
+from envhub.protocol.messages import (
+    Attach,
+    Call,
+    Done,
+    EnvNames,
+    Failure,
+    Made,
+    Make,
+    Observe,
+    Observed,
+    Op,
+    Receive,
+    Send,
+    Table,
+    Welcome,
+    pack_rows,
+)
+from envhub.protocol.prelude import VERSION
 from envhub.values import actions, codec, spaces
 
 NAME = "Conformance-v0"
@@ -21,7 +39,11 @@ SEEDS = [7, 8]
 STEPS = 8
 CHECK = "check"  # the method that a client tells what it has received
 _END_MOVES = (5, 3)  # the step that ends the episode of each env: a termination of env 0, a truncation of env 1
-_ACTION_BYTES = 8
+FRAME_BYTES_MAX = 1 << 20  # of a client; its longest message has some 1,000 bytes
+
+_NO_SESSION = Failure("session_lost", "session", "this hub has no such session")
+
+Outcome = tuple[Any, Sequence[bytes]]
 
 
 class CountingEnvs:
@@ -88,6 +110,101 @@ class CountingEnvs:
 
     def _value(self, row: int) -> int:
         return (7 * self._seeds[row] + 101 * row + 13 * self.moves[row]) % 1000
+
+
+class CountingSession:
+    """What a hub with these envs replies to the requests of one session.
+
+    Attributes:
+        wrong: why requests were not those that were due, in order.
+    """
+
+    def __init__(self, former_token: bytes, wrong: list[str]) -> None:
+        """Begin with the session of ``former_token``, which was just reset with ``SEEDS``; ``wrong`` is added to."""
+        self.wrong = wrong
+        self._former_token = former_token
+        self._envs = CountingEnvs(SEEDS)
+        self._sent_rows: list[int] = []  # and not received yet, in the order in which they were sent
+
+    def outcome(self, request: Incoming) -> Outcome | Failure:
+        """The reply to a request that is executed, and its frames; or its failure."""
+        message = request.message
+        match request.op:
+            case Op.HELLO:
+                limits = {"envs_per_session_max": NUM_ENVS, "message_bytes_max": FRAME_BYTES_MAX}
+                return Welcome("0", f"{VERSION[0]}.{VERSION[1]}", False, limits), ()
+            case Op.LIST:
+                return EnvNames([NAME]), ()
+            case Op.STATS | Op.HEALTH | Op.SESSIONS:
+                return Table([]), ()
+            case Op.MAKE:
+                return self._make(message)
+            case Op.ATTACH:
+                return self._attach(message)
+            case Op.OBSERVE:
+                return self._observe(message)
+            case Op.RESET:
+                self._envs = CountingEnvs(message.seeds)
+                return Done(), self._envs.observations(range(NUM_ENVS))
+            case Op.STEP:
+                self._note(self._envs.actions_fault(range(NUM_ENVS), message.codes, request.frames))
+                return Done(), self._envs.step(range(NUM_ENVS))
+            case Op.SEND:
+                return self._send(message, request.frames)
+            case Op.RECEIVE:
+                return self._receive(message)
+            case Op.CALL:
+                return self._call(message)
+            case Op.SET_ATTR:
+                return Done(), [pack_rows((row, b"") for row in range(NUM_ENVS))]
+            case Op.CLOSE:
+                return Done(), ()
+        return Failure("refused", "request", f"this hub tests clients and knows no {Op(request.op).name}")
+
+    def _note(self, why: str) -> None:
+        if why:
+            self.wrong.append(why)
+
+    def _make(self, make: Make) -> Outcome | Failure:
+        self._envs = CountingEnvs()
+        if make.name != NAME:
+            return Failure("unknown_env", "request", f"this hub tests clients, and offers {NAME} only")
+        self._note(f"MAKE has num_envs {make.num_envs}, {NUM_ENVS} was due" if make.num_envs != NUM_ENVS else "")
+        return made(), ()
+
+    def _attach(self, attach: Attach) -> Outcome | Failure:
+        if attach.session != self._former_token:
+            return _NO_SESSION
+        return made(autoreset_mode="NextStep", observation_mode="same", steps=[1] * NUM_ENVS), ()
+
+    def _observe(self, observe: Observe) -> Outcome | Failure:
+        if observe.session != self._former_token:
+            return _NO_SESSION
+        described = [] if observe.described else made().observation_spaces
+        seen = Observed(NUM_ENVS, [1] * NUM_ENVS, [True] * NUM_ENVS, described)
+        return seen, self._envs.observations(range(NUM_ENVS))
+
+    def _call(self, call: Call) -> Outcome:
+        self._note(f"CALL of {call.name!r:.50} came, {CHECK} was due" if call.name != CHECK else "")
+        self._note(self._envs.check_fault(call.args))
+        return Done(), [pack_rows((row, codec.encode(True)) for row in range(NUM_ENVS))]
+
+    def _send(self, send: Send, frames: Sequence[Any]) -> Outcome | Failure:
+        if not send.rows or {*send.rows} & {*self._sent_rows} or not {*send.rows} <= {*range(NUM_ENVS)}:
+            self._note(f"SEND names the rows {send.rows}, while {self._sent_rows} are not received")
+            return Failure("bad_actions", "request", "these rows cannot be sent now")
+        self._note(self._envs.actions_fault(send.rows, send.codes, frames))
+        self._sent_rows += send.rows
+        return Done(), ()
+
+    def _receive(self, receive: Receive) -> Outcome | Failure:
+        """Return the ``min_envs`` rows that were sent first: the others are not done."""
+        if not self._sent_rows:
+            self._note("RECEIVE came while no row was sent")
+            return Failure("refused", "request", "no row was sent")
+        rows = sorted(self._sent_rows[: receive.min_envs])
+        self._sent_rows = self._sent_rows[receive.min_envs :]
+        return Done(), [b"".join(row.to_bytes(8, "little") for row in rows), *self._envs.step(rows)]
 
 
 def made(**fields: Any) -> Made:

@@ -9,19 +9,16 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from envhub.errors import AddressError, RemoteProtocolError
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
-from envhub.protocol.messages import REPLY, Done, Failure, HeartbeatReply, Made, Make, Op, Welcome, pack_rows
-from envhub.protocol.prelude import FRAMES_MAX, PRELUDE, VERSION, Frames, Prelude
+from envhub.protocol.messages import REPLY, Failure, HeartbeatReply, Make, Op
+from envhub.protocol.prelude import FRAMES_MAX, PRELUDE, Frames, Prelude
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.values import codec
-from envhub_client.tools.conformance.counting_envs import CHECK, NAME, NUM_ENVS, SEEDS, CountingEnvs, made
+from envhub_client.tools.conformance.counting_envs import FRAME_BYTES_MAX, NAME, NUM_ENVS, CountingSession, made
 
-FRAME_BYTES_MAX = 1 << 20  # of a client; its longest message has some 1,000 bytes
 QUEUE_MESSAGES_MAX = 16
 HEARD_MAX, HEARD_BYTES_MAX = 2000, 1 << 24  # of one case
 QUIET_S = 2.0  # after which a client without a connection does not come back
@@ -87,7 +84,6 @@ class Script:
     """What happens to the messages of one case; without faults as it stands.
 
     Attributes:
-        envs: the envs of the session.
         fault: the script has interfered.
     """
 
@@ -199,8 +195,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         """Begin a hub with an id of its own, and the session that a client may attach to."""
         self._protocol = HubProtocol(secrets.randbits(63) | 1)
         self._ids.append(self._protocol.hub_id)
-        self._envs = CountingEnvs(SEEDS)
-        self._sent_rows: list[int] = []
+        self._session = CountingSession(self.former_token, self._record.wrong)
         self._due: list[tuple[float, Heard, Incoming]] = []
         make = Prelude(Op.MAKE, self._protocol.hub_id, self.former_token, 1).pack()
         former = self._protocol.receive(b"former", -2, [make + messages.pack(Make(NUM_ENVS, NAME))])
@@ -326,101 +321,21 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._send_outgoing()
 
     def _answer(self, heard: Heard, request: Incoming) -> None:
-        failure = self._script.refusal(heard)
-        result = failure or self._outcome(request)
+        result = self._script.refusal(heard) or self._session.outcome(request)
         if isinstance(result, Failure):
             self._protocol.fail(request, result)
         else:
             self._protocol.answer(request, *result)
         if request.op == Op.CLOSE or (request.op in (Op.MAKE, Op.ATTACH) and isinstance(result, Failure)):
             self._protocol.forget(request.token)
+        elif request.op == Op.ATTACH:
+            self._protocol.forget(self.former_token)
         self._send_outgoing()
         if self._script.stops(heard):
             self._protocol.draining = True
             self._protocol.goodbye(request.token, SHUTTING_DOWN)
             self._protocol.forget(request.token)
             self._send_outgoing()
-
-    def _outcome(self, request: Incoming) -> tuple[Any, Sequence[bytes]] | Failure:
-        """The reply to a request that is executed."""
-        message = request.message
-        match request.op:
-            case Op.HELLO:
-                limits = {"envs_per_session_max": NUM_ENVS, "message_bytes_max": FRAME_BYTES_MAX}
-                return Welcome("0", f"{VERSION[0]}.{VERSION[1]}", False, limits), ()
-            case Op.LIST:
-                return messages.EnvNames([NAME]), ()
-            case Op.STATS | Op.HEALTH | Op.SESSIONS:
-                return messages.Table([]), ()
-            case Op.MAKE:
-                return self._make(message)
-            case Op.ATTACH:
-                return self._attach(message)
-            case Op.OBSERVE:
-                return self._observe(message)
-            case Op.RESET:
-                self._envs = CountingEnvs(message.seeds)
-                return Done(), self._envs.observations(range(NUM_ENVS))
-            case Op.STEP:
-                return self._step(message.codes, request.frames)
-            case Op.SEND:
-                return self._send_rows(message, request.frames)
-            case Op.RECEIVE:
-                return self._receive_rows(message)
-            case Op.CALL:
-                self._note_wrong(f"CALL of {message.name!r:.50}, not of {CHECK}" if message.name != CHECK else "")
-                self._note_wrong(self._envs.check_fault(message.args))
-                return Done(), [pack_rows((row, codec.encode(True)) for row in range(NUM_ENVS))]
-            case Op.SET_ATTR:
-                return Done(), [pack_rows((row, b"") for row in range(NUM_ENVS))]
-            case Op.CLOSE:
-                return Done(), ()
-        return Failure("refused", "request", f"this hub tests clients and knows no {Op(request.op).name}")
-
-    def _note_wrong(self, why: str) -> None:
-        if why:
-            self._record.wrong.append(why)
-
-    def _make(self, make: Make) -> tuple[Any, Sequence[bytes]] | Failure:
-        self._envs = CountingEnvs()
-        if make.name != NAME:
-            return Failure("unknown_env", "request", f"this hub tests clients, and offers {NAME} only")
-        self._note_wrong(f"MAKE has num_envs {make.num_envs}, {NUM_ENVS} was due" if make.num_envs != NUM_ENVS else "")
-        return made(), ()
-
-    def _attach(self, attach: messages.Attach) -> tuple[Made, Sequence[bytes]] | Failure:
-        if attach.session != self.former_token:
-            return Failure("session_lost", "session", "this hub has no such session")
-        self._protocol.forget(self.former_token)
-        return made(autoreset_mode="NextStep", observation_mode="same", steps=[1] * NUM_ENVS), ()
-
-    def _observe(self, observe: messages.Observe) -> tuple[messages.Observed, Sequence[bytes]] | Failure:
-        if observe.session != self.former_token:
-            return Failure("session_lost", "session", "this hub has no such session")
-        spaces = [] if observe.described else made().observation_spaces
-        seen = messages.Observed(NUM_ENVS, [1] * NUM_ENVS, [True] * NUM_ENVS, spaces)
-        return seen, self._envs.observations(range(NUM_ENVS))
-
-    def _step(self, codes: bytes, frames: Sequence[Any]) -> tuple[Done, Sequence[bytes]]:
-        self._note_wrong(self._envs.actions_fault(range(NUM_ENVS), codes, frames))
-        return Done(), self._envs.step(range(NUM_ENVS))
-
-    def _send_rows(self, send: messages.Send, frames: Sequence[Any]) -> tuple[Done, Sequence[bytes]] | Failure:
-        if not send.rows or {*send.rows} & {*self._sent_rows} or not {*send.rows} <= {*range(NUM_ENVS)}:
-            self._note_wrong(f"SEND names the rows {send.rows}, while {self._sent_rows} are not received")
-            return Failure("bad_actions", "request", "these rows cannot be sent now")
-        self._note_wrong(self._envs.actions_fault(send.rows, send.codes, frames))
-        self._sent_rows += send.rows
-        return Done(), ()
-
-    def _receive_rows(self, receive: messages.Receive) -> tuple[Done, Sequence[bytes]] | Failure:
-        """Return the ``min_envs`` rows that were sent first: the others are not done."""
-        if not self._sent_rows:
-            self._note_wrong("RECEIVE came while no row was sent")
-            return Failure("refused", "request", "no row was sent")
-        rows = sorted(self._sent_rows[: receive.min_envs])
-        self._sent_rows = self._sent_rows[receive.min_envs :]
-        return Done(), [b"".join(row.to_bytes(8, "little") for row in rows), *self._envs.step(rows)]
 
 
 def header(heard: Heard) -> bytes:

@@ -21,7 +21,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from envhub.core_files import write_no_core_file
-from envhub.errors import printable
+from envhub.errors import EnvHubError, printable
 from envhub.hub_options import HubOptions
 
 if TYPE_CHECKING:
@@ -532,7 +532,7 @@ def conformance(
     """Check from outside that a hub keeps the protocol and Gymnasium's contract; or with --client, that a client does.
 
     Of a hub, the exit status is 1 if it does not keep them. Of a client, it is 0 if it passed by every rule, 1 if it
-    failed by one, and 2 if it failed by none and did not get as far as some.
+    failed by one, and 2 if it failed by none and did not get as far as some, or could not be tested.
 
     Parameters
     ----------
@@ -567,8 +567,10 @@ def conformance(
             command = shlex.split(run or "")
         except ValueError as error:
             _end("conformance", f"--run {run}: {error}")
-        with _errors_in_a_line("conformance"):
+        try:
             sys.exit(test_client(console, bind, case or (), command, json, timeout))
+        except EnvHubError as error:
+            _end("conformance", error)
     if address is None or case or run:
         _end("conformance", "name the address of a hub; or test a client with --client, which --case and --run go with")
     from envhub_client.tools.conformance.conformance import run as test_hub

@@ -58,6 +58,28 @@ def test_empty_path_is_not_the_current_folder(
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "name the address of a hub"),
+        (("tcp://127.0.0.1:1", "--case", "plain"), "which --case and --run go with"),
+        (("--client", "tcp://127.0.0.1:1"), "it takes no address"),
+        (("--client", "--run", "a 'b"), "No closing quotation"),
+        (("--client", "--timeout", "0"), "a positive number of seconds"),
+        (("--client", "--case", "nope"), "no case or level is named nope"),
+        (("--client", "--bind", "ipc:///no/such"), "is no address of tcp"),
+        (("--client", "--case", "plain", "--run", "/no/such"), "cannot be run"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
+)
+def test_conformance_says_in_a_line_how_it_is_used(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
+) -> None:
+    assert run("conformance", *arguments) == cli.EXIT_USAGE
+    found = capsys.readouterr().err.strip()
+    assert why in found and "Traceback" not in found
+
+
 @pytest.mark.parametrize("output", ["/dev/full", None])
 def test_no_key_is_admitted_whose_address_cannot_be_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str | None

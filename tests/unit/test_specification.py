@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 import zmq
 from envhub_client.connection import connection
+from envhub_client.tools.conformance import client_cases, scripted_hub
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub import hub
 from envhub_server.network import access, connections
 from gymnasium import spaces as gym_spaces
-from protocol_document import TEXT, marked, names, table, tables, titles
+from protocol_document import TEXT, marked, names, section, table, tables, titles
 
+from envhub import cli
 from envhub.arena import layout
 from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
@@ -202,6 +204,16 @@ def test_what_a_refused_client_sees_are_codes_and_events_that_there_are() -> Non
                 assert word in codes, word
 
 
+def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
+    told = {row[0]: names(row[1]) for row in table("Testing a client")}
+    assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
+    of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
+    assert told == of_level
+    timeout_s = inspect.signature(cli.conformance).parameters["timeout"].default
+    limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
+    assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
+
+
 def test_every_table_is_read_by_a_test() -> None:
     """By this module or by ``test_specification_of_states``, which name the section, or by a message's class."""
     sources = [Path(__file__), Path(__file__).with_name("test_specification_of_states.py")]
@@ -209,7 +221,7 @@ def test_every_table_is_read_by_a_test() -> None:
     assert {title for title in titles() if tables(title)} == read | {kind.__name__ for kind in KINDS}
     assert [title for title in titles() if len(tables(title)) > 1] == ["Socket options"]  # its keys are read, too
     examples = re.findall(r"^```(\w*)\n(?=; )?", TEXT, re.M)
-    assert {*examples} == {"", "hex", "text"}
+    assert {*examples} == {"", "hex", "sh", "text"}
 
 
 def test_every_action_code_is_in_the_table() -> None:

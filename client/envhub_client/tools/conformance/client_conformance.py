@@ -8,19 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
 from envhub.errors import RequestRefused
+from envhub.values import codec
 from envhub_client.tools.conformance.client_cases import CASES, LEVELS, PROGRAMS, Case, Judge, NotShown
 from envhub_client.tools.conformance.counting_envs import values_text
-from envhub_client.tools.conformance.scripted_hub import Record, ScriptedHub
+from envhub_client.tools.conformance.scripted_hub import Record, ScriptedHub, Status
 
 PASSED, FAILED, NOT_SHOWN = "passed", "failed", "not shown"
-
-Status = Callable[[], int | None]
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,13 @@ def _judged(judge: Judge, record: Record) -> tuple[str, str]:
         why = judge(record)
     except NotShown as error:
         return NOT_SHOWN, str(error)
+    except codec.DecodeError as error:
+        return FAILED, f"a header cannot be read: {error}"
     return (FAILED, why) if why else (PASSED, "")
 
 
 @contextlib.contextmanager
-def _program(command: Sequence[str]) -> Iterator[Status]:
+def _program(command: Sequence[str]) -> Iterator[Status | None]:
     """Run the client's program in a process group of its own, which ends with the block; its output goes to stderr.
 
     Without a command there is no program.
@@ -121,7 +122,7 @@ def _program(command: Sequence[str]) -> Iterator[Status]:
         RequestRefused: it cannot be run.
     """
     if not command:
-        yield lambda: None
+        yield None
         return
     try:
         running = subprocess.Popen(

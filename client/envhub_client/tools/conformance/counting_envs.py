@@ -104,9 +104,9 @@ class CountingEnvs:
         due = [[self._rewards, self._ends, self._numbers], {}]
         try:
             given = codec.decode(args)
-        except codec.DecodeError as error:
-            return f"the arguments of {CHECK} cannot be read: {error}"
-        return "" if given == due else f"the arguments of {CHECK} are {given!r:.200}, {due} were due"
+            return "" if given == due else f"the arguments of {CHECK} are {given!r:.200}, {due} were due"
+        except ValueError as error:  # they cannot be decoded, or are arrays
+            return f"the arguments of {CHECK} are no lists of numbers ({error}), {due} were due"
 
     def _value(self, row: int) -> int:
         return (7 * self._seeds[row] + 101 * row + 13 * self.moves[row]) % 1000
@@ -144,6 +144,8 @@ class CountingSession:
             case Op.OBSERVE:
                 return self._observe(message)
             case Op.RESET:
+                if len(message.seeds) not in (0, NUM_ENVS):
+                    return Failure("refused", "request", f"{len(message.seeds)} seeds for {NUM_ENVS} envs")
                 self._envs = CountingEnvs(message.seeds)
                 return Done(), self._envs.observations(range(NUM_ENVS))
             case Op.STEP:

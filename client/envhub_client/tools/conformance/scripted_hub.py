@@ -25,6 +25,8 @@ QUIET_S = 2.0  # after which a client without a connection does not come back
 LAST_S = 0.2  # after a program's end, for what it has sent
 _POLL_S = 0.1
 
+Status = Callable[[], int | None]
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -161,21 +163,22 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._monitor.close()
         self._context.destroy(linger=0)
 
-    def run(self, script: Script, status: Callable[[], int | None], seconds: float) -> Record:
+    def run(self, script: Script, status: Status | None, seconds: float) -> Record:
         """Serve one case until the client is done, or for ``seconds``; returns what came of the client.
 
-        ``status`` returns the exit status of the client's program once it has ended, None before or if there is none.
+        ``status`` returns the exit status of the client's program once it has ended, and None before. Where it is None,
+        the client is done when it has left.
         """
         self._begin(script)
         deadline_s = time.monotonic() + seconds
         while not self._record.limit:
             self._serve_once(min([_POLL_S, *(due_s - time.monotonic() for due_s, _, _ in self._due)]))
-            if self._record.status is None:
+            if status is None and self._has_left():
+                break
+            if status is not None and self._record.status is None:
                 self._record.status = status()
                 if self._record.status is not None:
                     deadline_s = min(deadline_s, time.monotonic() + LAST_S)
-            if self._record.status is None and self._has_left():
-                break
             if time.monotonic() >= deadline_s:
                 if self._record.status is None:
                     self._record.limit = f"it did not end within {seconds:g} s"
@@ -187,7 +190,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._former_ids.update(self._ids)
         self._ids.clear()
         self._asked: dict[tuple[bytes, int], Heard] = {}
-        self._bytes = 0
+        self._count = self._bytes = 0
         self._idle_since_s: float | None = None
         self._new_hub()
 
@@ -256,6 +259,11 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
                 os.close(held)
 
     def _hear(self, peer: bytes, connection: int, message: tuple[bytes, ...]) -> None:
+        self._count += 1
+        self._bytes += sum(map(len, message))
+        if self._count > HEARD_MAX or self._bytes > HEARD_BYTES_MAX:
+            self._record.limit = f"it sent {self._count} messages of {self._bytes} bytes together"
+            return
         try:
             prelude = Prelude.unpack(message[0])
         except RemoteProtocolError as error:
@@ -289,9 +297,6 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         if not is_heartbeat:
             self._asked.setdefault(key, heard)
         self._record.heard.append(heard)
-        self._bytes += sum(map(len, message))
-        if len(self._record.heard) > HEARD_MAX or self._bytes > HEARD_BYTES_MAX:
-            self._record.limit = f"it sent {len(self._record.heard)} messages of {self._bytes} bytes together"
         return heard
 
     def _note_fault(self) -> None:

@@ -141,7 +141,7 @@ class Wide(gym_spaces.Dict):
     pass
 
 
-class OfOneValue(gym_spaces.Space[Any]):
+class Sampled(gym_spaces.Space[Any]):
     """A space of an unknown class, which has these samples in turn."""
 
     def __init__(self, *samples: Any) -> None:
@@ -438,23 +438,6 @@ def test_anything_has_no_samples_and_equals_another() -> None:
         space.sample()
 
 
-class OfOneValue(gym_spaces.Space[Any]):
-    """A space of another kind than Gymnasium's."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        return self.value
-
-
-@pytest.mark.parametrize("value, wanted", [(True, (0, 1)), (np.int8(3), (-128, 127)), (0.5, (-np.inf, np.inf))])
-def test_space_of_no_kind_is_what_its_samples_are(value: Any, wanted: tuple[float, float]) -> None:
-    box = spaces.nearest(OfOneValue(value))
-    assert (box.low, box.high) == wanted and box.dtype == np.asarray(value).dtype
-
-
 def test_space_without_a_form_is_another_structure() -> None:
     with pytest.raises(spaces.SpacesDiffer):
-        spaces.check_equivalent(OfOneValue(object()), gym_spaces.Discrete(2), "different")
+        spaces.check_equivalent(Sampled(object()), gym_spaces.Discrete(2), "different")

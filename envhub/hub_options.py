@@ -14,6 +14,7 @@ class HubOptions:
     """A hub's options besides its envs; where one is None, ``HubConfig`` has the value.
 
     A field is an option of ``envhub serve``, and a key of its file. The text below is the help of the command line.
+    Both take bytes with a unit, too (``envhub_server.byte_count``).
 
     Parameters
     ----------
@@ -40,8 +41,8 @@ class HubOptions:
     info_bytes_max
         The bytes of an info, besides the observation in it; 1 MiB by default. A larger one loses its largest entries.
     worker_memory
-        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
-        default, for no limit.
+        The bytes of memory that each worker may have, such as 2GB or 512MiB, so that one session's envs cannot take the
+        machine's; 0, the default, for no limit.
     worker_env
         A variable of the environment that workers get, too; may be given more than once. Without it they get only what
         programs need to run, such as PATH and HOME, so that no secret is in a worker.
@@ -63,8 +64,8 @@ class HubOptions:
         A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
         once. Clients choose among them.
     memory_max
-        The bytes of memory that each worker may have, with what it started; one that has more is ended, and its envs
-        are truncated. Clients may ask for less. 0, the default, for no limit.
+        The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; one that has more is
+        ended, and its envs are truncated. Clients may ask for less. 0, the default, for no limit.
     spares
         How many workers of each session are made ahead, so that an env that is lost is back at once; 0 by default.
         Clients may choose another number, up to 8.
@@ -81,7 +82,7 @@ class HubOptions:
         recorded.
     recycle
         When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
-        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
+        with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may have it happen earlier.
     """
 
     bind: list[str] | None = None

@@ -27,7 +27,7 @@ from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
-from envhub_server.table_check import Spot, TableError, check_table, expanded
+from envhub_server.table_check import Spot, TableError, checked_table, expanded
 from envhub_server.toml_text import TomlError, heading, read_toml
 
 FILE_BYTES_MAX = 1 << 20
@@ -98,7 +98,7 @@ def _converted(
     path: Path, spot: Spot, table: dict[str, Any], kind: type[Table], hint: Callable[[str, Any], str]
 ) -> Table:
     """The table as one of this kind, with the paths in it made absolute."""
-    check_table(table, kind, spot, hint)
+    table = checked_table(table, kind, spot, hint)
     if isinstance(record := table.get("record"), dict):
         _check_record(spot.of_key("record"), record)
 

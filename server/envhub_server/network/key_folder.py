@@ -36,7 +36,7 @@ from envhub.transport.keys import (
 )
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
-from envhub_server.table_check import Spot, TableError, check_table
+from envhub_server.table_check import Spot, TableError, checked_table
 from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
@@ -319,8 +319,7 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        table = read_toml(text)
-        check_table(table, _ClientFile, Spot(f"{path}: "))
+        table = checked_table(read_toml(text), _ClientFile, Spot(f"{path}: "))
         found = msgspec.convert(table, _ClientFile)
         keys = [key_of(each) for each in found.keys]
     except TableError as error:

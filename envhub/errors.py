@@ -224,7 +224,10 @@ class AddressError(EnvHubError, ValueError):
 
 
 class AccessDenied(EnvHubError, PermissionError):
-    """The hub does not let this client in: its key is missing, unknown or removed, or is for another hub."""
+    """The hub does not let this client in: its key is missing, unknown or removed, or for another hub.
+
+    Or the hub has no keys, and is another user's of this machine.
+    """
 
 
 class KeysError(EnvHubError, ValueError):

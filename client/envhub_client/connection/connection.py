@@ -6,7 +6,6 @@ only on proof that the hub is gone, or after it was out of reach for too long.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -31,13 +30,13 @@ from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.secret import Secret
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
-from envhub_client.connection import keepalive, known_hubs
+from envhub.transport.socket_owner import user_text
+from envhub_client.connection import hub_probes, keepalive, known_hubs
 from envhub_client.connection.broken_handshakes import BrokenHandshakes
 from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
-from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
+from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB, PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.making_line import MakingLine
-from envhub_client.deadline import Deadline
 
 CONNECT_TIMEOUT_S = 10.0
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
@@ -46,9 +45,6 @@ CONNECT_TIMEOUT_S = 10.0
 RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
-GREETING_S, SILENT_S = 1.0, 0.5
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0
-_MECHANISM = slice(12, 32)  # in a greeting
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
 _BUFFER = attrgetter("buffer")
@@ -230,11 +226,11 @@ class Connection:
             reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
         except (errors.HubTimeout, errors.HubLost) as error:
             hint = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
-            if self.address.startswith("ipc://"):
-                hint = "is `envhub serve` running there, as this user?"
+            if self.local_sockets is not None:
+                hint = self.local_sockets.why_silent()
             elif why := self._why_unresolved():
                 hint = f"the host {self._target.host!r} cannot be resolved here ({why}): is its name right?"
-            elif self._broken_handshakes.any:
+            elif self._broken_handshakes.any and self._target.keys is not None:
                 hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
                 hint += "its hub, or a hub with another key than this address says?"
             raise errors.HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
@@ -615,11 +611,14 @@ class Connection:
             why = "lets nobody in without a key: connect with the envhub:// address that its operator gives you"
             if keys is not None:
                 why = "takes no keys: connect to its tcp:// address"
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
-            if self._broken_handshakes.failed(value, time.monotonic()):
-                self._probes = self._probes + 1 if self._waits_for_hello() else 0
-            if self._probes >= PROBES:  # see ``broken_handshakes`` for what this proves
-                why = "has another key than this address says: ask its operator for the address"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._broken_handshakes.failed(value, time.monotonic()):
+            if keys is None:
+                if (user := hub_probes.other_user(self._target)) is not None:
+                    why = f"belongs to {user_text(user)}, and without keys it serves that user alone: {KEY_OR_OWN_HUB}"
+            else:
+                self._probes = self._probes + 1 if hub_probes.waits_for_hello(self._target) else 0
+                if self._probes >= PROBES:  # see ``broken_handshakes`` for what this proves
+                    why = "has another key than this address says: ask its operator for the address"
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")
@@ -635,28 +634,6 @@ class Connection:
             return False
         self._target = target
         return True
-
-    def _waits_for_hello(self) -> bool:
-        """Whether a hub with keys is there that leaves a connection open on which nothing follows the greeting.
-
-        So it is not ending, and no forwarder without a hub behind it: what it ended was for what was said there.
-        """
-        greeting, deadline = b"", Deadline(GREETING_S)
-        try:
-            with socket.create_connection((self._target.host.strip("[]"), self._target.port), GREETING_S) as probe:
-                probe.sendall(_GREETING)
-                while len(greeting) < len(_GREETING):
-                    probe.settimeout(max(deadline.left_s(), 0.001))
-                    if not (part := probe.recv(len(_GREETING) - len(greeting))):
-                        return False
-                    greeting += part
-                probe.settimeout(SILENT_S)
-                with contextlib.suppress(TimeoutError):
-                    probe.recv(1)  # returns if it ends the connection, or says more
-                    return False
-        except OSError:
-            return False
-        return greeting[:1] == _GREETING[:1] and greeting[_MECHANISM] == _GREETING[_MECHANISM]
 
     def _refuses(self) -> bool:
         """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""

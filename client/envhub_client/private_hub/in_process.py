@@ -11,7 +11,7 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, World
 from envhub_client.connection.connection import Connection
 
-ADDRESS = "ipc:///proc/self"  # for messages: nothing connects to it
+ADDRESS = "ipc:///proc/self/hub"  # for messages: nothing is there
 # Of the program's environment nothing is to be adopted, for the envs are in the program itself.
 OWN_WORLD = World([], "", {})
 

@@ -130,6 +130,29 @@ def with_server(address: str, server: bytes) -> str:
     return f"envhub://{token_of(HubKeys(server, keys_of(token).secret)).reveal_secret()}@{place}"
 
 
+def test_refusal_of_a_kept_key_says_where_it_is_kept_and_how_to_replace_it(
+    common_hub: ServedHub, admit_for_now: Admit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("box", address := admit_for_now("alice"))
+    place = f"kept as 'box' in {tmp_path}/envhub/hubs/box"
+    with pytest.raises(envhub.AccessDenied, match=f"without a key, and one for it is {place}: connect by hub='box'"):
+        envhub.connect(common_hub.tcp)
+    remedy = "and run `envhub login box` with what you are given; `envhub logout box` removes what is kept"
+    for wrong, why in (
+        (with_secret(address, sockets.new_key_pair()[1]), "does not know this key"),
+        (with_server(address, sockets.new_key_pair()[0]), "has another key than this address says"),
+    ):
+        known_hubs.keep("box", wrong)
+        for hub in ("box", wrong):
+            with pytest.raises(envhub.AccessDenied, match=f"{why}, which is {place}: .*ask its operator.* {remedy}"):
+                envhub.connect(hub)
+        known_hubs.forget("box")
+        monkeypatch.setenv("ENVHUB_ADDRESS", wrong)
+        with pytest.raises(envhub.AccessDenied, match=f"{why}, which is in ENVHUB_ADDRESS: .* set ENVHUB_ADDRESS to"):
+            envhub.connect()
+
+
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = token_of(HubKeys(*sockets.new_key_pair())).reveal_secret()

@@ -604,25 +604,48 @@ class Connection:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             if keys is not None and self._take_new_key():
                 return True
-            why = "does not know this key: it was removed, or never added; ask its operator for `envhub keys add`"
-            if keys is None:
-                why = "lets in its own user only, and not while others are connected; serve with --keys for others"
+            why = self._why_unknown()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            why = "lets nobody in without a key: connect with the envhub:// address that its operator gives you"
-            if keys is not None:
-                why = "takes no keys: connect to its tcp:// address"
+            why = self._why_mismatched()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._broken_handshakes.failed(value, time.monotonic()):
-            if keys is None:
-                if (user := hub_probes.other_user(self._target)) is not None:
-                    why = f"belongs to {user_text(user)}, and without keys it serves that user alone: {KEY_OR_OWN_HUB}"
-            else:
-                self._probes = self._probes + 1 if hub_probes.waits_for_hello(self._target) else 0
-                if self._probes >= PROBES:  # see ``broken_handshakes`` for what this proves
-                    why = "has another key than this address says: ask its operator for the address"
+            why = self._why_broken()
         if why:
             self._denied = f"the hub at {self.address} {why}"
             self.protocol.lost("it does not let this client in")
         return False
+
+    def _why_unknown(self) -> str:
+        if self._target.keys is None:
+            return "lets in its own user only, and not while others are connected; serve with --keys for others"
+        why, ask = "it was removed, or never added", "ask its operator for `envhub keys add`"
+        if (kept := known_hubs.kept_key(self._target)) is None:
+            return f"does not know this key: {why}; {ask}"
+        return f"does not know this key, which is {kept.place}: {why}; {ask}, and {kept.remedy}"
+
+    def _why_mismatched(self) -> str:
+        kept = known_hubs.kept_key(self._target)
+        if self._target.keys is not None:
+            remedy = f"; the one for it is {kept.place}: {kept.remedy}" if kept is not None else ""
+            return f"takes no keys: connect to its tcp:// address{remedy}"
+        if kept is None or not kept.name:
+            return "lets nobody in without a key: connect with the envhub:// address that its operator gives you"
+        return f"lets nobody in without a key, and one for it is {kept.place}: connect by hub={kept.name!r}"
+
+    def _why_broken(self) -> str:
+        """Why the hub has ended a row of handshakes; empty while it is not proved, see ``broken_handshakes``."""
+        if self._target.keys is None:
+            user = hub_probes.other_user(self._target)
+            text = (
+                f"belongs to {user_text(user)}, and without keys it serves that user alone" if user is not None else ""
+            )
+            return text and f"{text}: {KEY_OR_OWN_HUB}"
+        self._probes = self._probes + 1 if hub_probes.waits_for_hello(self._target) else 0
+        if self._probes < PROBES:
+            return ""
+        why, ask = "has another key than this address says", "ask its operator for the address"
+        if (kept := known_hubs.kept_key(self._target)) is None:
+            return f"{why}: {ask}"
+        return f"{why}, which is {kept.place}: {ask}, and {kept.remedy}"
 
     def _take_new_key(self) -> bool:
         """Use the key that this user keeps for the hub of this name by now; returns whether it is another one."""

@@ -36,7 +36,7 @@ import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable
 
-FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors of envs show the library's frames, too
+FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors show the library's frames, too
 
 # Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -10,6 +10,7 @@ from envhub.protocol.messages import Attach, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.frames import hiding_frames
 from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ RETURN_S = 1.0  # for a hub that was lost to answer again; the next question tri
 _OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
 
 
+@hiding_frames
 def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
     """A client of the hub at ``address``.
 
@@ -61,6 +63,7 @@ class Client(AbstractContextManager["Client"]):
         self._connection = Connection(address, timeout=timeout)
         self.address = self._connection.address
 
+    @hiding_frames
     def envs(self) -> list[str]:
         """The names that ``make_vec`` accepts here.
 
@@ -71,6 +74,7 @@ class Client(AbstractContextManager["Client"]):
         names: list[str] = self._ask(Op.LIST).names
         return names
 
+    @hiding_frames
     def make_vec(self, env: EnvLike, num_envs: int = 1, **options: Unpack[ClientKeywords]) -> HubVectorEnv:
         """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
         from envhub_client.make import make_vec
@@ -83,6 +87,7 @@ class Client(AbstractContextManager["Client"]):
     @overload
     def attach(self, token: str, *, observe: Literal[True]) -> Observer: ...
 
+    @hiding_frames
     def attach(self, token: str, *, observe: bool = False, **options: Any) -> HubVectorEnv | Observer:
         """Take over a session of this hub that another process made, or observe it.
 
@@ -110,14 +115,17 @@ class Client(AbstractContextManager["Client"]):
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
         return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
 
+    @hiding_frames
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""
         return self._rows(Op.SESSIONS)
 
+    @hiding_frames
     def stats(self) -> dict[str, Any]:
         """The hub's counters."""
         return self._row(Op.STATS)
 
+    @hiding_frames
     def health(self) -> dict[str, Any]:
         """Whether the hub serves: ``status`` is ``ok`` or ``draining``.
 

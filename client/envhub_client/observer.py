@@ -12,6 +12,7 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Observe, Observed, Op
 from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
+from envhub_client.frames import hiding_frames
 from envhub_client.results.observations import Observations
 
 
@@ -37,6 +38,7 @@ class Observer(AbstractContextManager["Observer"]):
         single_observation_space: of one env.
     """
 
+    @hiding_frames
     def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:
         """Observe the session of this token by a connection that is the observer's from now on.
 
@@ -64,6 +66,7 @@ class Observer(AbstractContextManager["Observer"]):
     def _ask(self, described: bool) -> Reply:
         return self._connection.ask(Op.OBSERVE, Observe(self._token, described), timeout=self._timeout)
 
+    @hiding_frames
     def observe(self) -> Seen:
         """What the envs show now.
 

@@ -10,15 +10,19 @@ import re
 import select
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
+from envhub_client import client as client_module
+from envhub_client.session import session
 from hubs import HERE, ServedHub, serve
 
 import envhub
+from envhub.protocol import client as protocol_client
 
 IN_ALL_LINES = 25
 
@@ -278,6 +282,51 @@ def test_traceback_of_an_envs_error_ends_at_the_call_in_the_program(kind: str) -
     with pytest.raises(KeyError) as raised:
         make(functools.partial(Broken, broken=True))
     assert raised.traceback[-1].path == Path(__file__)
+
+
+def shown_files(error: BaseException) -> set[str]:
+    """The files that the traceback of an error and those of its causes name."""
+    return set(re.findall(r'^ *File "(.*?)"', "".join(traceback.format_exception(error)), re.MULTILINE))
+
+
+OF_HUBS: dict[str, Callable[[envhub.Client, Any, str], Any]] = {
+    "step": lambda client, envs, address: envs.step([0, 0]),
+    "reset": lambda client, envs, address: envs.reset(),
+    "get_attr": lambda client, envs, address: envs.get_attr("state"),
+    "envs": lambda client, envs, address: client.envs(),
+    "sessions": lambda client, envs, address: client.sessions(),
+    "stats": lambda client, envs, address: client.stats(),
+    "health": lambda client, envs, address: client.health(),
+    "make_vec of a client": lambda client, envs, address: client.make_vec("CartPole-v1"),
+    "attach": lambda client, envs, address: client.attach("0" * 32, observe=True),
+    "make_vec": lambda client, envs, address: envhub.make_vec("CartPole-v1", hub=address),
+    "connect": lambda client, envs, address: envhub.connect(address, timeout=0.2),
+    "no address": lambda client, envs, address: envhub.make_vec("CartPole-v1", hub="tcp://127.0.0.1"),
+    "no name": lambda client, envs, address: envhub.connect("nowhere"),
+    "no key": lambda client, envs, address: envhub.connect(f"envhub://***@{address[6:]}"),
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
+def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_client, "REFUSED_S", 0.2)
+    monkeypatch.setattr(session, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_module, "RETURN_S", 0.1)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
+        client = envhub.connect(hub.tcp, timeout=0.5)
+        envs = client.make_vec("CartPole-v1", 2)
+        envs.reset()
+    for name, ask in OF_HUBS.items():
+        with pytest.raises(envhub.EnvHubError) as raised:
+            ask(client, envs, hub.tcp)
+        assert shown_files(raised.value) == {__file__}, name
+    monkeypatch.setenv("ENVHUB_FULL_TRACEBACKS", "1")
+    with pytest.raises(envhub.AddressError) as raised:
+        envhub.connect("nowhere")
+    assert any("envhub_client" in file for file in shown_files(raised.value))
 
 
 @pytest.mark.long

@@ -21,8 +21,9 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from envhub.core_files import write_no_core_file
-from envhub.errors import EnvHubError, printable
+from envhub.errors import FULL_TRACEBACKS, EnvHubError, printable
 from envhub.hub_options import HubOptions
+from envhub.transport.socket_owner import user_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,12 +80,33 @@ SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_KEYS = 3  # of ``serve``, whose keys cannot be used or let a stranger in
+
+
+def _positive(type_: object, seconds: float) -> None:
+    """Refuse seconds in which nothing can be answered.
+
+    Raises:
+        ValueError: they are not positive and finite.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
+
+
+Seconds = Annotated[float, Parameter(validator=_positive)]
 KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app(sys.argv[1:])
+    except PermissionError as error:
+        if error.filename is None or os.environ.get(FULL_TRACEBACKS):
+            raise
+        path = os.fsdecode(error.filename)
+        text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"
+        errors.print(f"envhub: {text}", markup=False, soft_wrap=True)
+        sys.exit(EXIT_USAGE)
 
 
 @app.command
@@ -143,7 +165,7 @@ def serve(
 
 
 @app.command
-def health(address: str | None = None, *, timeout: float = 5.0) -> None:
+def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
     """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
 
     Parameters
@@ -193,13 +215,15 @@ def keys_add(
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    from envhub.errors import KeysError
+    from envhub.errors import AddressError, KeysError
     from envhub.transport import sockets
     from envhub.transport.address import parse_hub
     from envhub.transport.keys import HubKeys, key_of, text_of, token_of
 
     with _with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
+        if ":" not in place:
+            raise AddressError(f"--at {place} has no port; write HOST:PORT, such as {place}:5555")
         parse_hub(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
@@ -234,7 +258,7 @@ def keys_list(*, keys: Path) -> None:
 
     with _with_secrets("keys list"):
         if not keys.is_dir():
-            raise KeysError(f"there is no folder {keys}")
+            raise KeysError(f"there is no folder {keys}; `envhub keys add NAME --keys DIR` makes one")
         folder = KeyFolder(keys)
         names = folder.names()
         problems = folder.passed_over
@@ -246,6 +270,8 @@ def keys_list(*, keys: Path) -> None:
                 problems.append(str(error))
         if problems:
             raise KeysError("\n".join(problems))
+        if not names:
+            errors.print(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one", soft_wrap=True)
 
 
 @keys_app.command(name="remove")
@@ -303,6 +329,8 @@ def login(name: str | None = None) -> None:
         text = ""
         if sys.stdin is not None:  # it is None where the descriptor is closed
             text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
+        if not text.strip():
+            _end("login", "no address was given: paste the one that `envhub keys add` has printed", EXIT_FAILED)
         address = known_hubs.with_own_key(guarded(text.strip()))
         if not name:
             name = known_hubs.name_of(address)
@@ -366,7 +394,7 @@ def ls() -> None:
 
 
 @app.command
-def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> None:
+def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:
     """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
 
     Exits with 1 if there are none.
@@ -458,7 +486,9 @@ def record(
             options.chosen(num_envs)
             is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            _end("record", f"{folder} cannot be the folder of recordings: {error.strerror}; name another", EXIT_USAGE)
+        except ValueError as error:
             _end("record", error, EXIT_USAGE)
         try:
             found = run(env, options, num_envs, hub, policy, seed)
@@ -549,7 +579,7 @@ def conformance(
     case: list[str] | None = None,
     run: str | None = None,
     json: bool = False,
-    timeout: float = 30.0,
+    timeout: Seconds = 30.0,
 ) -> None:
     """Check from outside that a hub keeps the protocol and Gymnasium's contract; or with --client, that a client does.
 
@@ -615,7 +645,7 @@ def replays(folder: Path | None = None) -> None:
     from envhub_server.replay import in_a_line
 
     if folder is not None and not folder.is_dir():
-        _end("replays", f"there is no folder {folder}")
+        _end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
     for path in files_in(_replay_folder(folder)):
         with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
             console.print(in_a_line(path), markup=False, soft_wrap=True)
@@ -658,6 +688,8 @@ def replay(
     if until is not None and until < 0:
         _end("replay", f"--until counts from 0, got {until}", EXIT_USAGE)
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
+    if not path.exists():
+        _end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
     try:
         errors.print(announced(path), markup=False, soft_wrap=True)
         if not trust and not is_own(path, default_path(os.environ)):

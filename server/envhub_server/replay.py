@@ -119,7 +119,7 @@ def read(path: Path) -> Replay:
     except OSError as error:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ReplayError(f"{path}: {error}") from error
+        raise ReplayError(f"{path} is no replay: {error}") from error
 
 
 def in_a_line(path: Path) -> str:

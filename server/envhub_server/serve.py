@@ -49,6 +49,9 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "recordings_memory_bytes_max": chosen.recordings_memory_max,
         "replays_bytes_max": chosen.replays_bytes_max,
     }
+    replays = chosen.replays or default_path(os.environ)
+    if replays is not None and os.path.lexists(replays) and not os.path.isdir(replays):
+        raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
     others = {
         "binds": chosen.bind,
         "python": chosen.python,
@@ -59,7 +62,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "allow_arguments": chosen.allow_arguments,
         "keys": chosen.keys,
         "audit": chosen.audit,
-        "replays": chosen.replays or default_path(os.environ),
+        "replays": replays,
         "insecure": chosen.insecure,
         "allow_factories": chosen.allow_factories,
         "verbose_errors": chosen.verbose_errors,

@@ -119,7 +119,8 @@ def _opened(path: Path) -> int:
         descriptor = os.open(path, _FLAGS, 0o600)
     except OSError as error:
         # ENXIO: a pipe without a reader, or a socket.
-        why = "this is no regular file" if error.errno == errno.ENXIO else error.strerror
+        advice = f"{error.strerror}; name a file in a folder of yours that exists"
+        why = "this is no regular file" if error.errno == errno.ENXIO else advice
         raise AuditError(f"audit {path}: {why}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

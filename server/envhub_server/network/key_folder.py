@@ -236,7 +236,9 @@ class KeyFolder:
             KeysError: there is no such client, or no such key of it, or the file cannot be used that tells its keys.
         """
         if not os.path.lexists(self._file(name)):
-            raise KeysError(f"there is no client {name!r} in {self._clients}")
+            raise KeysError(
+                f"there is no client {name!r} in {self._clients}; `envhub keys list --keys {self.path}` lists them"
+            )
         with self._locked():
             if key is not None:
                 holder, keys = self.holder(name)

@@ -144,7 +144,7 @@ class Listener:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            raise AddressError(f"{lock} cannot be made: {error}") from error
+            raise AddressError(f"{lock} cannot be made: {error.strerror}; bind a path in a folder of yours") from error
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size:  # and no hub's, which are empty
             os.close(descriptor)

@@ -1,18 +1,16 @@
-"""The README's programs with RLlib run."""
+"""The programs with RLlib of the pages run."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import blocks
 
-ROOT = Path(__file__).parents[3]
-PROGRAMS = re.findall(r"```python rllib\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
+PROGRAMS = blocks("python rllib")
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_of_the_readme_runs(number: int) -> None:
+def test_program_of_a_page_runs(number: int) -> None:
     subprocess.run([sys.executable, "-c", PROGRAMS[number]], check=True)

@@ -1,0 +1,27 @@
+"""The pages of the documentation, and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("client", "docker", "envhub", "server", "tests")
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+
+
+def blocks(mark: str, pages: Iterable[Path] = PAGES) -> list[str]:
+    """Return the blocks of code of these pages whose fence has this mark, such as ``python torch``."""
+    return [
+        block
+        for page in pages
+        for block in re.findall(rf"^```{mark}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+def section(page: Path, title: str) -> str:
+    """Return the text under a heading of a page, up to the next heading of the same level or a higher one."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page}: no section {title!r}"
+    return found[2]

@@ -10,18 +10,18 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("client", "docker", "envhub", "server", "tests")
 PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
 
+# Their programs run in ``tests/integration/test_readme.py``, unless a mark says where else.
+MANUAL = [page for page in PAGES if page.relative_to(ROOT).parts[0] not in ("docker", "tests")]
+
 
 def blocks(mark: str, pages: Iterable[Path] = PAGES) -> list[str]:
     """Return the blocks of code of these pages whose fence has this mark, such as ``python torch``."""
-    return [
-        block
-        for page in pages
-        for block in re.findall(rf"^```{mark}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    ]
+    fences = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [block for page in pages for of, block in fences.findall(page.read_text()) if of == mark]
 
 
 def section(page: Path, title: str) -> str:
-    """Return the text under a heading of a page, up to the next heading of the same level or a higher one."""
+    """Return the text under a heading of a page, up to the next heading of the first or second level."""
     found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None, f"{page}: no section {title!r}"
     return found[2]

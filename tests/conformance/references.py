@@ -1,6 +1,6 @@
-"""Writes the references of options in the pages, from the dataclasses, signatures and docstrings that take them.
+"""Writes the references in the pages: options, from what takes them, and the public names, from their docstrings.
 
-python tests/conformance/option_pages.py   # in the folder of the repository
+cd tests && python -m conformance.references
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, get_type_hints
 
 from conformance.option_keywords import OF_A_SESSION, described
@@ -21,12 +22,14 @@ from envhub_server import table_check
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 
+import envhub
 from envhub.hub_options import HubOptions
 from envhub.recording.options import RecordOptions
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
-REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/option_pages\.py -->\n)(.*?)(<!-- end -->)", re.S)
+PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
+REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
+INTERNAL = ("adopt_spec", "close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
 WIDTH = 118
 CELL_MAX = 100  # characters of a text that is a cell as a whole
 
@@ -99,7 +102,57 @@ def allowed(options: Any) -> Iterator[tuple[str, str]]:
         yield each.name, f"| {table_check.described(hints[each.name], each.name)} "
 
 
+def of_functions() -> str:
+    """The functions of ``envhub``."""
+    functions = {name: each for name, each in public().items() if inspect.isfunction(each)}
+    return names("function", {f"envhub.{name}": each for name, each in functions.items()})
+
+
+def of_classes() -> str:
+    """The classes of ``envhub`` but its errors, each with its own public methods and properties."""
+    lines = []
+    for name, each in public().items():
+        if isinstance(each, type) and not issubclass(each, Exception):
+            lines += [f"### `envhub.{name}`", "", f"{beginning(each)}.", ""]
+            if members := own_members(each):
+                lines += [names("member", members), ""]
+    return "\n".join(lines)
+
+
+def public() -> dict[str, Any]:
+    """The public names of ``envhub`` that are functions or classes."""
+    return {name: getattr(envhub, name) for name in envhub.__all__ if callable(getattr(envhub, name))}
+
+
+def own_members(kind: type) -> dict[str, Any]:
+    """The public methods and properties that a class has from EnvHub, but not from another public class."""
+    if dataclasses.is_dataclass(kind):
+        return {}  # its docstring has its fields
+    others = {each for each in public().values() if isinstance(each, type) and each is not kind}
+    places = [vars(each) for each in kind.__mro__ if each.__module__.startswith("envhub") and each not in others]
+    found = {name: each for place in reversed(places) for name, each in place.items() if name not in INTERNAL}
+    return {
+        name: each
+        for name, each in sorted(found.items())
+        if not name.startswith("_") and isinstance(each, (FunctionType, property)) and inspect.getdoc(each)
+    }
+
+
+def names(head: str, documented: Mapping[str, Any]) -> str:
+    """A table of names, each with the beginning of its docstring."""
+    rows = [f"| `{name}` | {beginning(each)} |" for name, each in documented.items()]
+    return "\n".join([f"| {head} | |", "|---|---|", *rows])
+
+
+def beginning(documented: Any) -> str:
+    """The first sentence of a docstring."""
+    first = " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+    return re.sub("`+", "`", re.split(r"[.](?=\s|$)", first)[0]).replace("|", "\\|")
+
+
 REFERENCES = {
+    "functions": of_functions,
+    "classes": of_classes,
     "session": of_make_vec,
     "hosting": lambda: of_client(HostingOptions),
     "faults": lambda: of_client(FaultOptions),

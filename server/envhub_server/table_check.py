@@ -158,7 +158,7 @@ def _check(value: Any, hint: Any, spot: Spot) -> None:
     """Refuse a value that does not fit the annotation."""
     fit = next((each for each in _alternatives(hint) if _fits(value, each)), None)
     if fit is None:
-        raise spot.refuse(value, f"expected {described(hint, spot.name)}{_meant(value, hint)}")
+        raise spot.refuse(value, f"expected {_described(hint, spot.name)}{_meant(value, hint)}")
     if is_dataclass(fit):
         check_table(value, fit, spot)  # type: ignore[arg-type]
     elif get_origin(fit) is dict:
@@ -175,7 +175,7 @@ def _check_one(value: Any, hint: Any, spot: Spot) -> None:
     """Refuse a number out of its bounds, and a text that is not of its form."""
     bounds = BOUNDS.get(spot.name)
     if bounds is not None and isinstance(value, (int, float)) and not bounds.admits(value):
-        raise spot.refuse(value, f"expected {described(hint, spot.name)}")
+        raise spot.refuse(value, f"expected {_described(hint, spot.name)}")
     is_path = Path in _alternatives(hint)
     if is_path and value == "":  # in a file it would stand for the file's folder
         raise spot.refuse(value, "a path is not empty")
@@ -217,8 +217,8 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, wanted) and isinstance(value, bool) == (hint is bool)
 
 
-def described(hint: Any, name: str) -> str:
-    """Describe in words what the annotation of a field with this name allows."""
+def _described(hint: Any, name: str) -> str:
+    """What the annotation allows, in words."""
     return ", or ".join(_described_one(each, BOUNDS.get(name)) for each in _alternatives(hint))
 
 

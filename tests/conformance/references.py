@@ -99,7 +99,7 @@ def allowed(options: Any) -> Iterator[tuple[str, str]]:
     """What a hub's file may say of each field of a dataclass."""
     hints = get_type_hints(options)
     for each in dataclasses.fields(options):
-        yield each.name, f"| {table_check.described(hints[each.name], each.name)} "
+        yield each.name, f"| {table_check._described(hints[each.name], each.name)} "
 
 
 def of_functions() -> str:

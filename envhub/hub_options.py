@@ -40,8 +40,8 @@ class HubOptions:
     info_bytes_max
         The bytes of an info, besides the observation in it; 1 MiB by default. A larger one loses its largest entries.
     worker_memory
-        The bytes of memory of each worker's own, so that one session's envs cannot take the machine's. An env that
-        wants more gets a MemoryError. 0, the default, for no limit.
+        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
+        default, for no limit.
     worker_env
         A variable of the environment that workers get, too; may be given more than once. Without it they get only what
         programs need to run, such as PATH and HOME, so that no secret is in a worker.
@@ -64,8 +64,8 @@ class HubOptions:
         A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
         once. Clients choose among them.
     memory_max
-        The bytes of memory that each worker may have, with all that it started. A worker that has more is ended, and
-        its envs are truncated. Clients may ask for less. 0, the default, for no limit.
+        The bytes of memory that each worker may have, with what it started; one that has more is ended, and its envs
+        are truncated. Clients may ask for less. 0, the default, for no limit.
     spares
         The number of workers of each session that are made ahead, so that an env that is lost is back at once; 0 by
         default. Clients may choose another number, up to 8.
@@ -81,8 +81,8 @@ class HubOptions:
         16 GiB by default. Each is taken to have twice its queue_bytes. A session whose recording does not fit is not
         recorded.
     recycle
-        When another worker takes over from one, at the end of its envs' episodes: after some EPISODES, some seconds of
-        AGE, or with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
+        When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
+        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
     """
 
     bind: list[str] | None = None

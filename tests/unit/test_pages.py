@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
-from collections.abc import Iterator
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_server import operator_bounds, repeats
+from envhub_server.catalog import hub_file
 from envhub_server.config import Limits
-from envhub_server.hub import recordings, replay_writer
+from envhub_server.hub import recordings, replay_writer, stats
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import LINES_MAX
 from envhub_server.memory import unread_memory
@@ -113,6 +117,23 @@ def test_every_program_is_run_by_a_test() -> None:
         assert f'"{mark}"' in (ROOT / test).read_text()
 
 
+def test_commands_are_understood() -> None:
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [line.partition("#")[0] for line in lines if line.startswith("envhub ") and "[" not in line]
+    assert len(commands) >= 20
+    for command in commands:
+        _, _, unknown = cli.app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)[:3]
+        assert not unknown, command
+
+
+def test_files_of_hubs_are_understood(tmp_path: Path) -> None:
+    texts = blocks("toml", [page for page in MANUAL if page.name != "keys.md"])
+    assert len(texts) >= 3
+    for text in texts:
+        (tmp_path / "hub.toml").write_text(text)
+        assert hub_file.read(tmp_path / "hub.toml").envs
+
+
 def test_code_points_to_pages_that_exist() -> None:
     for path, text in CODE.items():
         for target in re.findall(r"[\w/.-]*\w\.md\b", text):
@@ -181,6 +202,21 @@ def test_events_are_logged() -> None:
     shown = {name for line in tables for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", line)}
     shown |= {*re.findall(r"`([a-z]+(?:_[a-z]+)+)`", section(SERVER / "monitoring.md", "The log"))}
     assert not shown - texts - {*KEYWORDS}
+
+
+def test_counters_are_the_codes() -> None:
+    text = section(SERVER / "monitoring.md", "Counters")
+    counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
+    assert counters == keys_returned(stats.stats)
+    assert keys_returned(stats.described) <= {*re.findall(r"`(\w+)`", text)}
+
+
+def keys_returned(function: Callable[..., object]) -> set[str]:
+    """The keys of the dict that a function returns."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    (found,) = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
+    assert isinstance(found, ast.Dict)
+    return {ast.literal_eval(key) for key in found.keys if key is not None}
 
 
 LIMITS = {

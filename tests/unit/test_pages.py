@@ -201,7 +201,8 @@ def test_events_are_logged() -> None:
     tables = re.findall(r"^\|.*\|$", (SERVER / "troubleshooting.md").read_text(), re.MULTILINE)
     shown = {name for line in tables for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", line)}
     shown |= {*re.findall(r"`([a-z]+(?:_[a-z]+)+)`", section(SERVER / "monitoring.md", "The log"))}
-    assert not shown - texts - {*KEYWORDS}
+    missing = shown - texts - {*KEYWORDS}
+    assert not missing, missing
 
 
 def test_counters_are_the_codes() -> None:

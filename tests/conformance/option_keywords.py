@@ -47,7 +47,7 @@ OF_A_SESSION = (
 )
 OF_CLIENTS = ("autoreset_mode", "env_kwargs")
 OF_FRAMEWORKS = ("hub", "env_kwargs")
-ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
+ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def described(documented: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ class RecordSettings:
     """The table ``record`` of a hub's file; its keys and their defaults are those of ``envhub.RecordOptions``.
 
     Attributes:
-        folder: of the hub's machine.
+        folder: the folder, on the hub's machine. Each session makes ``recording-vN`` in it.
         env_ids, every, only, film, bytes_max, episodes_max, folder_bytes_max, queue_bytes: as of
             ``envhub.RecordOptions``, of each session; envs that a session does not have are left out.
     """

@@ -235,7 +235,7 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     started, made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert started["event"] == "hub_started" and started["pid"] == hub.process.pid
     assert started["version"] == envhub.__version__ and hub.tcp in started["addresses"]
-    assert started["configuration"]["envs"] == str(("counter=sims:counter",))
+    assert started["configuration"]["envs"] == ["counter=sims:counter"]
     assert made["event"] == "session_made" and made["num_envs"] == 2
     assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
     assert {first["worker"], second["worker"]} == {0, 1} and anew["worker"] == 1

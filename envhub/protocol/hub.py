@@ -79,6 +79,7 @@ class HubProtocol:
         leases: by token, when the lease runs out; of the sessions whose client is not connected.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
+        stale: tokens of refused requests to sessions of an earlier hub at this address; the caller empties it.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class HubProtocol:
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
         self.foreign: list[tuple[Op, bytes]] = []
+        self.stale: list[bytes] = []
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
         self._closed_early: dict[bytes, _Link] = {}  # the last tokens that were closed without a session
         self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
@@ -172,6 +174,8 @@ class HubProtocol:
         if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
             return Failure("malformed", "request", "a session's token must not be all zero")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
+            if prelude.token != NO_SESSION:
+                self.stale.append(prelude.token)
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
 

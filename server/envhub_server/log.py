@@ -34,6 +34,8 @@ class Stderr:
 _REPEATED = {
     "request_failed": ("session", "code"),
     "client_refused": ("why", "host"),
+    "handshake_unfinished": ("why", "host"),
+    "session_unknown": ("client", "why"),
     "connection_ended": ("client", "why"),
     "replay_not_kept": ("why",),
     "env_made_anew": ("session",),

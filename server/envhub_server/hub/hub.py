@@ -93,13 +93,7 @@ STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a sessi
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _BUFFER = attrgetter("buffer")
-_MONITORED = (
-    zmq.EVENT_LISTENING
-    | zmq.EVENT_ACCEPTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_DISCONNECTED
-)
+_MONITORED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
@@ -263,14 +257,18 @@ class Hub:
         for listening in listener.proxied:
             self._guard.listens(listening.fileno())
         proxy.start(listener.proxied, self._clock.now_s())
+        self._poll_proxy(proxy)
+
+    def _poll_proxy(self, proxy: ProxyHandle) -> None:
         self._poller.register(proxy.pidfd, self)
+        self._poller.register(proxy.reporting, self)
 
     def _check_proxy(self, now_s: float) -> None:
         proxy = self._access.proxy
         if proxy is not None:
             proxy.check(now_s)
             if proxy.pidfd >= 0:
-                self._poller.register(proxy.pidfd, self)
+                self._poll_proxy(proxy)
             self._timers.set(_PROXY, proxy.restart_s)
 
     def _close(self, heard: signals.Signals) -> None:
@@ -574,7 +572,11 @@ class Hub:
         if authenticator is not None and descriptor == authenticator.descriptor:
             self._admit_clients()
             return
+        if proxy is not None and descriptor == proxy.reporting:
+            self._read_reports(proxy)
+            return
         if proxy is not None and descriptor == proxy.pidfd:
+            self._read_reports(proxy)
             self._poller.unregister(descriptor)
             proxy.ended(self._clock.now_s())
             self._set_timer(_PROXY, proxy.restart_s)
@@ -582,6 +584,14 @@ class Hub:
         self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING
         self.stop("its program ended")
+
+    def _read_reports(self, proxy: ProxyHandle) -> None:
+        """Note the handshakes that have ended by the proxy."""
+        reporting = proxy.reporting
+        for ended in proxy.reports():
+            self._access.handshake_ended(ended)
+        if proxy.reporting < 0:
+            self._poller.unregister(reporting)
 
     # --- sockets ----------------------------------------------------------------------------------------------------
 
@@ -672,6 +682,9 @@ class Hub:
         for op, token in self._protocol.foreign:
             self._audit_foreign(peer, holder, op, token)
         self._protocol.foreign.clear()
+        for token in self._protocol.stale:
+            self._note_unknown(token, holder, _OF_EARLIER_HUB)
+        self._protocol.stale.clear()
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -719,8 +732,6 @@ class Hub:
                 case zmq.Event.ACCEPTED:
                     self._guard.accepted(value, now_s)
                     ends += self._access.accepted(value, now_s)
-                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
-                    self._access.handshake_failed()
                 case _:
                     self._access.ended(value, now_s)
                     self._unread.connection_ended(value)
@@ -784,11 +795,7 @@ class Hub:
             case Op.MAKE | Op.ATTACH:
                 enter = self._make if request.op is Op.MAKE else self._attach
                 if (failure := enter(request, holder)) is not None:
-                    origin = self._access.connections.origin(request.peer)
-                    self._audit.write(
-                        "refused", holder.name, origin, op=request.op.name, why=shortened(failure.message, 200)
-                    )
-                    self._fail(request, failure)
+                    self._refuse(request, holder, failure)
                     self._protocol.forget(request.token)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
@@ -809,6 +816,23 @@ class Hub:
                 self._observe(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
+
+    def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
+        """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
+        event, session = "refused", b"" if request.op is Op.MAKE else request.message.session
+        if session and failure.code == "session_lost" and self._named(session, holder) is None:
+            event = "session_unknown"
+            self._note_unknown(session, holder, failure.message)
+            self._protocol.fail(request, failure)
+        else:
+            self._fail(request, failure)
+        if request.op is not Op.OBSERVE:
+            origin, why = self._access.connections.origin(request.peer), shortened(failure.message, 200)
+            self._audit.write(event, holder.name, origin, op=request.op.name, why=why)
+
+    def _note_unknown(self, session: bytes, holder: Holder, why: str) -> None:
+        """Log that a client names a session that this hub has not, as after the hub was started again."""
+        log.info("session_unknown", client=holder.name, session=session.hex()[:8], why=why)
 
     def _counters(self) -> dict[str, Any]:
         found = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
@@ -992,7 +1016,7 @@ class Hub:
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request, holder)
         if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
-            self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
+            self._refuse(request, holder, Failure("session_lost", "session", "this hub has no such session to observe"))
             return
         client: object = request.peer if holder.quotas is None else holder.name
         if why := self._observations.refusal(client, runtime.observed_bytes):
@@ -1070,5 +1094,6 @@ class Hub:
 
 
 _KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
+_OF_EARLIER_HUB = "it is of the hub that was at this address before"
 _STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

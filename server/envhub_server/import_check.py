@@ -56,7 +56,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
         if not key.is_other and (used := _installed(package, folder)):
             if found.origin is not None:
                 text = "what is installed comes first: give the file another name, or put its folder into PYTHONPATH"
-                log.warning("module_not_used", module=package, file=found.origin, used=used, note=text)
+                log.warning("module_shadowed", module=package, file=found.origin, used=used, note=text)
             continue
         place = _place(found)
         # In a sticky folder nobody replaces the module, but anybody adds one that it imports.

@@ -19,7 +19,6 @@ REPEAT_S = 10.0  # the period
 LINES_MAX = 100  # that belong together
 ORIGINS_MAX = 64  # of an event, that are told apart
 OTHERS = "others"  # in place of the origins beyond
-LEFT_OUT = "lines_left_out"  # the event of the line that tells of others
 FIELD_CHARS_MAX = 2000  # of a text in a line
 NETWORK_BYTES = 8  # of an IPv6 address, of which each machine has as many as it likes
 

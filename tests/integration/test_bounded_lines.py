@@ -83,10 +83,10 @@ def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -
             arguments = [f"{folder}/hub.sock.side", str(TIMES)]
             assert subprocess.run([sys.executable, "-c", STRANGER, *arguments], timeout=60).returncode == 0
             assert hub.stop() == 0
-    refused = [line for line in lines_of(hub.log) if line["event"] == "side_refused"]
+    refused = [line for line in lines_of(hub.log) if line["event"] == "side_socket_refused"]
     assert 0 < len(refused) <= 3 and {line["uid"] for line in refused} == {54321}
     told = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
-    assert {(line["of"], line["origin"]) for line in told} == {("side_refused", "54321")}
+    assert {(line["of"], line["origin"]) for line in told} == {("side_socket_refused", "54321")}
     assert sum(line["lines"] for line in told) == TIMES - len(refused)
     assert len(hub.log) < BYTES_MAX
 

@@ -679,7 +679,7 @@ def test_ipc_admits_the_hubs_user_only() -> None:
                 run = [sys.executable, "-c", connecting, str(user), *places]
                 found[user] = subprocess.run(run, capture_output=True, text=True, timeout=100).stdout.split()
             assert found == {os.getuid(): ["1", "open"], 65534: ["0"] * 2}
-            assert hub.log.count("side_refused") == 1
+            assert hub.log.count("side_socket_refused") == 1
 
 
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
@@ -859,7 +859,7 @@ def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
             failures = 0
             while failures < 10:
                 failures += len(envs.step(np.zeros(4, int))[4].get("env_failure", ()))
-        assert hub.log.count('"env_made_anew"') == 1
+        assert hub.log.count('"env_rebuilt"') == 1
 
 
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:

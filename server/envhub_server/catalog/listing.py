@@ -71,7 +71,7 @@ class Listing:
         try:
             self._start(number)
         except OSError as error:
-            log.warning("names_unknown", why=str(error))
+            log.warning("env_names_unknown", why=str(error))
 
     def _start(self, number: int) -> None:
         key = self._keys[number]
@@ -127,7 +127,7 @@ class Listing:
                             f"the worker that imported {module!r} {cause.how} before it was done"
                         )
                 elif number in self._asked:
-                    log.warning("names_unknown", why=f"the worker that lists them {cause.how}")
+                    log.warning("env_names_unknown", why=f"the worker that lists them {cause.how}")
                 elif number not in self._drawing and self._registry.rendering(key):
                     self._cannot_draw(number, f"the process that tried it {cause.how}")
                 self._asked.discard(number)

@@ -352,7 +352,7 @@ class Hub:
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
         if stopped_s := self._clock.woke(planned_s):
-            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+            log.warning("hub_suspended", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 
     def _poll(self) -> bool:
@@ -819,16 +819,17 @@ class Hub:
 
     def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
         """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
-        event, session = "refused", b"" if request.op is Op.MAKE else request.message.session
-        if session and failure.code == "session_lost" and self._named(session, holder) is None:
-            event = "session_unknown"
+        session = b"" if request.op is Op.MAKE else request.message.session
+        unknown = bool(session) and failure.code == "session_lost" and self._named(session, holder) is None
+        if unknown:
             self._note_unknown(session, holder, failure.message)
             self._protocol.fail(request, failure)
         else:
             self._fail(request, failure)
         if request.op is not Op.OBSERVE:
-            origin, why = self._access.connections.origin(request.peer), shortened(failure.message, 200)
-            self._audit.write(event, holder.name, origin, op=request.op.name, why=why)
+            named: dict[str, str | int] = {"op": request.op.name, "why": shortened(failure.message, 200)}
+            origin = self._access.connections.origin(request.peer)
+            self._audit.write("session_unknown" if unknown else "refused", holder.name, origin, **named)
 
     def _note_unknown(self, session: bytes, holder: Holder, why: str) -> None:
         """Log that a client names a session that this hub has not, as after the hub was started again."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from envhub.regular_file import open_regular_file
 from envhub_server.log import Logger, stamped
-from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
+from envhub_server.log_events import LEFT_OUT
+from envhub_server.repeats import Repeats, network_of, shortened
 
 KEYS_READ = "keys_read"
 _NAMES = ("op", "owner")  # of fields of a line, whose values are few, and which count apart what is left out

@@ -171,7 +171,7 @@ class Listener:
             try:
                 os.link(path, _shut_path(path))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
                 continue
             try:
                 if temporary.is_socket():  # an earlier attempt has left it
@@ -181,7 +181,7 @@ class Listener:
                 client.connect(str(temporary))
                 os.rename(temporary, path)
             except OSError as error:  # the name is too long
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
                 path.unlink(missing_ok=True)
 
     def open(self) -> None:
@@ -190,7 +190,7 @@ class Listener:
             try:
                 os.rename(_shut_path(path), path)
             except OSError as error:
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
         self._make_blockers()
 
     def _make_blockers(self) -> None:

@@ -252,7 +252,7 @@ class Supervisor:
         try:
             self._orphan_reaper.sweep(known, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
-            log.warning("orphans_not_seen", why=str(error))
+            log.warning("orphan_sweep_failed", why=str(error))
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
         ended, self._unswept = self._unswept, []

@@ -126,7 +126,7 @@ def serve(
         A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
         for each env. What the command line says wins.
     """
-    from envhub_server.catalog.registry import FactoryNotFound
+    from envhub_server.catalog.registry import EnvNotFound
     from envhub_server.hub.hub import Hub
     from envhub_server.network.audit import AuditError
     from envhub_server.processes.import_folder import UnsafeFolder
@@ -138,13 +138,8 @@ def serve(
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", soft_wrap=True)
-        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
-        if hub.config.keys is not None and first.startswith("tcp"):
-            first = "HOST"
+        if hub.config.keys is not None and hub.addresses[0].startswith("tcp"):
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once")
-        name = hub.config.registry().example() or "ENV"
-        hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
-        console.print(hint, soft_wrap=True)
         if hub.config.allow_factories:
             errors.print(
                 "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
@@ -152,13 +147,24 @@ def serve(
         if hub.config.insecure and hub.config.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
+    def listed(hub: Hub) -> None:
+        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
+        if hub.config.keys is not None and first.startswith("tcp"):
+            first = "HOST"
+        if name := hub.example():
+            hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
+            console.print(hint, soft_wrap=True)
+            return
+        for name, why in hub.unready().items():
+            console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
+
     try:
         found = config_of(env, options or HubOptions(), config)
     except ValueError as error:
         _end("serve", error)
     try:
-        run(found, ready)
-    except (AddressError, AuditError, FactoryNotFound, UnsafeFolder) as error:
+        run(found, ready, listed)
+    except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
         _end("serve", error)
     except KeysError as error:
         _end("serve", error, EXIT_KEYS)

@@ -341,14 +341,14 @@ def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offered", "named"),
     [
-        (["Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
+        (["no_such_module:Sim-v0", "sim=needy:factory", "Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
         pytest.param(["counter=sims:counter"], "counter", marks=pytest.mark.long),
         pytest.param(["Cart*"], "CartPole-v1", marks=pytest.mark.long),
         pytest.param(["ALE/*"], "ALE/Pong-v5", marks=pytest.mark.long),
         pytest.param([], "CartPole-v1", marks=pytest.mark.long),
     ],
 )
-def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list[str], named: str) -> None:
+def test_connect_line_names_an_env_that_is_ready(tmp_path: Path, offered: list[str], named: str) -> None:
     command = [sys.executable, "-m", "envhub", "serve", *offered, "--bind", f"ipc://{tmp_path}/hub.sock"]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -361,6 +361,23 @@ def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list
                 assert named in client.envs()
         finally:
             hub.terminate()
+
+
+@pytest.mark.long
+def test_hub_of_which_no_env_is_ready_says_what_is_missing_in_place_of_the_connect_line(tmp_path: Path) -> None:
+    offered = ["no_such_module:Sim-v0", "sim=needy:factory"]
+    command = [sys.executable, "-m", "envhub", "serve", *offered, "--bind", f"ipc://{tmp_path}/hub.sock"]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=HERE, env=environ, text=True, **pipes) as hub:
+        try:
+            assert hub.stdout is not None
+            _, *lines = [hub.stdout.readline() for _ in range(3)]
+        finally:
+            hub.terminate()
+            assert hub.wait(15) == 0
+    assert [line.split(":")[:2] for line in lines] == [["unready", " Sim-v0"], ["unready", " sim"]]
+    assert "pip install no_such_module" in lines[1]
 
 
 @pytest.mark.long
@@ -381,7 +398,7 @@ def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
-    with serve(tmp_path, "ALE/*", "CartPole-v7") as hub:
+    with serve(tmp_path, "ALE/*", "no_such_module:CartPole-v7") as hub:
         listed = envs_of(hub)
         assert "unready: CartPole-v7: no id 'CartPole-v7' is registered on " in listed.stderr
         assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()

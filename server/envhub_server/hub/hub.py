@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -118,12 +118,18 @@ class Hub:
 
     _is_measuring = False  # the memory of clients' workers, at the time that is set
     _measured = ""  # the client whose workers were measured last
+    _is_listed = False  # whether it is known which envs are ready
     _is_telling = False  # of lines left out, at the time that is set
     _restarts_before = 0  # of workers of sessions that have ended
 
-    def __init__(self, config: HubConfig, zygote: ZygoteProcess | None = None) -> None:
-        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one."""
-        self.config = config
+    def __init__(
+        self, config: HubConfig, zygote: ZygoteProcess | None = None, listed: Callable[[Hub], None] = lambda hub: None
+    ) -> None:
+        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one.
+
+        ``listed`` is called once, when it is known which envs are ready.
+        """
+        self.config, self._on_listed = config, listed
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
         self._registry = config.registry()
@@ -305,7 +311,7 @@ class Hub:
         """Serve until told to stop, then drain and return.
 
         Raises:
-            FactoryNotFound: it was told to offer a factory that does not exist.
+            EnvNotFound: it was told to offer what can never be made, or a required env is not ready.
         """
         self._handled_s = self._clock.now_s()
         while self._service is Service.SERVING or self._sessions:
@@ -514,6 +520,14 @@ class Hub:
             self._is_telling = True
             self._set_timer(_LEFT_OUT, self._clock.now_s() + REPEAT_S)
 
+    def example(self) -> str:
+        """The name of an env that is ready; empty if none is."""
+        return self._listing.example()
+
+    def unready(self) -> dict[str, str]:
+        """Why envs cannot be made, by their names."""
+        return dict(self._listing.unready)
+
     def _start_listing(self) -> None:
         self._listing.start()
         self._plan_look()
@@ -529,6 +543,9 @@ class Hub:
         self._listing.handle(event)
         if self._listing.refused is not None and self._service is Service.SERVING:
             self.stop(str(self._listing.refused))
+        if self._listing.done and not self._is_listed:
+            self._is_listed = True
+            self._on_listed(self)
         if not self._listing.asking:
             waiting, self._listed_for = self._listed_for, []
             for request in waiting:

@@ -395,6 +395,35 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
 
 
 @pytest.mark.long
+def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_holds_for_one_that_runs(
+    tmp_path: Path, keys: KeyFolder
+) -> None:
+    first, second = admitted(keys, "alice"), admitted(keys, "alice")
+    removed = keys_of(first).secret
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--lease", "1") as hub:
+        addresses = [address_of(token, hub.tcp) for token in (first, second)]
+        ended, other = (envhub.make_vec("CartPole-v1", 1, hub=address) for address in addresses)
+        ended.reset(), other.reset()
+        keys.remove("alice", sockets.public_key(removed))
+        with pytest.raises(envhub.AccessDenied):
+            while True:
+                ended.step(np.zeros(1, int))
+        with envhub.connect(hub.ipc) as local, envhub.connect(addresses[1]) as client:
+            # Until its lease runs out, a program of alice that has her other key by then goes on with it.
+            assert wait_until(lambda: [each["session"] for each in local.sessions()] == [other.token[:8]])
+            other.step(np.zeros(1, int))
+            path = keys.path / "clients/alice.toml"
+            path.write_text(path.read_text().replace('may = "use"', 'may = "observe"'))
+            with pytest.raises(envhub.RequestRefused, match="observe, not use"):
+                while True:
+                    other.step(np.zeros(1, int))
+            assert [each["session"] for each in client.sessions()] == [other.token[:8]]
+            with client.attach(other.token, observe=True) as observer:
+                assert observer.observe().steps[0] > 1
+            assert hub.log.count("session_ended") == 1 and "session_revoked" not in hub.log
+
+
+@pytest.mark.long
 def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", makes_per_minute_max=3)
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:

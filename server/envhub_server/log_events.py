@@ -316,7 +316,7 @@ _AUDIT = """
 ## The audit file
 
 `--audit FILE` writes a line of JSON for each of these events. Each line has the `time`, the `event`, the `client` and
-`from` where it came. [Keys](../README.md#keys) says who a client without a name is.
+`from` where it came. [Keys](keys.md#the-audit-file) says who a client without a name is.
 
 | event | meaning | fields |
 |---|---|---|

@@ -22,7 +22,6 @@ class EnvSettings:
     its environment.
 
     Attributes:
-<<<<<<< HEAD
         env: the env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python follows the colon.
             Without it the table's name, which then may be a pattern of ids.
         python: the interpreter: a program, a virtual environment or a conda prefix; without it that of the hub.
@@ -42,28 +41,9 @@ class EnvSettings:
         one_per_process: true if each env has a process of its own in any case, for simulators of which a process can
             have only one.
         worker_setup: a function, ``module:function``, that each worker calls once before it makes its envs.
+        required: true if the hub ends with status 2 where the env is not ready at its start.
         record: the episodes that are recorded on the hub's machine: a folder for all, or a table. Before the first
             table of an environment it is that of all environments whose table has none; ``""`` is none.
-=======
-        env: what is offered under the table's name: a Gymnasium id, ``module:id``, or ``module:factory``. Empty for the
-            name itself, which then may be a pattern of ids.
-        python: its interpreter: a program, a virtual environment or a conda prefix; empty for that of the hub.
-        variables: of its workers' environment, in place of the hub's of these names.
-        ld_library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
-        folder: its workers' working directory, from which they import as well; None for the hub's.
-        rendering: by what its frames are drawn without a screen: ``"egl"`` or ``"osmesa"``, which is the value of
-            ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then; empty for what the hub says, or the env chooses.
-        vector: whether it is a vector env, which a worker makes with ``num_envs`` and steps in one call.
-        gpus: devices that are dealt to its workers.
-        memory_max: bytes of memory that each of its workers may have; 0 for no limit.
-        spares: how many workers are made ahead.
-        recycle: when another worker takes over from one.
-        shared_process: whether several of its envs may share a process.
-        one_per_process: whether each of its envs has a process of its own, in any case.
-        worker_setup: ``module:function``, which each of its workers calls before it makes its envs; empty for none.
-        required: whether the hub ends at its start if the env is not ready.
-        record: which episodes of its sessions are recorded on the hub's machine, or a folder for all; empty for none.
->>>>>>> f975d26 (End a hub by one rule for what can never be made, and name an env that is ready)
 
     None is what the hub's options say.
     """

@@ -244,7 +244,7 @@ def _by_name(
 
 
 def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
-    """What ``gymnasium.make`` would take from the spec besides its id."""
+    """Arguments that ``gymnasium.make`` would take from the spec besides its id."""
     arguments = dict(spec.kwargs)
     for vector_only in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
         arguments.pop(vector_only, None)
@@ -296,7 +296,7 @@ def _recording(envs: HubVectorEnv, env: EnvLike, arguments: Sequence[dict[str, A
 
 
 def _described(factory: Any) -> tuple[str, dict[str, Any]]:
-    """Where a factory is found, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
+    """Name of a factory, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
     function, arguments = factory, {}
     if isinstance(factory, functools.partial):
         function, arguments = factory.func, factory.keywords

@@ -17,7 +17,7 @@ from envhub_client.results.observations import Observations
 
 
 class Seen(NamedTuple):
-    """What the envs of a session showed last.
+    """Last observations of a session's envs.
 
     Attributes:
         observations: batched as by ``step``, and the caller's own; leaves of no fixed size are None.
@@ -68,7 +68,7 @@ class Observer(AbstractContextManager["Observer"]):
 
     @hiding_frames
     def observe(self) -> Seen:
-        """What the envs show now.
+        """Observations of the envs now.
 
         Raises:
             SessionLost: the session has ended, or was taken over and goes by another token.
@@ -85,7 +85,7 @@ class Observer(AbstractContextManager["Observer"]):
 
 
 def seen(reply: Reply, observations: Observations) -> Seen:
-    """What a reply to OBSERVE says.
+    """Read a reply to OBSERVE.
 
     Raises:
         RemoteProtocolError: it does not fit the session.

@@ -127,7 +127,7 @@ class HubConfig:
                 raise ValueError(f"a device is given twice: gpus={said.gpus}")
 
     def registry(self) -> Registry:
-        """What the hub offers."""
+        """Offers of the hub."""
         defaults = EnvSettings(python=self.python, rendering=self.rendering, record=self.record)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
@@ -147,7 +147,7 @@ class HubConfig:
         return said
 
     def replay_folder(self) -> ReplayFolder | None:
-        """Where replays are kept; None for nowhere."""
+        """Folder of replays; None where none are kept."""
         limits = self.limits
         if self.replays is None or not limits.replays_max:
             return None
@@ -155,7 +155,7 @@ class HubConfig:
 
     @property
     def private(self) -> bool:
-        """Whether this hub belongs to one program, whose code its workers may run."""
+        """True if this hub belongs to one program, whose code its workers may run."""
         return self.owner is not None
 
 
@@ -167,7 +167,7 @@ def usable_cpus() -> int:
 
 
 def has_quota() -> bool:
-    """Whether a cgroup limits the CPU time of this process."""
+    """True if a cgroup limits the CPU time of this process."""
     return _quota()[0] > 0
 
 

@@ -69,7 +69,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
 
 
 def _installed(package: str, folder: str) -> str:
-    """Where a module is that is found before the folder is looked into; empty if there is none."""
+    """Place of a module that is found before the folder is searched; empty if there is none."""
     if package in sys.builtin_module_names:
         return "Python"
     own = os.path.realpath(folder)

@@ -86,7 +86,7 @@ def configure(level: int = logging.INFO) -> None:
 
 
 def configured_by_program() -> bool:
-    """Whether the program, in whose process this is, has configured structlog for itself."""
+    """True if the program, in whose process this is, has configured structlog for itself."""
     return "structlog" in sys.modules and sys.modules["structlog"].is_configured()
 
 
@@ -124,7 +124,7 @@ def stamped(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def writes_json() -> bool:
-    """Whether this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
+    """True if this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
     return _level is not None and not os.isatty(2)
 
 

@@ -24,7 +24,7 @@ class NumberBounds:
     or_zero: bool = False
 
     def admits(self, number: float) -> bool:
-        """Whether the number is allowed, which NaN is not."""
+        """True if the number is allowed, which NaN is not."""
         return self.low <= number <= self.high or (self.or_zero and number == 0)
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ class InProcessConnection(Connection):
         return None
 
     def wait(self, timeout: float | None = None) -> Reply:
-        """As of any connection; an interrupt in an env is one of the program, once."""
+        """Close as any connection; re-raise an env's KeyboardInterrupt once."""
         reply = super().wait(timeout)
         failed = isinstance(reply.message, Failure) and reply.message.type.rpartition(".")[2] == "KeyboardInterrupt"
         if failed and reply is not self._interrupted:

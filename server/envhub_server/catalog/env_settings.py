@@ -1,4 +1,4 @@
-"""What the operator says of one environment."""
+"""Settings of one environment by the operator."""
 
 from __future__ import annotations
 
@@ -80,31 +80,31 @@ class EnvSettings:
 
     @property
     def shares_process(self) -> bool | None:
-        """Whether its envs may share a process; None where nobody says so."""
+        """Setting whether its envs may share a process; None without one."""
         return False if self.one_per_process else self.shared_process or None
 
     @property
     def recorded(self) -> RecordSettings | None:
-        """Which episodes of its sessions are recorded; None for none."""
+        """Episodes of its sessions that are recorded; None for none."""
         if isinstance(self.record, str):
             return RecordSettings(Path(self.record)) if self.record else None
         return self.record
 
     @property
     def unrecordable(self) -> str:
-        """What is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
+        """Name what is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
         return "" if self.recorded is None else missing_packages(bool(self.recorded.film))
 
     @property
     def interpreter(self) -> InterpreterKey:
-        """What its interpreter starts with."""
+        """Settings with which its interpreter starts."""
         drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
         variables = tuple(sorted({**drawn, **self.variables}.items()))
         libraries = tuple(map(str, self.ld_library_path))
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
-        """What the operator says of the workers of this env, and where the table is silent, of all."""
+        """Settings of this env's workers by the operator; where the table has none, those of all."""
         said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
         said["gpus"] = None if self.gpus is None else [*self.gpus]
         return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})

@@ -41,7 +41,7 @@ class HubFileError(ValueError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """What a file says.
+    """Content of a file.
 
     Attributes:
         options: of the hub.
@@ -55,7 +55,7 @@ class HubFile:
 
 
 def read(path: Path) -> HubFile:
-    """What this file says.
+    """Read this file.
 
     Raises:
         HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
@@ -115,7 +115,7 @@ def _converted(
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
-    """What to say of a key outside the tables of envs that is unknown."""
+    """Describe an unknown key outside the tables of envs."""
     if get_close_matches(name, ["record", *vars(HubOptions())], 1) == ["record"]:
         return ", did you mean 'record'?"
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
@@ -128,7 +128,7 @@ def _hint_of_hub(name: str, value: Any) -> str:
 
 
 def _hint_of_env(name: str, value: Any) -> str:
-    """What to say of a key in a table of an env that is unknown."""
+    """Describe an unknown key in a table of an env."""
     if isinstance(value, dict) and not get_close_matches(name, vars(EnvSettings())):
         return "; a name with a dot is written in quotes."
     if name in vars(HubOptions()):

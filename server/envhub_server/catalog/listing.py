@@ -53,7 +53,7 @@ class Listing:
 
     @property
     def asking(self) -> bool:
-        """Whether workers are finding the names."""
+        """True if workers are finding the names."""
         return bool(self._asked)
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Listing:
 
     @property
     def running(self) -> bool:
-        """Whether a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
+        """True if a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
         return bool(self._running)
 
     def look(self, now_s: float) -> None:
@@ -105,7 +105,7 @@ class Listing:
                         log.info("env_starting", env=name, why=stage)
 
     def _stage(self, number: int) -> tuple[str, Collection[str]]:
-        """What a worker is at, as far as that may take long, and the names of the envs that wait for it."""
+        """Long work of a worker, and the names of the envs that wait for it."""
         key = self._keys[number]
         if at := self._supervisor.starting(key):
             return at, self._registry.names(key)

@@ -33,7 +33,7 @@ WILDCARD = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
+    """Recipe of an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
 
     ``arguments`` are those that any client may give any value, and ``settings`` what the operator says of the env.
     """
@@ -47,7 +47,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What is offered under ``name``, which may be a pattern of ids.
+    """Offer under ``name``, which may be a pattern of ids.
 
     It is the factory ``factory``, or else the id ``id``; if both are empty, the id that was asked for.
     """
@@ -60,15 +60,15 @@ class _Entry:
 
     @property
     def literal(self) -> bool:
-        """Whether the name is no pattern."""
+        """True if the name is no pattern."""
         return bool(self.factory or self.id or not WILDCARD.search(self.name))
 
     def matches(self, name: str) -> bool:
-        """Whether it offers this name."""
+        """True if it offers this name."""
         return self.name == name if self.literal else fnmatchcase(name, self.name)
 
     def exists(self, registered: Sequence[str]) -> bool:
-        """Whether there is something to offer, given the registered ids; a factory's module is not looked into."""
+        """True if there is something to offer, given the registered ids; a factory's module is not looked into."""
         return bool(self.factory) or any(fnmatchcase(name, self.id or self.name) for name in registered)
 
 
@@ -128,7 +128,7 @@ class Registry:
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
-        """Which envs of this interpreter cannot be recorded as the operator wants, by their names, and what to do."""
+        """Envs of this interpreter that cannot be recorded as the operator wants, by their names, and what to do."""
         return {entry.name: why for entry in self._of(key) if (why := entry.settings.unrecordable)}
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
@@ -224,7 +224,7 @@ class Registry:
         return {entry.name: self._why_unmatched(entry, registered, key.python or sys.executable) for entry in unknown}
 
     def impossible(self, key: InterpreterKey, registered: Sequence[str], imported: bool) -> str:
-        """Why an entry of this interpreter can never name an id, given its registered ids; empty if all may.
+        """The reason why an entry of this interpreter can never name an id, given its registered ids; empty if all may.
 
         Args:
             key: the interpreter. Only the hub's own stays as it is while the hub serves.

@@ -1,4 +1,4 @@
-"""Who may use a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
+"""Admission to a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, ea
 
 
 class Access:
-    """Who is behind each connection of one hub, and which connections are to be ended.
+    """Client of each connection of one hub, and the connections to end.
 
     Attributes:
         authenticator: answers libzmq for tcp addresses; None while there are none.
@@ -70,17 +70,17 @@ class Access:
 
     @property
     def open_to_all(self) -> bool:
-        """Whether strangers may reach a tcp address: they need a key, or are let in on purpose."""
+        """True if strangers may reach a tcp address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
     @property
     def handshakes_refused(self) -> int:
-        """How many clients were not let in: they had no key that is known, or others' connections did not end."""
+        """Number of clients were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
 
     @property
     def quotas(self) -> dict[str, Quotas]:
-        """What each client may have that has a key, by its name."""
+        """Rights and quotas of each client with a key, by its name."""
         holders = () if self._keys is None else self._keys.holders.values()
         return {holder.name: holder.quotas for holder in holders if holder.quotas is not None}
 
@@ -117,7 +117,7 @@ class Access:
 
     @property
     def encrypted(self) -> bool:
-        """Whether CURVE encrypts what comes by tcp."""
+        """True if CURVE encrypts what comes by tcp."""
         return self._keys is not None
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Access:
             self.authenticator.close()
 
     def asked(self) -> bool:
-        """Whether libzmq asks for an answer."""
+        """True if libzmq asks for an answer."""
         if self.authenticator is not None:
             if self._asked is None:
                 self._asked = self.authenticator.asked()
@@ -299,7 +299,7 @@ class Access:
         return ends
 
     def next_s(self) -> float:
-        """When ``check`` is to be called next; infinity where nothing depends on time."""
+        """Time of the next call of ``check``; infinity where nothing depends on time."""
         if self._asked is not None and not self.connections.others:
             return 0.0  # who asks can be answered
         return min(self.connections.next_s(), self._check_keys_s, self._refuse_s)

@@ -130,7 +130,7 @@ def _opened(path: Path) -> int:
 
 
 def _ends_in_half_a_line(path: Path) -> bool:
-    """Whether a hub was cut off in a line, by a full disk or its end; False of a file that may not be read."""
+    """True if a hub was cut off in a line, by a full disk or its end; False of a file that may not be read."""
     with contextlib.suppress(OSError), open_regular_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

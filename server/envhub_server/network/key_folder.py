@@ -175,7 +175,7 @@ class KeyFolder:
         return [] if before == problem else [problem]
 
     def _states(self) -> dict[str, object]:
-        """What changes with each client's file, by name."""
+        """Changes of each client's file, by name."""
         found, passed_over = {}, []
         with os.scandir(self._clients) if self._clients.exists() else contextlib.nullcontext(()) as entries:
             for entry in entries:
@@ -303,7 +303,7 @@ def _no_name(name: str) -> str:
 
 
 def _difference(old: _File | None, new: _File | None) -> str:
-    """What a client may by its new file and not by its old one, or the other way round; None is for no file."""
+    """Differences of a client's rights by its new file and its old one; None is for no file."""
     if new is None:
         return CLIENT_REMOVED
     if new.is_broken:

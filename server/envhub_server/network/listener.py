@@ -50,7 +50,7 @@ class Listener:
     """
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
-        """Of this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
+        """Listen for this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
         self._router = router
         self._open_to_all = open_to_all
         self._paths: list[Path] = []

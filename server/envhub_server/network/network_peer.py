@@ -1,4 +1,4 @@
-"""What the kernel knows of a tcp connection: whose process its peer is, on this machine, and how much has come."""
+"""Facts of a tcp connection from the kernel: the user of its peer, on this machine, and the bytes that have come."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copied(descriptor: int) -> socket.socket:
 
 
 def is_others(descriptor: int) -> bool:
-    """Whether this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
+    """True if this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
     try:
         connection = copied(descriptor)
     except OSError:
@@ -36,7 +36,7 @@ def is_others(descriptor: int) -> bool:
 
 
 def _is_own(connection: socket.socket) -> bool:
-    """Whether the peer's end, whose peer is this end, is this user's."""
+    """True if the peer's end, whose peer is this end, is this user's."""
     try:
         ends = connection.getpeername()[:2], connection.getsockname()[:2]
     except OSError:  # it has ended
@@ -46,7 +46,7 @@ def _is_own(connection: socket.socket) -> bool:
 
 
 def kernel_tells() -> bool:
-    """Whether ``is_others`` can know a connection of this user's from others'."""
+    """True if ``is_others`` can know a connection of this user's from others'."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         peer = socket.create_connection(server.getsockname())
         with peer, server.accept()[0] as accepted:

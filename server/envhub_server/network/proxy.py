@@ -113,7 +113,7 @@ class ProxyHandle:
             self.reporting = -1
 
     def entry(self, descriptor: int) -> PageEntry | None:
-        """What the proxy has of the connection of this descriptor; None where it has none."""
+        """Page's entry of the connection of this descriptor; None where it has none."""
         try:
             with network_peer.copied(descriptor) as connection:
                 name = connection.getpeername() if connection.family == socket.AF_UNIX else b""

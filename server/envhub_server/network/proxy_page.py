@@ -43,7 +43,7 @@ class EndedHandshake:
 
     @property
     def why_unfinished(self) -> str:
-        """Why it proves no attempt to get in without a key; empty if it is one.
+        """The reason why it proves no attempt to get in without a key; empty if it is one.
 
         A client looks by a connection whether its hub is back, and leaves a hub that does not answer in time.
         """
@@ -87,7 +87,7 @@ def words_of(descriptor: int) -> memoryview:
 
 @dataclass(eq=False)
 class PageEntry:
-    """What the page has of one connection, for the hub.
+    """Page's facts of one connection, for the hub.
 
     Attributes:
         host: the address of its client.
@@ -114,7 +114,7 @@ class PageEntry:
 
     @property
     def heard_ns(self) -> int:
-        """When its client last sent something, by the monotonic clock."""
+        """Time at which its client last sent something, by the monotonic clock."""
         return self._word(HEARD_NS)
 
     @property

@@ -134,7 +134,7 @@ class Link:
 
     @property
     def noticed(self) -> bool:
-        """Whether the hub has noticed the connection."""
+        """True if the hub has noticed the connection."""
         return self._words[self._at + OWNER] == self._number
 
     def _pass_held(self) -> None:

@@ -41,7 +41,7 @@ class SideSocket:
 
     @property
     def open(self) -> bool:
-        """Whether there is a side socket."""
+        """True if there is a side socket."""
         return bool(self._listeners)
 
     def listen(self, address: str) -> None:

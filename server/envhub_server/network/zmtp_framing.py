@@ -143,7 +143,7 @@ class HubFrames:
     """
 
     def __init__(self, curve: bool) -> None:
-        """Of a hub whose frames CURVE encrypts, or not."""
+        """Serve a hub whose frames CURVE encrypts, or not."""
         self._curve_bytes = CURVE_BYTES if curve else 0
         self._left = GREETING_BYTES
         self._head = b""  # of a frame, whose other bytes have not come yet

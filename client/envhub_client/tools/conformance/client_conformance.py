@@ -24,7 +24,7 @@ PASSED, FAILED, NOT_SHOWN = "passed", "failed", "not shown"
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """How a client did by one rule: ``passed``, ``failed`` or ``not shown``; and why, unless it passed."""
+    """Result of a client by one rule: ``passed``, ``failed`` or ``not shown``; and why, unless it passed."""
 
     level: str
     case: str
@@ -139,7 +139,7 @@ def _program(command: Sequence[str]) -> Iterator[Status | None]:
 
 
 def _instructions(address: str, names: Sequence[str]) -> str:
-    """What the author of a client reads first."""
+    """Instructions for the author of a client."""
     programs = dict.fromkeys(CASES[name].program for name in names)
     texts = "\n".join(f"{name}\n{PROGRAMS[name]}" for name in programs)
     return f"""\

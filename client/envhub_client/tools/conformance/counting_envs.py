@@ -87,7 +87,7 @@ class CountingEnvs:
         return [*self.observations(rows), results, *([pack_rows(infos)] if infos else [])]
 
     def actions_fault(self, rows: Sequence[int], codes: bytes, frames: Sequence[Any]) -> str:
-        """Why these actions are not the ones that are due; empty if they are."""
+        """The reason why these actions are not the expected ones; empty if they are."""
         if len(codes) != 1 or codes[0] & 0x7F >= len(actions.DTYPES):
             return f"the action codes are {codes.hex()}, one code of a dtype was due, such as 04 (int64)"
         dtype = actions.DTYPES[codes[0] & 0x7F]
@@ -100,7 +100,7 @@ class CountingEnvs:
         return "" if given == due else f"the actions of envs {[*rows]} are {given}, {due} were due: {found[0].hex()}"
 
     def check_fault(self, args: bytes) -> str:
-        """Why the arguments of ``check`` are not the ones that are due; empty if they are."""
+        """The reason why the arguments of ``check`` are not the expected ones; empty if they are."""
         due = [[self._rewards, self._ends, self._numbers], {}]
         try:
             given = codec.decode(args)
@@ -113,7 +113,7 @@ class CountingEnvs:
 
 
 class CountingSession:
-    """What a hub with these envs replies to the requests of one session.
+    """Replies of a hub with these envs to the requests of one session.
 
     Attributes:
         wrong: why requests were not those that were due, in order.

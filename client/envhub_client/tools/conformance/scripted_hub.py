@@ -51,7 +51,7 @@ class Heard:
 
 @dataclass
 class Record:
-    """What came of a client in one case.
+    """Record of a client's messages in one case.
 
     Attributes:
         heard: its messages.
@@ -83,7 +83,7 @@ class Record:
 
 
 class Script:
-    """What happens to the messages of one case; without faults as it stands.
+    """Faults of the messages of one case; none as it stands.
 
     Attributes:
         fault: the script has interfered.

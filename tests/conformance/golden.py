@@ -5,6 +5,7 @@ session       a whole session, whose frames fit each other: "A whole session" in
 steps         the program `steps` of ``envhub conformance --client``: its requests and the replies, with all values
 exchanges     a request and a reply of every kind, each by itself: the arrays in them are of no space
 values        a value of every kind
+says          what each of ``values`` is
 refusals      messages to a hub in which the session of ``session`` was just made, and what the hub does: "runs",
               "dropped", or the code of the failure
 bad_values    bytes that are no values, which a receiver refuses
@@ -33,6 +34,7 @@ from envhub.values import actions, codec, spaces
 from envhub.values.leaf import OBJECT, Leaf
 
 HUB_ID = 0x0123456789ABCDEF
+LIMITS = {"envs_per_session_max": 1024, "message_bytes_max": 67108864}  # those that a client reads
 TOKEN, OTHER_TOKEN = bytes(range(16)), bytes(range(16, 32))
 
 SPACES = gym_spaces.Dict(
@@ -50,34 +52,38 @@ SPACES = gym_spaces.Dict(
 SPACES.seed(1)  # some make a generator of their own at once
 
 
-class Opaque:
-    def __repr__(self) -> str:
-        return "<opaque>"
-
-
-SPEC = codec.encode(EnvSpec("Some-v0", "module:Class", kwargs={"size": (2, 3)}, max_episode_steps=100))
-VALUES: dict[str, Any] = {
-    "nil, bools, numbers, text, bytes": [None, True, -1, 2**63, 0.5, "ä", b"\x00\xff"],
-    "list and map": {"a": [1, {"b": []}]},
-    "tuple": (1, (2,)),
-    "set of one": {3},
-    "frozen set of one": frozenset(["x"]),
-    "integers beyond 64 bits": [2**70, -(2**70)],
-    "complex": 1.5 - 2j,
-    "map with other keys": {1: "one", (2,): "two"},
-    "array": np.array([[1.5, -2], [0, 3]], np.float32),
-    "array of no dimension": np.array(7, np.int16),
-    "NumPy scalar": np.int64(-3),
-    "array of text": np.array(["a", "bc"]),
-    "array of times": np.array(["2026-01-01"], "M8[D]"),
-    "time": np.datetime64("2026-01-01", "D"),
-    "generator": np.random.Generator(np.random.PCG64(7)),
-    "NumPy text": np.str_("ä"),
-    "stand-in": Opaque(),
-    "spec": codec.decode(SPEC),
-    "space": gym_spaces.Discrete(3),
-    "graph": gym_spaces.GraphInstance(np.zeros((1, 1), np.float32), None, None),
+# Each value as a Python expression, in which np is NumPy.
+SAYS: dict[str, str] = {
+    "nil, bools, numbers, text, bytes": r"[None, True, -1, 2**63, 0.5, 'ä', b'\x00\xff']",
+    "list and map": "{'a': [1, {'b': []}]}",
+    "tuple": "(1, (2,))",
+    "set of one": "{3}",
+    "frozen set of one": "frozenset(['x'])",
+    "integers beyond 64 bits": "[2**70, -(2**70)]",
+    "complex": "1.5 - 2j",
+    "map with other keys": "{1: 'one', (2,): 'two'}",
+    "array": "np.array([[1.5, -2], [0, 3]], np.float32)",
+    "array of no dimension": "np.array(7, np.int16)",
+    "NumPy scalar": "np.int64(-3)",
+    "array of text": "np.array(['a', 'bc'])",
+    "array of times": "np.array(['2026-01-01'], 'M8[D]')",
+    "time": "np.datetime64('2026-01-01', 'D')",
+    "generator": "np.random.Generator(np.random.PCG64(7))",
+    "NumPy text": "np.str_('ä')",
+    "stand-in": "Represented('<opaque>')",
+    "spec": "EnvSpec('Some-v0', 'module:Class', kwargs={'size': (2, 3)}, max_episode_steps=100)",
+    "space": "Discrete(3)",
+    "graph": "GraphInstance(np.zeros((1, 1), np.float32), None, None)",
 }
+NAMES = {
+    "np": np,
+    "Represented": codec.Represented,
+    "EnvSpec": EnvSpec,
+    "Discrete": gym_spaces.Discrete,
+    "GraphInstance": gym_spaces.GraphInstance,
+}
+VALUES: dict[str, Any] = {name: eval(text, dict(NAMES)) for name, text in SAYS.items()}
+SPEC = codec.encode(VALUES["spec"])
 
 
 def exchanges() -> dict[str, list[bytes]]:
@@ -108,7 +114,9 @@ def exchanges() -> dict[str, list[bytes]]:
         assert client.receive(response, 0.0) is not None
         found[f"{name} request"], found[f"{name} reply"] = request, response
 
-    exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), messages.Welcome("0.1.0", "1.2", False, {"sessions_max": 64}))
+    # A client ignores the last limit.
+    welcome = messages.Welcome("0.1.0", "1.2", False, {**LIMITS, "sessions_max": 64})
+    exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), welcome)
     exchange("LIST", Op.LIST, messages.Question(), messages.EnvNames(["CartPole-v1"]))
     exchange("HEALTH", Op.HEALTH, messages.Question(), messages.Table([{"status": "ok"}]))
     exchange("STATS", Op.STATS, messages.Question(), messages.Table([{"sessions": 1}]))
@@ -119,14 +127,13 @@ def exchanges() -> dict[str, list[bytes]]:
     reset = messages.Reset([1, None], [True, False], codec.encode({"level": 3}))
     exchange("RESET", Op.RESET, reset, messages.Done(), (), [bytes(8)])
     packed = actions.pack([np.array([0, 1]), [1, 0], ("a", "b")], [Leaf("<i8", ()), Leaf("<i8", ()), OBJECT], 2)
-    beside = messages.pack_rows((row, codec.encode([word])) for row, word in enumerate("ab"))
-    sent = [*(array.tobytes() for array in packed.arrays), beside]
-    infos = messages.pack_rows([(1, codec.encode({"lives": np.int64(3)}))])
-    exchange("STEP", Op.STEP, messages.Step(packed.codes), messages.Done(), sent, [bytes(8), bytes(20), infos])
-    call = messages.Call("render", codec.encode([[], {}]))
-    results = messages.pack_rows([(0, codec.encode(1)), (1, codec.encode(2))])
-    exchange("CALL", Op.CALL, call, messages.Done(), (), [results])
-    exchange("SET_ATTR", Op.SET_ATTR, messages.SetAttr("gravity", [codec.encode(1.5)]), messages.Done())
+    words = ((row, codec.encode([word])) for row, word in enumerate("ab"))
+    sent = [*(array.tobytes() for array in packed.arrays), messages.pack_rows(words)]
+    answered = [bytes(8), bytes(20), messages.pack_rows([(1, codec.encode({"lives": np.int64(3)}))])]
+    exchange("STEP", Op.STEP, messages.Step(packed.codes), messages.Done(), sent, answered)
+    results, were_set = ([messages.pack_rows(enumerate(blobs))] for blobs in ([b"\x01", b"\x02"], [b"", b""]))
+    exchange("CALL", Op.CALL, messages.Call("render", codec.encode([[], {}])), messages.Done(), (), results)
+    exchange("SET_ATTR", Op.SET_ATTR, messages.SetAttr("gravity", [codec.encode(1.5)]), messages.Done(), (), were_set)
     failure = messages.Failure(
         "env_raised", "env", "no", 1, 0, "builtins.ValueError", codec.encode(["no"]), "Traceback"
     )
@@ -153,7 +160,7 @@ def session() -> dict[str, list[bytes]]:
         hub.outgoing.clear()
         found[f"{op.name} request"], found[f"{op.name} reply"] = request, response
 
-    welcome = messages.Welcome("0.1.0", "1.2", False, {"envs_per_session_max": 1024}, "simbox", 7)
+    welcome = messages.Welcome("0.1.0", "1.2", False, LIMITS, "simbox", 7)
     exchange(Op.HELLO, 1, codec.encode({"client": "0.1.0"}), welcome)
     box, two = gym_spaces.Box(-1, 1, (4,), np.float32), gym_spaces.Discrete(2)
     observation, action = (codec.encode(spaces.describe(space)) for space in (box, two))
@@ -294,7 +301,8 @@ def golden() -> dict[str, Any]:
         "session": {name: [bytes(frame).hex() for frame in frames] for name, frames in session().items()},
         "steps": {name: [bytes(frame).hex() for frame in frames] for name, frames in steps().items()},
         "exchanges": {name: [bytes(frame).hex() for frame in frames] for name, frames in exchanges().items()},
-        "values": {name: codec.encode(value, codec.as_repr).hex() for name, value in VALUES.items()},
+        "values": {name: codec.encode(value).hex() for name, value in VALUES.items()},
+        "says": SAYS,
         "refusals": {name: [*(frame.hex() for frame in sent), does] for name, (sent, does) in refusals().items()},
         "bad_values": {name: blob.hex() for name, blob in bad_values().items()},
     }

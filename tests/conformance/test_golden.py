@@ -34,7 +34,7 @@ def test_frames_are_the_golden_ones(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", KEPT["values"])
 def test_values_are_the_golden_ones_and_decode(name: str) -> None:
-    assert MADE["values"][name] == KEPT["values"][name]
+    assert MADE["values"][name] == KEPT["values"][name] and MADE["says"][name] == KEPT["says"][name]
     assert codec.encode(codec.decode(bytes.fromhex(KEPT["values"][name]))).hex() == KEPT["values"][name]
 
 

@@ -224,6 +224,11 @@ def test_every_table_is_read_by_a_test() -> None:
     assert {*examples} == {"", "hex", "sh", "text"}
 
 
+def test_every_section_of_the_vectors_is_in_the_table() -> None:
+    vectors = json.loads((ROOT / "tests/conformance/golden.json").read_text())
+    assert {row[0].strip("`") for row in table("Vectors")} == vectors.keys()
+
+
 def test_every_action_code_is_in_the_table() -> None:
     assert [(int(row[0]), row[1]) for row in table("Action codes")] == [
         (code, str(dtype)) for code, dtype in enumerate(actions.DTYPES)

@@ -336,7 +336,7 @@ NEXT: dict[str, type[errors.EnvHubError]] = {
     "ends: the older side is upgraded": errors.VersionMismatch,
     "takes the hub for lost": errors.HubLost,
     "is wrong": errors.LocalProtocolError,
-    "after it gave a request up: waits a second, and sends the request again": errors.LocalProtocolError,
+    "after it gave a request up: sends the same message again every second": errors.LocalProtocolError,
     "makes another session; after CLOSE, nothing": errors.SessionLost,
     "asks for less, or waits": errors.RequestRefused,
     "asks for what it may have": errors.RequestRefused,

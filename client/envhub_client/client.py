@@ -9,7 +9,8 @@ from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S
+from envhub_client.connection.connection import connect as connect_to
 from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Client(AbstractContextManager["Client"]):
     def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
         self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
         self._timeout = timeout
-        self._connection = Connection(address, timeout=timeout)
+        self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
 
     def envs(self) -> list[str]:
@@ -105,7 +106,7 @@ class Client(AbstractContextManager["Client"]):
 
         session = token_bytes(token)
         if observe:
-            return Observer(Connection(self._hub, timeout=self._timeout), session, self._timeout)
+            return Observer(connect_to(self._hub, timeout=self._timeout), session, self._timeout)
         if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
         return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
@@ -146,7 +147,7 @@ class Client(AbstractContextManager["Client"]):
             return self._connection.ask(op, Question(), timeout=self._timeout).message
         except HubLost as lost:
             try:
-                connection = Connection(self._hub, timeout=min(self._timeout, RETURN_S))
+                connection = connect_to(self._hub, timeout=min(self._timeout, RETURN_S))
             except HubUnreachable:
                 raise lost from None
             self._connection.close()

@@ -37,7 +37,7 @@ PURE = [
 ]
 STEP_PATH = [
     "envhub/transport/sockets.py",
-    "client/envhub_client/connection/connection.py",
+    "client/envhub_client/connection/zeromq_transport.py",
     "server/envhub_server/network/listener.py",
     "server/envhub_server/hub/hub.py",
 ]

@@ -32,14 +32,15 @@ from envhub.values import codec, spaces
 from envhub.values.compression import available
 from envhub.values.leaf import OBJECT
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, HEARTBEAT_MS, Connection
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.connection.failures import raise_failure
+from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Lane
 from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.wire import WireLane
-from envhub_client.private_hub.in_process import OWN_WORLD, InProcessConnection
+from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
 from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
 from envhub_client.private_hub.program_environment import by_value_if_unimportable, program_environment
 from envhub_client.session import hosting
@@ -149,7 +150,7 @@ class Session:
         In place of a lost one, ``lost`` is the encoded info of the truncation of each env.
         """
         if self.options.num_workers == 0:
-            self._connections.append(InProcessConnection())
+            self._connections.append(Connection(InProcessTransport(), secrets.token_bytes(16)))
             return self._open_in(OWN_WORLD, lost)
         private = private_hub() if self.address is None else None
         try:
@@ -163,7 +164,7 @@ class Session:
         address, own = (private.address, private.own) if private else (self._hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
-        self._connections.append(Connection(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))
+        self._connections.append(connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))
         return self._open_in(program_environment() if private else None, lost)
 
     def _open_in(self, environment: World | None, lost: bytes) -> Made:

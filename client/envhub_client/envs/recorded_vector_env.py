@@ -101,7 +101,7 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         frame: tuple[int, ...] = ()
         if self._record.film and not self._recorder.opened:
             frame = np.shape(self.render([*self._record.film][:1])[0])
-        reset = self._session.last_reset
+        reset = self._last_reset
         mask = np.array(reset.mask) if reset.mask else None
         self._recorder.reset(mask, reset.seeds, spaces.flatten(self.single_observation_space, result[0]), frame)
         self._record_frames()

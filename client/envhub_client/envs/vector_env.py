@@ -28,12 +28,11 @@ from envhub.errors import (
     WorkerDied,
 )
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Attach, Call, Make, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.values.misfit import misfit
-from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
@@ -43,8 +42,9 @@ from envhub_client.observer import Seen, seen
 from envhub_client.results.observations import Observations
 from envhub_client.results.rendered import NOT_RESET, Frames
 from envhub_client.results.rewards import Rewards
+from envhub_client.session.description import Sizing
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Session, Sizing
+from envhub_client.session.session import Session
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
@@ -83,25 +83,26 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise
 
     def _adopt(self, session: Session) -> None:
-        self.num_envs = session.num_envs
-        self.autoreset_mode = session.options.autoreset_mode
-        self.metadata = {**session.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = session.render_mode
-        self.env_spec, self.named = session.env_spec, session.named
-        self.single_action_space = session.action_space
+        description = session.description
+        self.num_envs = description.num_envs
+        self.autoreset_mode = description.autoreset_mode
+        self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = description.render_mode
+        self.env_spec, self.named = description.env_spec, description.named
+        self.single_action_space = description.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)
         self._frames = Frames(self.num_envs, self.render_mode)
-        space, same_step = session.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._observations = Observations(space, self.num_envs, session.allow_pickle, same_step)
+        space, same_step = description.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._observations = Observations(space, self.num_envs, session.values.allow_pickle, same_step)
         self._rewards = Rewards()
-        mode = session.options.observation_mode
+        mode = description.observation_mode
         self.single_observation_space = space
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
             spaces.check_equivalent(self.single_observation_space, space, "different")
         elif mode == "different":
-            self.observation_space = batch_differing_spaces(session.observation_spaces)
+            self.observation_space = batch_differing_spaces(description.observation_spaces)
         else:
             self.observation_space = batch_space(space, self.num_envs)
 
@@ -111,20 +112,22 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if self.env_spec is None:
             return
         self.spec = copy.deepcopy(self.env_spec)
-        if spec is not None and not self._session.allow_pickle:  # what is run is this program's choice, not the hub's
+        if (
+            spec is not None and not self._session.values.allow_pickle
+        ):  # what is run is this program's choice, not the hub's
             for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
                 setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
-        mode = "vector_entry_point" if self._session.vector else "async"
+        mode = "vector_entry_point" if self._session.description.vector else "async"
         self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": mode}
 
     @property
     def closed(self) -> bool:
         """Whether the session is over, or left to another process by ``detach``."""
-        return self._session.closed
+        return self._session.pending.closed
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        self._session.closed = closed
+        self._session.pending.closed = closed
 
     @property
     def address(self) -> str | None:
@@ -152,7 +155,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def vector(self) -> bool:
         """Whether the envs of each worker are one vector env, whose rows step together."""
-        return self._session.vector
+        return self._session.description.vector
 
     @property
     def compression(self) -> str:
@@ -226,7 +229,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.reset_async(seed, options)
             return self.reset_wait()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
@@ -263,10 +266,11 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         else:
             mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
             reset = Reset(seeds, mask, self._options(passed_on))
+        self._last_reset = reset
         self._session.begin_reset(reset, resets_all)
 
     def _options(self, options: dict[str, Any] | None) -> bytes:
-        return b"" if options is None else self._session.encode(options)
+        return b"" if options is None else self._session.values.encode(options)
 
     @exclusive
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -276,7 +280,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
+        return self._session.pending.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
 
     @exclusive
     def reset_each(
@@ -289,9 +293,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         try:
             self.reset_async(seed, options, masked=masked, env_ids=env_ids)
-            return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
+            return self._session.pending.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
@@ -329,7 +333,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
@@ -343,9 +347,9 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.check_free("step_async")
         parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
         session = self._session
-        codes, arrays, elements = pack(parts, session.action_leaves, self.num_envs)
+        codes, arrays, elements = pack(parts, session.description.action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
-        session.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+        session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
 
     def _parts(self, actions: Any, count: int) -> list[Any]:
         """The leaves of the actions of so many envs."""
@@ -363,7 +367,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
+        return self._session.pending.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
 
     @exclusive
     def step_wait_each(self) -> StepReturn:
@@ -372,15 +376,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Interrupted, the step is not to be waited for again: the next request drops its result.
         """
         try:
-            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            return self._session.pending.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
     def drop_pending(self) -> None:
         """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
-        self._session.drop_pending()
+        self._session.pending.drop()
 
     @exclusive
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
@@ -389,7 +393,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.step_async(actions)
             return self.step_wait_each()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     def _step_result(self, timeout: float | None, by_env: bool = False) -> StepReturn:
@@ -426,11 +430,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.check_free("send", among_others=True)
-        if self._session.connection.protocol.pending is Op.RECEIVE:
-            text = "Calling `send` after a `recv` that timed out, which is to be called again first."
-            raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
-        codes, arrays, elements = pack(self._parts(actions, len(rows)), self._session.action_leaves, len(rows))
+        codes, arrays, elements = pack(
+            self._parts(actions, len(rows)), self._session.description.action_leaves, len(rows)
+        )
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
@@ -463,8 +466,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._recv(min_envs, timeout, by_env=True)
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
-        if self._session.state is AsyncState.WAITING_RESET:
-            observations, infos = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout, by_env)
+        if self._session.pending.state is AsyncState.WAITING_RESET:
+            observations, infos = self._session.pending.wait(
+                AsyncState.WAITING_RESET, self._reset_result, timeout, by_env
+            )
             observations = observations if self._session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
@@ -487,7 +492,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))
-        return pack_rows((row, self._session.encode(list(parts))) for row, parts in rows)
+        return pack_rows((row, self._session.values.encode(list(parts))) for row, parts in rows)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -505,7 +510,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.call_async(name, *args, **kwargs)
             return self.call_wait()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
@@ -523,7 +528,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
-        arguments = self._session.encode([list(args), kwargs])
+        arguments = self._session.values.encode([list(args), kwargs])
         return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
 
     @exclusive
@@ -582,7 +587,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 raise ValueError(f"results of envs {[row for row, _ in rows]}")
         except ValueError as error:
             raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        results = {row: self._session.decode(blob) if blob else NOT_RESET for row, blob in rows}
+        results = {row: self._session.values.decode(blob) if blob else NOT_RESET for row, blob in rows}
         return tuple(results[row] for row in wanted)
 
     @exclusive
@@ -628,7 +633,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.check_free(what)
         if not isinstance(name, str):
             raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
-        if name.startswith("_") and not self._session.allow_pickle:
+        if name.startswith("_") and not self._session.values.allow_pickle:
             raise RequestRefused(
                 f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
                 "and calls no such method; use a public name, or a private hub (hub=None)"
@@ -639,7 +644,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         wanted = wanted or range(self.num_envs)
         while True:
             try:
-                results = self._results(self._session.ask(Op.CALL, call), wanted)
+                results = self._results(self._session.call(call), wanted)
             except (WorkerDied, EnvTimeout) as error:
                 call = self._rendering_again(error, call)
                 continue
@@ -692,7 +697,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {count} environments."
             )
-        encoded = [self._session.encode(value) for value in values]
+        encoded = [self._session.values.encode(value) for value in values]
         if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
             encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
         self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
@@ -721,7 +726,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def token(self) -> str:
         """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
-        return self._session.connection.protocol.token.hex()
+        return self._session.token
 
     @exclusive
     def detach(self) -> str:
@@ -747,8 +752,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         session = self._session
         session.check_free("observe")
-        request = Observe(session.connection.protocol.token, described=True)
-        return seen(session.ask(Op.OBSERVE, request), self._observations)
+        return seen(session.observe(), self._observations)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
@@ -765,7 +769,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
 
     def _finish_pending(self, timeout: float | None) -> bool:
-        name = self._session.state.value
+        name = self._session.pending.state.value
         logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
         try:
             getattr(self, f"{name}_wait")(timeout)

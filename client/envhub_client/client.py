@@ -103,13 +103,15 @@ class Client(AbstractContextManager["Client"]):
         """
         from envhub_client.envs.vector_env import HubVectorEnv
         from envhub_client.session.options import SessionOptions
+        from envhub_client.session.session import Session
 
         session = token_bytes(token)
         if observe:
             return Observer(connect_to(self._hub, timeout=self._timeout), session, self._timeout)
         if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
-        return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        return HubVectorEnv(attached)
 
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""

@@ -144,7 +144,7 @@ ROOMS = {
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
         "tools": {
-            *("connection", "envs", "private_hub"),
+            *("connection", "envs", "private_hub", "session"),
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
     },

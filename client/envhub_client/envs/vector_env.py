@@ -7,49 +7,35 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, logger
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import (
-    EnvTimeout,
-    Forked,
-    HubTimeout,
-    RemoteProtocolError,
-    RequestRefused,
-    RestartsExhausted,
-    SpaceMismatch,
-    WorkerDied,
-)
-from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Make, Reset, SetAttr, pack_rows, unpack_rows
-from envhub.secret import Secret
+from envhub.errors import ConnectionInUse, Forked, HubTimeout, SpaceMismatch
+from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.values.misfit import misfit
-from envhub_client.batch import Batch
-from envhub_client.deadline import Deadline
+from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
+from envhub_client.envs.batch_reader import BatchReader, PartReturn
+from envhub_client.envs.calls import EnvCalls
 from envhub_client.envs.exclusive import exclusive
+from envhub_client.envs.origin import Origin
+from envhub_client.envs.step_observer import StepObserver, StepReturn
 from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
-from envhub_client.results.observations import Observations
-from envhub_client.results.rendered import NOT_RESET, Frames
-from envhub_client.results.rewards import Rewards
+from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
-from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Session
 
-StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
-PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
+# After these a reset or step that was begun can still be waited for, or none was.
+_STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
 class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -65,25 +51,26 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             unless this program has registered the same, and has registered or given all arguments.
     """
 
-    _session: Session
+    _session: VectorSession
+    _observers: tuple[StepObserver, ...] = ()
 
-    def __init__(
-        self,
-        address: str | Secret[str] | None,
-        make: Make | Attach,
-        options: SessionOptions,
-        timeout: float | None = None,
-    ) -> None:
-        """Make a session and wait until its envs are built, or take one over; arguments and errors as ``Session``."""
-        self._session = Session(type(self).__name__, address, make, options, timeout)
+    def __init__(self, session: VectorSession, origin: Origin | None = None) -> None:
+        """Use the envs of this session, which the vector env closes; ``origin`` says what the program asked for.
+
+        Raises:
+            ValueError, TypeError: its spaces cannot be batched as its observation mode says; the session is closed.
+        """
+        self._session = session
         try:
-            self._adopt(self._session)
+            self._describe()
+            if origin is not None:
+                self._adopt_spec(origin)
         except BaseException:
-            self._session.close(terminate=True, finish=lambda: False)
+            session.close(terminate=True, finish=lambda: False)
             raise
 
-    def _adopt(self, session: Session) -> None:
-        description = session.description
+    def _describe(self) -> None:
+        session, description = self._session, self._session.description
         self.num_envs = description.num_envs
         self.autoreset_mode = description.autoreset_mode
         self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
@@ -92,11 +79,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.single_action_space = description.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)
-        self._frames = Frames(self.num_envs, self.render_mode)
-        space, same_step = description.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._observations = Observations(space, self.num_envs, session.values.allow_pickle, same_step)
-        self._rewards = Rewards()
-        mode = description.observation_mode
+        self._action_leaves = description.action_leaves
+        self._reader = BatchReader(session)
+        self._calls = EnvCalls(session)
+        space, mode = description.observation_spaces[0], description.observation_mode
         self.single_observation_space = space
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
@@ -106,19 +92,18 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         else:
             self.observation_space = batch_space(space, self.num_envs)
 
-    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
-        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
-        self.env_spec = self.env_spec or spec
+    def _adopt_spec(self, origin: Origin) -> None:
+        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the program's."""
+        own = origin.spec
+        self.env_spec = self.env_spec or own
         if self.env_spec is None:
             return
         self.spec = copy.deepcopy(self.env_spec)
-        if (
-            spec is not None and not self._session.values.allow_pickle
-        ):  # what is run is this program's choice, not the hub's
+        if own is not None and not self._session.values.allow_pickle:  # this program chooses what is run, not the hub
             for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
-                setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
-        mode = "vector_entry_point" if self._session.description.vector else "async"
-        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": mode}
+                setattr(self.spec, name, copy.deepcopy(getattr(own, name)))
+        mode = "vector_entry_point" if self.vector else "async"
+        self.spec.kwargs = {**origin.kwargs, "num_envs": self.num_envs, "vectorization_mode": mode}
 
     @property
     def closed(self) -> bool:
@@ -165,7 +150,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def represented(self) -> dict[str, str]:
         """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
-        return dict(self._observations.represented)
+        return dict(self._reader.observations.represented)
 
     @property
     def single_reward_space(self) -> Space[Any] | None:
@@ -192,8 +177,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             ValueError: the envs' reward space has axes. So does each step whose rewards have axes, from now on.
             Exception: as for ``call_some``.
         """
-        self._rewards.refused_for = who
-        self._rewards.check(self.reward_shape)
+        self._reader.rewards.refused_for = who
+        self._reader.rewards.check(self.reward_shape)
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -273,14 +258,29 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return b"" if options is None else self._session.values.encode(options)
 
     @exclusive
-    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset_wait(self, timeout: float | None = None, *, by_env: bool = False) -> tuple[Any, dict[Any, Any]]:
         """Wait for the reset begun by ``reset_async``.
+
+        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        return self._session.pending.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
+        try:
+            result = self._session.pending.wait(AsyncState.WAITING_RESET, self._reader.reset, self, timeout, by_env)
+            for observer in self._observers:
+                observer.reset_ended(self, self._last_reset, result[0])
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        return result
+
+    def _break_off(self, error: BaseException) -> None:
+        """Tell the observers that what was begun ended by this error, unless it can be waited for again."""
+        if not isinstance(error, _STILL_PENDING):
+            for observer in self._observers:
+                observer.broken_off(error)
 
     @exclusive
     def reset_each(
@@ -293,19 +293,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         try:
             self.reset_async(seed, options, masked=masked, env_ids=env_ids)
-            return self._session.pending.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
+            return self.reset_wait(by_env=True)
         except BaseException as error:
             self._session.pending.forget(error)
             raise
-
-    def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
-        batch = self._session.lane.wait(timeout)
-        infos = self._infos(batch, by_env)
-        return self._observations.batch(batch.observations), infos
-
-    def _infos(self, batch: Batch, by_env: bool) -> dict[Any, Any]:
-        infos = self._observations.take(batch)
-        return infos.by_env() if by_env else infos.batched(self)
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
@@ -344,12 +335,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._session.check_free("step_async")
-        parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
         session = self._session
-        codes, arrays, elements = pack(parts, session.description.action_leaves, self.num_envs)
+        session.check_free("step_async")
+        parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
+        codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
         session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+        for observer in self._observers:
+            observer.step_begun(actions)
 
     def _parts(self, actions: Any, count: int) -> list[Any]:
         """The leaves of the actions of so many envs."""
@@ -360,14 +353,23 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
 
     @exclusive
-    def step_wait(self, timeout: float | None = None) -> StepReturn:
+    def step_wait(self, timeout: float | None = None, *, by_env: bool = False) -> StepReturn:
         """Wait for the step begun by ``step_async``.
+
+        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        return self._session.pending.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
+        try:
+            result = self._session.pending.wait(AsyncState.WAITING_STEP, self._reader.step, self, timeout, by_env)
+            for observer in self._observers:
+                observer.step_ended(self, result)
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        return result
 
     @exclusive
     def step_wait_each(self) -> StepReturn:
@@ -376,7 +378,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Interrupted, the step is not to be waited for again: the next request drops its result.
         """
         try:
-            return self._session.pending.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            return self.step_wait(by_env=True)
         except BaseException as error:
             self._session.pending.forget(error)
             raise
@@ -384,6 +386,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @exclusive
     def drop_pending(self) -> None:
         """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
+        for observer in self._observers:
+            observer.broken_off(None)
         self._session.pending.drop()
 
     @exclusive
@@ -396,22 +400,20 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self._session.pending.forget(error)
             raise
 
-    def _step_result(self, timeout: float | None, by_env: bool = False) -> StepReturn:
-        arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
-        assert rewards is not None and terminations is not None and truncations is not None
-        has_infos = rows or groups or self._observations.loose  # mostly no env has any
-        found = self._observations.take(batch) if has_infos else None
-        if found is not None or self._rewards.shape:
-            rewards = self._rewards.of(rewards, found)
-        infos: dict[Any, Any] = {} if found is None else found.by_env() if by_env else found.batched(self)
-        observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
-        return observations, rewards, terminations, truncations, infos
-
     # --- partial batches ----------------------------------------------------------------------------------------------
 
     def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
-        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
+        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``.
+
+        Raises:
+            ValueError: the envs are recorded.
+        """
+        self._check_parts()
         self.reset_async(seed, options)
+
+    def _check_parts(self) -> None:
+        for observer in self._observers:
+            observer.check_parts()
 
     @exclusive
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -424,16 +426,15 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             env_ids: different numbers of envs; None is every env.
 
         Raises:
-            ValueError: an env is under way, or is none of these; no env has moved.
+            ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
             SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
+        self._check_parts()
         self._session.check_free("send", among_others=True)
         rows = checked_env_ids(env_ids, self.num_envs)
-        codes, arrays, elements = pack(
-            self._parts(actions, len(rows)), self._session.description.action_leaves, len(rows)
-        )
+        codes, arrays, elements = pack(self._parts(actions, len(rows)), self._action_leaves, len(rows))
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
@@ -466,29 +467,19 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._recv(min_envs, timeout, by_env=True)
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
-        if self._session.pending.state is AsyncState.WAITING_RESET:
-            observations, infos = self._session.pending.wait(
-                AsyncState.WAITING_RESET, self._reset_result, timeout, by_env
-            )
-            observations = observations if self._session.options.copy else copy.deepcopy(observations)
+        session = self._session
+        if session.pending.state is AsyncState.WAITING_RESET:
+            observations, infos = self.reset_wait(timeout, by_env=by_env)
+            observations = observations if session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
-        self._session.check_free("recv", among_others=True)
-        lane = self._session.lane
-        self._session.check_received()
+        session.check_free("recv", among_others=True)
+        session.check_received()
         min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
-        outstanding = lane.outstanding
-        batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
-        arrays, rewards, terminations, truncations, _, _, env_ids = batch
-        assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
-        found = self._observations.take(batch)
-        rewards = self._rewards.of(rewards, found, env_ids.tolist())
-        infos = found.by_env() if by_env else found.batched_of(env_ids)
-        observations = self._observations.batch(arrays, env_ids.tolist())
-        lane.taken(env_ids)
-        return observations, rewards, terminations, truncations, infos, env_ids
+        outstanding = session.lane.outstanding
+        return self._reader.rows(min(min_envs or outstanding, outstanding), timeout, by_env)
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))
@@ -521,15 +512,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._check_call("call_async", name)
-        call = self._call_of(name, args, kwargs)
-        self._session.begin_call(call)
-        self._pending_call = call
-
-    def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
-        """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
-        arguments = self._session.values.encode([list(args), kwargs])
-        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
+        self._calls.begin("call_async", name, args, kwargs)
 
     @exclusive
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -539,18 +522,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no call was begun.
         """
-        wanted, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
-        try:
-            results = self._results(self._session.wait_call(timeout), wanted)
-        except (WorkerDied, EnvTimeout) as error:
-            call = self._rendering_again(error, self._pending_call)
-        else:
-            if not self._lacks_a_frame(results, self._pending_call):
-                return self._completed(results, self._pending_call, wanted)
-            call = replace(self._pending_call, reset_first=True)
-        self._session.begin_call(call)
-        self._pending_call = call
-        return self.call_wait(None if deadline is None else deadline.left_s())
+        return self._calls.wait(timeout)
 
     @exclusive
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -560,35 +532,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             ValueError: ``env_ids`` are not different numbers of envs.
             Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
         """
-        rows = self._checked_rows("call_some", name, env_ids)
-        return self._called_at_once(self._call_of(name, args, kwargs, rows), rows)
-
-    def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
-        """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
-        self._check_call(what, name)
-        if env_ids is None:
-            return []
-        self._session.require(1, "calls of some envs")
-        return [*map(int, checked_env_ids(env_ids, self.num_envs))]
-
-    def _results(self, reply: Reply, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The result of each wanted env, ``NOT_RESET`` where an env was left alone.
-
-        Raises:
-            RemoteProtocolError: the reply does not have one result of each of them.
-            DecodeError: a result cannot be unpickled.
-        """
-        try:
-            if len(reply.frames) == 1:
-                rows: Sequence[tuple[int, Any]] = unpack_rows(reply.frames[0], self.num_envs)
-            else:
-                rows = [*zip(sorted(wanted), reply.frames, strict=True)]
-            if [row for row, _ in rows] != sorted(wanted):
-                raise ValueError(f"results of envs {[row for row, _ in rows]}")
-        except ValueError as error:
-            raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        results = {row: self._session.values.decode(blob) if blob else NOT_RESET for row, blob in rows}
-        return tuple(results[row] for row in wanted)
+        return self._calls.method("call_some", name, args, kwargs, env_ids)
 
     @exclusive
     def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
@@ -598,8 +542,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             AttributeError: the envs have no such attribute.
             Exception: as for ``call_some``.
         """
-        rows = self._checked_rows("attr_is_callable", name, env_ids)
-        return self._called_at_once(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
+        return self._calls.are_callable(name, env_ids)
 
     @exclusive
     def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
@@ -607,9 +550,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Errors as for ``call_some``.
         """
-        rows = self._checked_rows("has_attr", name, env_ids)
-        self._session.require(1, "has_attr")
-        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="exists"), rows)
+        return self._calls.exist(name, env_ids)
 
     @exclusive
     def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
@@ -621,58 +562,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             TypeError: ``wrapper`` is neither.
             Exception: as for ``call_some``.
         """
-        if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
-            raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
-        name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
-        self._session.check_free("is_wrapped")
-        self._session.require(1, "is_wrapped")
-        rows = [] if env_ids is None else [*map(int, checked_env_ids(env_ids, self.num_envs))]
-        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
-
-    def _check_call(self, what: str, name: Any) -> None:
-        self._session.check_free(what)
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
-        if name.startswith("_") and not self._session.values.allow_pickle:
-            raise RequestRefused(
-                f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
-                "and calls no such method; use a public name, or a private hub (hub=None)"
-            )
-
-    def _called_at_once(self, call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The results of these envs, or of all if none is named; errors as for ``_results``, and what an env raised."""
-        wanted = wanted or range(self.num_envs)
-        while True:
-            try:
-                results = self._results(self._session.call(call), wanted)
-            except (WorkerDied, EnvTimeout) as error:
-                call = self._rendering_again(error, call)
-                continue
-            if not self._lacks_a_frame(results, call):
-                return self._completed(results, call, wanted)
-            call = replace(call, reset_first=True)
-
-    def _completed(self, results: tuple[Any, ...], call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The results of the call; if it renders, a frame for every env."""
-        return self._frames.complete(results, wanted) if call.skip_unreset else results
-
-    def _lacks_a_frame(self, results: tuple[Any, ...], call: Call) -> bool:
-        """Whether the call is to be made once more, with ``reset_first``, to see how large frames are."""
-        return call.skip_unreset and not call.reset_first and self._frames.lacks_one(results)
-
-    def _rendering_again(self, error: WorkerDied | EnvTimeout, call: Call) -> Call:
-        """The call to make after one that ended so: an env that died is made again, and left alone until its reset.
-
-        Raises:
-            WorkerDied, EnvTimeout: the error, where the call does not render, or the session's policy is to raise.
-        """
-        faults = self._session.options.faults
-        policy = faults.on_timeout if isinstance(error, EnvTimeout) else faults.on_crash
-        if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
-            raise error
-        if call.reset_first:
-            self._frames.give_up()
-        return replace(call, reset_first=False)
+        return self._calls.are_wrapped(wrapper, env_ids)
 
     @hiding_frames
     def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
@@ -688,19 +578,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             ValueError: a list or tuple of another length.
             Exception: as for ``call_some``.
         """
-        rows = self._checked_rows("set_attr", name, env_ids)
-        count = len(rows) or self.num_envs
-        if not isinstance(values, (list, tuple)):
-            values = [values]
-        elif len(values) != count:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {count} environments."
-            )
-        encoded = [self._session.values.encode(value) for value in values]
-        if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
-            encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
-        self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
+        self._calls.set_attribute(name, values, env_ids)
 
     @exclusive
     def render(self, env_ids: Any = None) -> tuple[Any, ...]:
@@ -718,8 +596,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
             Exception: as for ``call_some``.
         """
-        rows = self._checked_rows("render", "render", env_ids)
-        return self._called_at_once(self._call_of("render", (), {}, rows), rows)
+        return self._calls.method("render", "render", (), {}, env_ids)
 
     # --- the session --------------------------------------------------------------------------------------------------
 
@@ -741,7 +618,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.detach()
+        self._close_observers()
         return self.token
+
+    def _close_observers(self) -> None:
+        for observer in self._observers:
+            observer.close()
 
     @exclusive
     def observe(self) -> Seen:
@@ -750,10 +632,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             SessionLost: the session has ended, or was taken over.
         """
-        session = self._session
-        session.check_free("observe")
-        return seen(session.observe(), self._observations)
+        self._session.check_free("observe")
+        return seen(self._session.observe(), self._reader.observations)
 
+    @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
 
@@ -766,7 +648,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
-        self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+        try:
+            self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+        finally:
+            self._close_observers()
 
     def _finish_pending(self, timeout: float | None) -> bool:
         name = self._session.pending.state.value

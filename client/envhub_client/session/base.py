@@ -9,6 +9,7 @@ import numpy as np
 
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Reset, SetAttr
+from envhub.protocol.prelude import Frame
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.in_use import InUse
@@ -95,24 +96,28 @@ class VectorSession(Protocol):
             NothingPending: none is.
         """
 
-    def call(self, call: Call) -> Reply:
-        """The reply to a call, for which is waited at once.
+    def call(self, call: Call) -> dict[int, Frame]:
+        """Make a call of its rows, or of all rows if it names none, and wait for it.
+
+        Returns:
+            The encoded result of each of these rows, empty where the env was left alone.
 
         Raises:
+            RemoteProtocolError: the hub's reply does not have one result of each of them.
             Exception: what an env raised.
         """
 
     def begin_call(self, call: Call) -> None:
         """Begin a call."""
 
-    def wait_call(self, timeout: float | None) -> Reply:
-        """The reply to the call that was begun; errors as for ``PendingRequest.wait``, and what an env raised."""
+    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+        """The results of this call, which was begun; as ``call``, and with errors as for ``PendingRequest.wait``."""
 
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""
 
     def observe(self) -> Reply:
-        """The reply that says what the envs showed last."""
+        """What the envs showed last, as a hub's reply to OBSERVE says it."""
 
     def detach(self) -> None:
         """Leave the session as it is, for another process to take it over; this object is closed then.

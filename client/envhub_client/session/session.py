@@ -13,7 +13,8 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, Reset, SetAttr
+from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, Reset, SetAttr, unpack_rows
+from envhub.protocol.prelude import Frame
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub.vector_errors import NothingPending, SessionBusy
@@ -151,23 +152,37 @@ class Session:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def call(self, call: Call) -> Reply:
-        """The reply to a call; as ``VectorSession.call``."""
+    def call(self, call: Call) -> dict[int, Frame]:
+        """Make a call, and wait for it; as ``VectorSession.call``."""
         with self._noticing_loss():
-            return self.connection.ask(Op.CALL, call)
+            return self._results(call, self.connection.ask(Op.CALL, call))
 
     def begin_call(self, call: Call) -> None:
         """Begin a call."""
         with self._noticing_loss():
             self.pending.begin(AsyncState.WAITING_CALL, self.connection.send, Op.CALL, call)
 
-    def wait_call(self, timeout: float | None) -> Reply:
-        """The reply to the call that was begun; as ``VectorSession.wait_call``."""
+    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+        """The results of the call that was begun; as ``VectorSession.wait_call``."""
         with self._noticing_loss():
             reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
             if isinstance(reply.message, Failure):
                 raise_failure(reply.message, self.connection.address)
-            return reply
+            return self._results(call, reply)
+
+    def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:
+        num_envs = self.description.num_envs
+        wanted = call.rows or range(num_envs)
+        try:
+            if len(reply.frames) == 1:
+                results: Sequence[tuple[int, Frame]] = unpack_rows(reply.frames[0], num_envs)
+            else:
+                results = [*zip(wanted, reply.frames, strict=True)]
+            if [row for row, _ in results] != [*wanted]:
+                raise ValueError(f"results of envs {[row for row, _ in results]}")
+        except ValueError as error:
+            raise errors.RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
+        return dict(results)
 
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""
@@ -177,7 +192,7 @@ class Session:
             self._renewal.remember(message)
 
     def observe(self) -> Reply:
-        """The reply that says what the envs showed last."""
+        """What the envs showed last, as a hub's reply to OBSERVE says it."""
         with self._noticing_loss():
             return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
 

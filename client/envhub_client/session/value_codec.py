@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envhub.errors import RemoteProtocolError
+from envhub.protocol.prelude import Frame
 from envhub.values import codec
 
 
@@ -22,7 +23,7 @@ class ValueCodec:
         """The value as it is sent to the hub; errors as for ``codec.encode``."""
         return codec.encode(value, codec.as_pickle if self.allow_pickle else codec.refuse)
 
-    def decode(self, blob: bytes) -> Any:
+    def decode(self, blob: Frame) -> Any:
         """The value that came from the hub.
 
         Raises:

@@ -56,6 +56,8 @@ def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have
         assert envs.recv_each()[-1].tolist() == [0, 1, 2]
         envs.set_attr("note", [7, 8], [2, 0])
         assert envs.get_attr("note", [0, 2]) == (8, 7) and envs.has_attr("nothing", [1]) == (False,)
+        with pytest.raises(envhub.NothingPending):
+            envs.call_wait()
         assert [len(each) for each in envs.call("observation")] == [2, 2, 2]
         assert envs.attr_is_callable("count") == (False,) * 3 and envs.is_wrapped("no:One") == (False,) * 3
         assert (envs.lane, envs.num_workers, envs.address, envs.compression) == ("in-process", 0, None, "")

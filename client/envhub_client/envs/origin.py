@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec
+
+from envhub_client.session.description import SessionDescription
 
 
 class Origin(NamedTuple):
@@ -25,6 +28,23 @@ class Origin(NamedTuple):
     arguments: Sequence[Mapping[str, Any]] = ()
     spec: EnvSpec | None = None
     kwargs: Mapping[str, Any] = {}
+
+    def vector_spec(self, description: SessionDescription, trusts_hub: bool) -> EnvSpec | None:
+        """The spec that makes the vector env again, as ``gymnasium.make_vec`` says it in ``spec``; None for none.
+
+        It is that of the envs, else that of the program. What is run by it is the program's choice, and the hub's only
+        with ``trusts_hub``.
+        """
+        found = description.env_spec or self.spec
+        if found is None:
+            return None
+        spec = copy.deepcopy(found)
+        if self.spec is not None and not trusts_hub:
+            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
+                setattr(spec, name, copy.deepcopy(getattr(self.spec, name)))
+        mode = "vector_entry_point" if description.vector else "async"
+        spec.kwargs = {**self.kwargs, "num_envs": description.num_envs, "vectorization_mode": mode}
+        return spec
 
     def described(self) -> tuple[str, list[dict[str, Any]]]:
         """The id or name, or where the factories are found, and the arguments of each env, for people."""

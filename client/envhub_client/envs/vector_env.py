@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, logger
+from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
@@ -19,15 +20,14 @@ from envhub.errors import ConnectionInUse, Forked, HubTimeout, SpaceMismatch
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
-from envhub.values.misfit import misfit
 from envhub.vector_errors import NothingPending, SessionBusy
-from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
+from envhub_client.envs.arguments import checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
 from envhub_client.envs.batch_reader import BatchReader, PartReturn
-from envhub_client.envs.calls import EnvCalls
+from envhub_client.envs.callable_vector_env import CallableVectorEnv
 from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.origin import Origin
+from envhub_client.envs.rendering import Rendering
 from envhub_client.envs.step_observer import StepObserver, StepReturn
-from envhub_client.frames import hiding_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
@@ -38,7 +38,7 @@ Options = dict[str, Any] | EachOptions | None
 _STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
-class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
     """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
@@ -51,7 +51,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             unless this program has registered the same, and has registered or given all arguments.
     """
 
-    _session: VectorSession
+    env_spec: EnvSpec | None
     _observers: tuple[StepObserver, ...] = ()
 
     def __init__(self, session: VectorSession, origin: Origin | None = None) -> None:
@@ -64,7 +64,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             self._describe()
             if origin is not None:
-                self._adopt_spec(origin)
+                self.env_spec = self.env_spec or origin.spec
+                self.spec = origin.vector_spec(session.description, trusts_hub=session.values.allow_pickle)
         except BaseException:
             session.close(terminate=True, finish=lambda: False)
             raise
@@ -75,13 +76,14 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.autoreset_mode = description.autoreset_mode
         self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = description.render_mode
-        self.env_spec, self.named = description.env_spec, description.named
+        self.env_spec = description.env_spec
+        self.named = description.named
         self.single_action_space = description.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)
         self._action_leaves = description.action_leaves
         self._reader = BatchReader(session)
-        self._calls = EnvCalls(session)
+        self._rendering = Rendering(self.num_envs, self.render_mode, session.options.faults)
         space, mode = description.observation_spaces[0], description.observation_mode
         self.single_observation_space = space
         if isinstance(mode, tuple):
@@ -91,19 +93,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.observation_space = batch_differing_spaces(description.observation_spaces)
         else:
             self.observation_space = batch_space(space, self.num_envs)
-
-    def _adopt_spec(self, origin: Origin) -> None:
-        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the program's."""
-        own = origin.spec
-        self.env_spec = self.env_spec or own
-        if self.env_spec is None:
-            return
-        self.spec = copy.deepcopy(self.env_spec)
-        if own is not None and not self._session.values.allow_pickle:  # this program chooses what is run, not the hub
-            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
-                setattr(self.spec, name, copy.deepcopy(getattr(own, name)))
-        mode = "vector_entry_point" if self.vector else "async"
-        self.spec.kwargs = {**origin.kwargs, "num_envs": self.num_envs, "vectorization_mode": mode}
 
     @property
     def closed(self) -> bool:
@@ -153,16 +142,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return dict(self._reader.observations.represented)
 
     @property
-    def single_reward_space(self) -> Space[Any] | None:
-        """The ``reward_space`` of the first env, as envs with several objectives have it.
-
-        It is None where the env has none, for ``vector=True``, and for a hub that cannot tell. Errors as for
-        ``call_some``.
-        """
-        can_tell = self._session.speaks(1) and not self.vector
-        return self.get_attr("reward_space", [0])[0] if can_tell and self.has_attr("reward_space", [0])[0] else None
-
-    @property
     def reward_shape(self) -> tuple[int, ...]:
         """The shape of one env's reward, as its ``reward_space`` says; empty for one number, and where it has none.
 
@@ -179,16 +158,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         self._reader.rewards.refused_for = who
         self._reader.rewards.check(self.reward_shape)
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Every env's ``np_random_seed``."""
-        return self.get_attr("np_random_seed")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Copies of every env's random generator."""
-        return self.get_attr("np_random")
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
@@ -337,20 +306,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         session = self._session
         session.check_free("step_async")
-        parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
+        parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
         codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
         session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
         for observer in self._observers:
             observer.step_begun(actions)
-
-    def _parts(self, actions: Any, count: int) -> list[Any]:
-        """The leaves of the actions of so many envs."""
-        try:
-            return spaces.flatten(self.single_action_space, actions)
-        except (LookupError, TypeError, ValueError) as error:
-            why = misfit(batch_space(self.single_action_space, count), actions, "actions") or error
-            raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
 
     @exclusive
     def step_wait(self, timeout: float | None = None, *, by_env: bool = False) -> StepReturn:
@@ -434,7 +395,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._check_parts()
         self._session.check_free("send", among_others=True)
         rows = checked_env_ids(env_ids, self.num_envs)
-        codes, arrays, elements = pack(self._parts(actions, len(rows)), self._action_leaves, len(rows))
+        parts = parts_of_actions(self.single_action_space, actions, len(rows))
+        codes, arrays, elements = pack(parts, self._action_leaves, len(rows))
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
@@ -484,119 +446,6 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))
         return pack_rows((row, self._session.values.encode(list(parts))) for row, parts in rows)
-
-    # --- calls --------------------------------------------------------------------------------------------------------
-
-    @exclusive
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute; one result per env, in order.
-
-        Raises:
-            AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
-            ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
-            RequestRefused: the name begins with an underscore, and the hub is not private.
-            EncodeError: an argument cannot be sent to a hub on the network.
-        """
-        try:
-            self.call_async(name, *args, **kwargs)
-            return self.call_wait()
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
-
-    @exclusive
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Begin a call.
-
-        Raises:
-            SessionBusy: another request is pending.
-            SessionClosed: after ``close``.
-        """
-        self._calls.begin("call_async", name, args, kwargs)
-
-    @exclusive
-    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the call begun by ``call_async``.
-
-        Raises:
-            HubTimeout: not done within ``timeout`` seconds; wait again.
-            NothingPending: no call was begun.
-        """
-        return self._calls.wait(timeout)
-
-    @exclusive
-    def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
-
-        Raises:
-            ValueError: ``env_ids`` are not different numbers of envs.
-            Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
-        """
-        return self._calls.method("call_some", name, args, kwargs, env_ids)
-
-    @exclusive
-    def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
-
-        Raises:
-            AttributeError: the envs have no such attribute.
-            Exception: as for ``call_some``.
-        """
-        return self._calls.are_callable(name, env_ids)
-
-    @exclusive
-    def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
-
-        Errors as for ``call_some``.
-        """
-        return self._calls.exist(name, env_ids)
-
-    @exclusive
-    def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether a wrapper of every env, or of each of these, is of this class or extends it.
-
-        ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
-
-        Raises:
-            TypeError: ``wrapper`` is neither.
-            Exception: as for ``call_some``.
-        """
-        return self._calls.are_wrapped(wrapper, env_ids)
-
-    @hiding_frames
-    def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
-        """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
-        return self.call(name) if env_ids is None else self.call_some(env_ids, name)
-
-    @exclusive
-    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
-
-        Raises:
-            RequestRefused: the name begins with an underscore, and the hub is not private.
-            ValueError: a list or tuple of another length.
-            Exception: as for ``call_some``.
-        """
-        self._calls.set_attribute(name, values, env_ids)
-
-    @exclusive
-    def render(self, env_ids: Any = None) -> tuple[Any, ...]:
-        """The rendered frame of every env, or of these; the others are not rendered.
-
-        An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
-        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
-        the envs' ``render``.
-
-        Args:
-            env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.
-
-        Raises:
-            WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
-            Exception: as for ``call_some``.
-        """
-        return self._calls.method("render", "render", (), {}, env_ids)
 
     # --- the session --------------------------------------------------------------------------------------------------
 

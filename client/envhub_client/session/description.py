@@ -74,7 +74,8 @@ def describe(made: Made, make: Make | Attach, options: SessionOptions, values: V
         mode = cast(ObservationMode, made.observation_mode)  # which the options check
         options = replace(options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=mode)
     metadata = dict(values.decode(made.metadata))
-    asked = codec.decode(make.kwargs) if isinstance(make, Make) and make.kwargs else {}
+    # A hub on the network is checked by them. Those for a private hub may be pickled.
+    asked = codec.decode(make.kwargs) if isinstance(make, Make) and make.kwargs and not values.allow_pickle else {}
     spec = _spec(made.spec, asked, values)
     if len(made.observation_spaces) not in (1, made.num_envs):
         raise ValueError(f"{len(made.observation_spaces)} observation spaces of {made.num_envs} envs")

@@ -19,7 +19,7 @@ from envhub_client.session.value_codec import ValueCodec
 
 
 class VectorSession(Protocol):
-    """Everything that a ``HubVectorEnv`` needs of its envs, wherever these are: on one hub, or on several.
+    """Everything that a ``HubVectorEnv`` needs of its envs, wherever these are.
 
     One request is pending at a time. Resets and steps go by the ``lane``, begun and waited for through ``pending``;
     calls by the methods here. Its users hold ``in_use`` from their first look at it until they have acted on that.

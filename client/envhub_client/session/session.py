@@ -36,7 +36,11 @@ log = logging.getLogger("envhub")
 
 
 class Session:
-    """A ``VectorSession`` on one hub, which that of ``VectorSession`` describes."""
+    """A ``VectorSession`` on one hub.
+
+    Attributes:
+        options, values, in_use, lane, pending, description: as in ``VectorSession``.
+    """
 
     lane: Lane
 

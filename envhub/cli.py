@@ -7,6 +7,7 @@ import getpass
 import math
 import os
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from envhub.core_files import write_no_core_file
-from envhub.errors import printable
+from envhub.errors import FULL_TRACEBACKS, EnvHubError, printable
 from envhub.hub_options import HubOptions
+from envhub.transport.socket_owner import user_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +40,30 @@ def _no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
             raise ValueError(f"{argument.name}: a path is not empty")
 
 
+def _bytes_with_units(app: cyclopts.App, commands: tuple[str, ...], arguments: cyclopts.ArgumentCollection) -> None:
+    """Read options of bytes that have a unit, such as ``--memory-max 2GB``.
+
+    Raises:
+        CoercionError: one is no number of bytes.
+    """
+    if commands != ("serve",):
+        return
+    from envhub_server.byte_count import byte_count
+    from envhub_server.operator_bounds import OF_BYTES
+
+    for argument in arguments:
+        if argument.name.rpartition(".")[2].strip("-").replace("-", "_") in OF_BYTES:
+            for index, token in enumerate(argument.tokens):
+                if token.value[-1:].isalpha():
+                    try:
+                        argument.tokens[index] = token.evolve(value=str(byte_count(token.value)))
+                    except ValueError as error:
+                        raise cyclopts.CoercionError(f"{argument.name}: {error}") from error
+
+
 app = cyclopts.App(
     name="envhub",
+    config=_bytes_with_units,
     help="Gymnasium environments in a hub.",
     version_flags=["--version"],
     default_parameter=Parameter(negative=""),
@@ -56,12 +80,33 @@ SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_KEYS = 3  # of ``serve``, whose keys cannot be used or let a stranger in
+
+
+def _positive(type_: object, seconds: float) -> None:
+    """Refuse seconds in which nothing can be answered.
+
+    Raises:
+        ValueError: they are not positive and finite.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
+
+
+Seconds = Annotated[float, Parameter(validator=_positive)]
 KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app(sys.argv[1:])
+    except PermissionError as error:
+        if error.filename is None or os.environ.get(FULL_TRACEBACKS):
+            raise
+        path = os.fsdecode(error.filename)
+        text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"
+        errors.print(f"envhub: {text}", markup=False, soft_wrap=True)
+        sys.exit(EXIT_USAGE)
 
 
 @app.command
@@ -81,7 +126,7 @@ def serve(
         A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
         for each env. What the command line says wins.
     """
-    from envhub_server.catalog.registry import FactoryNotFound
+    from envhub_server.catalog.registry import EnvNotFound
     from envhub_server.hub.hub import Hub
     from envhub_server.network.audit import AuditError
     from envhub_server.processes.import_folder import UnsafeFolder
@@ -93,13 +138,8 @@ def serve(
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", soft_wrap=True)
-        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
-        if hub.config.keys is not None and first.startswith("tcp"):
-            first = "HOST"
+        if hub.config.keys is not None and hub.addresses[0].startswith("tcp"):
             console.print("clients with a key, see `envhub keys add`, run `envhub login` once")
-        name = hub.config.registry().example() or "ENV"
-        hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
-        console.print(hint, soft_wrap=True)
         if hub.config.allow_factories:
             errors.print(
                 "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
@@ -107,20 +147,31 @@ def serve(
         if hub.config.insecure and hub.config.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
 
+    def listed(hub: Hub) -> None:
+        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
+        if hub.config.keys is not None and first.startswith("tcp"):
+            first = "HOST"
+        if name := hub.example():
+            hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
+            console.print(hint, soft_wrap=True)
+            return
+        for name, why in hub.unready().items():
+            console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
+
     try:
         found = config_of(env, options or HubOptions(), config)
     except ValueError as error:
         _end("serve", error)
     try:
-        run(found, ready)
-    except (AddressError, AuditError, FactoryNotFound, UnsafeFolder) as error:
+        run(found, ready, listed)
+    except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
         _end("serve", error)
     except KeysError as error:
         _end("serve", error, EXIT_KEYS)
 
 
 @app.command
-def health(address: str | None = None, *, timeout: float = 5.0) -> None:
+def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
     """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
 
     Parameters
@@ -170,13 +221,15 @@ def keys_add(
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    from envhub.errors import KeysError
+    from envhub.errors import AddressError, KeysError
     from envhub.transport import sockets
     from envhub.transport.address import parse_hub
     from envhub.transport.keys import HubKeys, key_of, text_of, token_of
 
     with _with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
+        if ":" not in place:
+            raise AddressError(f"--at {place} has no port; write HOST:PORT, such as {place}:5555")
         parse_hub(f"tcp://{place}")  # before a key is admitted that nobody could use
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
@@ -211,7 +264,7 @@ def keys_list(*, keys: Path) -> None:
 
     with _with_secrets("keys list"):
         if not keys.is_dir():
-            raise KeysError(f"there is no folder {keys}")
+            raise KeysError(f"there is no folder {keys}; `envhub keys add NAME --keys DIR` makes one")
         folder = KeyFolder(keys)
         names = folder.names()
         problems = folder.passed_over
@@ -223,6 +276,8 @@ def keys_list(*, keys: Path) -> None:
                 problems.append(str(error))
         if problems:
             raise KeysError("\n".join(problems))
+        if not names:
+            errors.print(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one", soft_wrap=True)
 
 
 @keys_app.command(name="remove")
@@ -280,6 +335,8 @@ def login(name: str | None = None) -> None:
         text = ""
         if sys.stdin is not None:  # it is None where the descriptor is closed
             text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
+        if not text.strip():
+            _end("login", "no address was given: paste the one that `envhub keys add` has printed", EXIT_FAILED)
         address = known_hubs.with_own_key(guarded(text.strip()))
         if not name:
             name = known_hubs.name_of(address)
@@ -343,7 +400,7 @@ def ls() -> None:
 
 
 @app.command
-def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> None:
+def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:
     """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
 
     Exits with 1 if there are none.
@@ -370,7 +427,7 @@ def envs(address: str | None = None, *pattern: str, timeout: float = 30.0) -> No
 
 @dataclass(frozen=True)
 class KeptEpisodes:
-    """Which episodes ``record`` keeps.
+    """Selection of the episodes that ``record`` keeps.
 
     Parameters
     ----------
@@ -435,7 +492,9 @@ def record(
             options.chosen(num_envs)
             is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            _end("record", f"{folder} cannot be the folder of recordings: {error.strerror}; name another", EXIT_USAGE)
+        except ValueError as error:
             _end("record", error, EXIT_USAGE)
         try:
             found = run(env, options, num_envs, hub, policy, seed)
@@ -518,29 +577,64 @@ def bench(
 
 @app.command
 def conformance(
-    address: str,
+    address: str | None = None,
     *,
     env: list[str] | None = None,
+    client: bool = False,
+    bind: str = "tcp://127.0.0.1:0",
+    case: list[str] | None = None,
+    run: str | None = None,
     json: bool = False,
-    timeout: float = 30.0,
+    timeout: Seconds = 30.0,
 ) -> None:
-    """Check from outside that a hub keeps the protocol and Gymnasium's contract; exit with 1 if it does not.
+    """Check from outside that a hub keeps the protocol and Gymnasium's contract; or with --client, that a client does.
+
+    Of a hub, the exit status is 1 if it does not keep them. Of a client, it is 0 if it passed by every rule, 1 if it
+    failed by one, and 2 if it failed by none and did not get as far as some, or could not be tested.
 
     Parameters
     ----------
     address
         The hub's.
     env
-        An env to check it with; may be given more than once. Without any, the first that the hub offers.
+        An env to check the hub with; may be given more than once. Without any, the first that the hub offers.
+    client
+        Test a client in any language: serve a hub that loses, doubles and changes messages. It prints what the client
+        has to do.
+    bind
+        Where that hub listens.
+    case
+        A case, or a level of PROTOCOL.md (basic, resilient, parts, attach); may be given more than once. Without any,
+        all of them.
+    run
+        The command that runs the client, such as "node client.js", to which the program's name, the address and for
+        "attach" a token are added. Without it each case waits until a client connects.
     json
         Print one JSON object per check instead of a table.
     timeout
-        Seconds to wait for each answer of the hub.
+        Seconds to wait for each answer of the hub; of a client, seconds that a case may take.
     """
-    from envhub_client.tools.conformance.conformance import run
+    if not 0 < timeout < math.inf:
+        _end("conformance", f"--timeout is a positive number of seconds, got {timeout}")
+    if client:
+        if address is not None or env:
+            _end("conformance", "--client serves a hub: it takes no address and no --env")
+        from envhub_client.tools.conformance.client_conformance import run as test_client
+
+        try:
+            command = shlex.split(run or "")
+        except ValueError as error:
+            _end("conformance", f"--run {run}: {error}")
+        try:
+            sys.exit(test_client(console, bind, case or (), command, json, timeout))
+        except EnvHubError as error:
+            _end("conformance", error)
+    if address is None or case or run:
+        _end("conformance", "name the address of a hub; or test a client with --client, which --case and --run go with")
+    from envhub_client.tools.conformance.conformance import run as test_hub
 
     with _errors_in_a_line("conformance"):
-        if not run(console, address, env or (), json, timeout):
+        if not test_hub(console, address, env or (), json, timeout):
             sys.exit(EXIT_FAILED)
 
 
@@ -557,7 +651,7 @@ def replays(folder: Path | None = None) -> None:
     from envhub_server.replay import in_a_line
 
     if folder is not None and not folder.is_dir():
-        _end("replays", f"there is no folder {folder}")
+        _end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
     for path in files_in(_replay_folder(folder)):
         with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
             console.print(in_a_line(path), markup=False, soft_wrap=True)
@@ -600,6 +694,8 @@ def replay(
     if until is not None and until < 0:
         _end("replay", f"--until counts from 0, got {until}", EXIT_USAGE)
     path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
+    if not path.exists():
+        _end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
     try:
         errors.print(announced(path), markup=False, soft_wrap=True)
         if not trust and not is_own(path, default_path(os.environ)):
@@ -614,7 +710,7 @@ def replay(
 
 @contextlib.contextmanager
 def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None] | None]:
-    """What takes the frames of a film in this file; None without a file."""
+    """Open the film in this file, and yield what takes its frames; None without a file."""
     if path is None:
         yield None
         return

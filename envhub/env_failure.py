@@ -1,4 +1,4 @@
-"""What a trainer reads in ``infos["env_failure"]`` about an env whose episode was cut short, and the info around it."""
+"""The value of ``infos["env_failure"]`` for an env whose episode was cut short, and the info around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envhub.values import codec
 
 @dataclass(frozen=True)
 class EnvFailure(Mapping[str, Any]):
-    """Why an env was truncated although its episode had not ended; also a read-only mapping of its fields.
+    """The reason why an env was truncated before its episode's end; also a read-only mapping of its fields.
 
     The class is no ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per env.
 

@@ -36,7 +36,7 @@ import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable
 
-FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors of envs show the library's frames, too
+FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors show the library's frames, too
 
 # Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -190,7 +190,7 @@ def replay_text(replay: str) -> str:
 
 
 def raised_by_env(error: BaseException) -> EnvRaised | None:
-    """What an env has raised in a worker, if this exception, as the client raises it, is of an env."""
+    """The exception that an env raised in a worker, if the client raised this exception for an env."""
     raised = error if isinstance(error, EnvRaised) else error.__cause__
     return raised if isinstance(raised, EnvRaised) else None
 
@@ -224,7 +224,10 @@ class AddressError(EnvHubError, ValueError):
 
 
 class AccessDenied(EnvHubError, PermissionError):
-    """The hub does not let this client in: its key is missing, unknown or removed, or is for another hub."""
+    """The hub does not let this client in: its key is missing, unknown or removed, or for another hub.
+
+    Or the hub has no keys, and is another user's of this machine.
+    """
 
 
 class KeysError(EnvHubError, ValueError):

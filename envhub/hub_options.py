@@ -11,9 +11,10 @@ from envhub.protocol.messages import Recycle
 
 @dataclass(frozen=True)
 class HubOptions:
-    """What is said of a hub besides its envs; None is not said, and ``HubConfig`` has the value then.
+    """A hub's options besides its envs; where one is None, ``HubConfig`` has the value.
 
     A field is an option of ``envhub serve``, and a key of its file. The text below is the help of the command line.
+    Both take bytes with a unit, too (``envhub_server.byte_count``).
 
     Parameters
     ----------
@@ -23,25 +24,25 @@ class HubOptions:
         The interpreter of envs that name none of their own: a program, a virtual environment or a conda prefix, of
         Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, the hub's own.
     rendering
-        By what envs draw frames without a screen, for those that name nothing themselves: egl (a GPU, or Mesa's drivers
-        for none) or osmesa (the CPU). Tried at the start.
+        The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's drivers for none) or
+        osmesa (the CPU). Tried at the start.
     vector
-        The envs of the command line are vector envs, each of which steps all of its envs in one call: ids with a
-        ``vector_entry_point``, or factories that take ``num_envs``. An env's table says so by itself.
+        True if the envs of the command line are vector envs, each of which steps all of its envs in one call: ids with
+        a ``vector_entry_point``, or factories that take ``num_envs``. An env's table says it for that env.
     max_envs
-        How many envs may exist at one time; 4096 by default.
+        The number of envs that may exist at one time; 4096 by default.
     workers
-        How many workers a session gets that does not say. By default, or with auto, what is known of its env decides:
-        what steps took before, or whether it computes in its own process; else every env gets a process.
+        The number of workers of a session that asks for none. By default, or with auto, what is known of its env
+        decides: the time of its steps before, or whether it computes in its own process. Else every env gets a process.
     lease
-        Seconds a session outlives the loss of its client; 60 by default.
+        The seconds that a session outlives the loss of its client; 60 by default.
     close_timeout_max
         The most seconds that a client may give its envs to close; 60 by default.
     info_bytes_max
         The bytes of an info, besides the observation in it; 1 MiB by default. A larger one loses its largest entries.
     worker_memory
-        The bytes of memory that each worker may have, so that one session's envs cannot take the machine's; 0, the
-        default, for no limit.
+        The bytes of memory that each worker may have, such as 2GB or 512MiB, so that one session's envs cannot take the
+        machine's; 0, the default, for no limit.
     worker_env
         A variable of the environment that workers get, too; may be given more than once. Without it they get only what
         programs need to run, such as PATH and HOME, so that no secret is in a worker.
@@ -55,22 +56,23 @@ class HubOptions:
     allow_factories
         Run factories that clients send, for the own user and keys with the right deploy.
     allow_arguments
-        What any client may pass to an env, whatever its value: ``ENV=NAME,NAME``, where ENV may be a pattern; may be
-        given more than once. Else a key without the right deploy passes numbers, truth values and short plain strings.
+        Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may be a pattern; may
+        be given more than once. Else a key without the right deploy passes numbers, truth values and short plain
+        strings.
     verbose_errors
-        Tell clients also the folders in errors of envs, which else only the hub's own user is told.
+        Name folders of this machine in the errors of envs for all clients, and not for the hub's own user alone.
     gpus
         A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
         once. Clients choose among them.
     memory_max
-        The bytes of memory that each worker may have, with what it started; one that has more is ended, and its envs
-        are truncated. Clients may ask for less. 0, the default, for no limit.
+        The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; one that has more is
+        ended, and its envs are truncated. Clients may ask for less. 0, the default, for no limit.
     spares
-        How many workers of each session are made ahead, so that an env that is lost is back at once; 0 by default.
-        Clients may choose another number, up to 8.
+        The number of workers of each session that are made ahead, so that an env that is lost is back at once; 0 by
+        default. Clients may choose another number, up to 8.
     replays
-        The folder for what failed envs were asked, which ``envhub replay`` runs again; by default what ENVHUB_REPLAYS
-        says, else ``envhub/replays`` in the user's folder for state.
+        The folder for the replays of envs that failed, which ``envhub replay`` runs again. By default that of
+        ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state.
     replays_max
         The files kept in that folder, 200 by default; older ones are removed, and with 0 none is kept.
     replays_bytes_max
@@ -81,7 +83,7 @@ class HubOptions:
         recorded.
     recycle
         When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
-        with more bytes of MEMORY, as ``--recycle.memory-bytes 2000000000``. Clients may have it happen earlier.
+        with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may have it happen earlier.
     """
 
     bind: list[str] | None = None

@@ -26,7 +26,7 @@ def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """What the file holds.
+    """Read the file.
 
     Raises:
         OSError: as of ``open_regular_file``, or there is more in it than this.

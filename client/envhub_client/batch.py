@@ -1,4 +1,4 @@
-"""What a lane returns of a reset or a step, and what ``results`` makes arrays and infos of."""
+"""Batch of results that a lane returns of a reset or a step."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
+from envhub_client.frames import hiding_frames
 from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ RETURN_S = 1.0  # for a hub that was lost to answer again; the next question tri
 _OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
 
 
+@hiding_frames
 def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_TIMEOUT_S) -> Client:
     """A client of the hub at ``address``.
 
@@ -62,6 +64,7 @@ class Client(AbstractContextManager["Client"]):
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
 
+    @hiding_frames
     def envs(self) -> list[str]:
         """The names that ``make_vec`` accepts here.
 
@@ -72,6 +75,7 @@ class Client(AbstractContextManager["Client"]):
         names: list[str] = self._ask(Op.LIST).names
         return names
 
+    @hiding_frames
     def make_vec(self, env: EnvLike, num_envs: int = 1, **options: Unpack[ClientKeywords]) -> HubVectorEnv:
         """A vector env on this hub; arguments and errors as for ``envhub.make_vec``."""
         from envhub_client.make import make_vec
@@ -84,6 +88,7 @@ class Client(AbstractContextManager["Client"]):
     @overload
     def attach(self, token: str, *, observe: Literal[True]) -> Observer: ...
 
+    @hiding_frames
     def attach(self, token: str, *, observe: bool = False, **options: Any) -> HubVectorEnv | Observer:
         """Take over a session of this hub that another process made, or observe it.
 
@@ -113,14 +118,17 @@ class Client(AbstractContextManager["Client"]):
         attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
         return HubVectorEnv(attached)
 
+    @hiding_frames
     def sessions(self) -> list[dict[str, Any]]:
         """One description per session: env, number of envs, process ids of its workers, phase."""
         return self._rows(Op.SESSIONS)
 
+    @hiding_frames
     def stats(self) -> dict[str, Any]:
         """The hub's counters."""
         return self._row(Op.STATS)
 
+    @hiding_frames
     def health(self) -> dict[str, Any]:
         """Whether the hub serves: ``status`` is ``ok`` or ``draining``.
 

@@ -1,4 +1,7 @@
-"""An env's error shows the caller's own frames, and not those that it has passed in the library."""
+"""An error that its reader can act on shows the caller's own frames, and not those that it has passed in the library.
+
+It is an env's, or tells of a hub, an address, a key or a request. A breach of the protocol shows all frames.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,26 @@ Result = TypeVar("Result")
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take out of an env's error, which is being handled, the frames that it has passed in the library.
+    """Take the library's frames out of an error that is being handled, and of its causes, if its reader can act on it.
 
     From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
     """
-    if errors.raised_by_env(error) is not None and not os.environ.get(errors.FULL_TRACEBACKS):
-        error.__traceback__ = None
+    if os.environ.get(errors.FULL_TRACEBACKS) or not _is_of_use(error):
+        return
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__
+
+
+def _is_of_use(error: BaseException) -> bool:
+    """True if an error is an env's or tells its reader what to do, and so is no bug of the library."""
+    of_library = isinstance(error, (errors.LocalProtocolError, errors.RemoteProtocolError))
+    return errors.raised_by_env(error) is not None or (isinstance(error, errors.EnvHubError) and not of_library)
 
 
 def hiding_frames(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, out of which an env's error comes without the frames of the library."""
+    """The function, out of which errors come as ``hide_frames`` leaves them."""
 
     @functools.wraps(function)
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

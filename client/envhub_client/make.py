@@ -78,37 +78,39 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
             (not for factories); without that a private hub, which starts and ends with this program.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
-            package is known to keep nothing per process, or ``shared_process=True`` says that it does not; such envs
+            package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
             get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0
             the envs are in the program's own process and run in the thread that steps them, for debuggers and
-            profilers: with the same results and errors, but nothing ends an env that hangs, and one that crashes ends
+            profilers. Results and errors are the same, but nothing ends an env that hangs, and one that crashes ends
             the program.
-        autoreset_mode: as in Gymnasium.
-        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``; or ``"first"`` where envs
-            differ in the bounds of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are
-            the first env's then. With ``"any"`` envs also differ in shapes and keys, and an observation need not fit
-            its space: observations are a tuple with each env's own, copied by value, and the space is ``Anything``.
-            So is the action space where the envs' have different leaves; actions are a list with each env's own then,
-            and ``send`` is refused. ``get_attr("observation_space")`` has each env's own space.
-        copy: whether returned observations are the caller's own. If not, two buffers alternate, and what a step
+        autoreset_mode: the mode, as in Gymnasium.
+        observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``, as in Gymnasium. With
+            ``"first"`` envs may differ in the bounds of their observations and actions, such as in ``n`` of a
+            ``Discrete``: the spaces are the first env's then. With ``"any"`` envs also differ in shapes and keys, and
+            an observation need not fit its space. Observations are a tuple with each env's own, copied by value, and
+            the space is ``Anything``. So is the action space where the envs' have different leaves: actions are a list
+            with each env's own then, and ``send`` is refused. ``get_attr("observation_space")`` has each env's own
+            space.
+        copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
             messages only.
-        spin_us: for how many microseconds a waiting process spins before it parks, 0 to 1000; by default what
-            suits the hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
-        pin: whether each worker keeps to one CPU.
-        vector: whether ``env`` is a vector env, which steps all of its envs in one call: an id with a
+        spin_us: the microseconds that a waiting process spins before it parks, 0 to 1000. By default what suits the
+            hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
+        pin: True if each worker keeps to one CPU.
+        vector: True if ``env`` is a vector env, which steps all of its envs in one call: an id with a
             ``vector_entry_point``, or a function that takes ``num_envs``. One worker holds the batch, or each of
             ``num_workers`` a share. On a hub that others use, its operator says which envs are such.
-        compression: of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both
-            sides have (``pip install "envhub-rl[compression]"``) unless the hub is on this machine; for slow links.
-        reconnect_timeout: for how many seconds a hub that is out of reach is tried, before it is taken for lost.
-        on_hub_loss: ``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back
+        compression: the compression of observations that come from another machine, for slow links: ``"lz4"``,
+            ``"zstd"``, or ``"auto"``, what both sides have (``pip install "envhub-rl[compression]"``) unless the hub is
+            on this machine.
+        reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
+        on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated.
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
-        wrappers: of each env of this id, innermost first, which run in the workers: classes that extend
-            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``; with arguments ``("FrameStackObservation",
+        wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend
+            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``. Arguments come as ``("FrameStackObservation",
             {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes
             Gymnasium's own, without those that write files, open windows or import modules.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
@@ -245,7 +247,7 @@ def _by_name(
 
 
 def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
-    """What ``gymnasium.make`` would take from the spec besides its id."""
+    """Arguments that ``gymnasium.make`` would take from the spec besides its id."""
     arguments = dict(spec.kwargs)
     for vector_only in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
         arguments.pop(vector_only, None)

@@ -12,11 +12,12 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Observe, Observed, Op
 from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
+from envhub_client.frames import hiding_frames
 from envhub_client.results.observations import Observations
 
 
 class Seen(NamedTuple):
-    """What the envs of a session showed last.
+    """Last observations of a session's envs.
 
     Attributes:
         observations: batched as by ``step``, and the caller's own; leaves of no fixed size are None.
@@ -37,6 +38,7 @@ class Observer(AbstractContextManager["Observer"]):
         single_observation_space: of one env.
     """
 
+    @hiding_frames
     def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:
         """Observe the session of this token by a connection that is the observer's from now on.
 
@@ -64,8 +66,9 @@ class Observer(AbstractContextManager["Observer"]):
     def _ask(self, described: bool) -> Reply:
         return self._connection.ask(Op.OBSERVE, Observe(self._token, described), timeout=self._timeout)
 
+    @hiding_frames
     def observe(self) -> Seen:
-        """What the envs show now.
+        """Observations of the envs now.
 
         Raises:
             SessionLost: the session has ended, or was taken over and goes by another token.
@@ -82,7 +85,7 @@ class Observer(AbstractContextManager["Observer"]):
 
 
 def seen(reply: Reply, observations: Observations) -> Seen:
-    """What a reply to OBSERVE says.
+    """Read a reply to OBSERVE.
 
     Raises:
         RemoteProtocolError: it does not fit the session.

@@ -24,37 +24,37 @@ class FaultKeywords(TypedDict, total=False):
     """The fields of ``FaultOptions``."""
 
     on_crash: Policy
-    """When an env's process ends."""
+    """The policy when an env's process ends."""
 
     on_timeout: Policy
-    """When an env does not finish in time; its process is ended then, with all that it started."""
+    """The policy when an env does not finish in time. Its process is ended then, with all that it started."""
 
     on_exception: Policy
-    """When an env's ``step`` raises. An exception of ``reset`` is always raised."""
+    """The policy when an env's ``step`` raises. An exception of ``reset`` is always raised."""
 
     on_invalid: InvalidPolicy
-    """When an observation or a reward is not finite; or ``"pass"``, as in Gymnasium."""
+    """The policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium."""
 
     restart_wait: float
     """How long a step waits for an env that is being restarted, before it is truncated again."""
 
     restarts_max: int
-    """How often the envs of one process are restarted within a minute; ``RestartsExhausted`` after that."""
+    """How often the envs of one process are restarted within a minute. ``RestartsExhausted`` after that."""
 
     init_timeout: float
-    """For making an env, and for its first step, in which much is compiled."""
+    """The time for making an env, and for its first step, in which much is compiled."""
 
     reset_timeout: float
-    """For a reset."""
+    """The time for a reset."""
 
     step_timeout: float
-    """For a step, also where that resets the env."""
+    """The time for a step, also where that resets the env."""
 
     call_timeout: float
-    """For a call."""
+    """The time for a call."""
 
     close_timeout: float
-    """For all envs to close."""
+    """The time for all envs to close."""
 
 
 class HostingKeywords(TypedDict, total=False):
@@ -68,53 +68,56 @@ class HostingKeywords(TypedDict, total=False):
 
     memory_max: int | None
     """Bytes of memory that each worker may have, with what it started, without files and shared memory. The hub
-    measures it five times a second and ends a worker that has more: its envs are truncated or raise as at a crash,
-    with the cause ``memory``. 0 for no limit. A hub that others share allows no more than its operator.
+    measures it five times a second and ends a worker that has more, before the machine is short of memory. Its envs
+    are truncated or raise as at a crash, with the cause ``memory``. 0 for no limit. A hub that others share allows
+    no more than its operator.
     """
 
     spares: int | None
-    """How many workers are made ahead, with their envs. When a worker ends, a spare takes its place at once, and
-    another spare is made: for envs that take long to make. A spare fits any worker with equal envs and the same
+    """The number of workers that are made ahead, with their envs, for envs that take long to make. When a worker ends,
+    a spare takes its place at once, and another spare is made. A spare fits any worker with equal envs and the same
     device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that others
     share makes up to 8 of a session, or what its operator says.
     """
 
     recycle: Mapping[str, float] | None
-    """When another worker takes over from one: after ``{"episodes": 100}`` of its envs together, after ``{"age_s":
-    3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of them; for envs that leak. The other
-    worker is made beside it, and takes over as soon as its envs are between episodes: no env is truncated, and no
-    restart is counted. There is one spare, unless ``spares`` says otherwise. Without ``num_workers`` every env gets
-    a process of its own then; several envs of one worker are taken over when all of them are between episodes at
-    once.
+    """When another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs together,
+    after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of them. The other
+    worker takes over as soon as all envs of the first are between episodes at once: no env is truncated, and no
+    restart is counted. If that takes as many episodes, seconds or bytes again, their episodes are cut by a
+    truncation with the cause ``recycle``, whatever ``on_crash`` says. There is one spare, unless ``spares`` says
+    otherwise. Without ``num_workers`` every env gets a process of its own then.
     """
 
     shared_process: bool
     """True if several of the envs may share a process, which steps cheap envs faster. Without it they do only where
     ``num_workers`` says so, or where the env and its wrappers are of packages that are known to keep nothing per
-    process: an env that draws from ``numpy.random``, or keeps anything in a module or a library, gives other results
-    there.
+    process. An env that draws from ``numpy.random``, or keeps anything in a module or a library, gives other results
+    there. Changes of random numbers, ``os.environ`` and the working directory are warned of once.
     """
 
     one_per_process: bool
-    """True if each env has a process of its own in any case: for simulators of which a process can have only one."""
+    """True if each env has a process of its own in any case, for simulators of which a process can have only one. Where
+    the second env of a process cannot be made, each gets its own without it, too.
+    """
 
     python: str | Path | None
     """The interpreter of the workers, for a simulator that needs another: a program, a virtual environment or a conda
-    prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of a hub that
-    others share, its operator says it.
+    prefix, which has numpy, msgpack and gym or gymnasium. The env is named then; the workers also import from the
+    program's working directory. Private hubs only: of a hub that others share, its operator says it.
     """
 
     rendering: Rendering | None
-    """By what frames are drawn without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
+    """The way to draw frames without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
     ``PYOPENGL_PLATFORM``. Private hubs only, likewise.
     """
 
     worker_setup: str | Callable[[], object] | None
-    """What each worker calls once, before it makes its envs: a function without arguments, which travels by
-    cloudpickle, or the name of one, ``"module:function"``, that a worker imports. For what a program has set and
-    workers do not have of themselves, such as ``np.seterr``; ``client/docs/workers.md`` lists that. Also in workers
-    that are restarted or take over, and in spares. What it raises is raised as by the making of an env. A hub that
-    others share takes what its operator says of the env, and any where it takes factories.
+    """A function that each worker calls once, before it makes its envs: one without arguments, which travels by
+    cloudpickle, or the name of one, ``"module:function"``, that a worker imports. It sets up what a program has set
+    and workers do not have, such as ``np.seterr``; ``client/docs/workers.md`` lists that. Workers that are restarted
+    or take over call it, and spares. What it raises is raised as by the making of an env. A hub that others share
+    takes what its operator says of the env, and any where it takes factories.
     """
 
 
@@ -127,23 +130,23 @@ class SessionKeywords(OptionKeywords, total=False):
 
     num_workers: int | Literal["auto"] | None
     """Processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its package is
-    known to keep nothing per process, or ``shared_process=True`` says that it does not; such envs get as many as
+    known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs get as many as
     suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0 the envs are in the
-    program's own process and run in the thread that steps them, for debuggers and profilers: with the same results
-    and errors, but nothing ends an env that hangs, and one that crashes ends the program.
+    program's own process and run in the thread that steps them, for debuggers and profilers. Results and errors are
+    the same, but nothing ends an env that hangs, and one that crashes ends the program.
     """
 
     observation_mode: ObservationMode
-    """``"same"``, ``"different"`` or ``(batched space, single space)``; or ``"first"`` where envs differ in the bounds
-    of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are the first env's then. With
-    ``"any"`` envs also differ in shapes and keys, and an observation need not fit its space: observations are a
-    tuple with each env's own, copied by value, and the space is ``Anything``. So is the action space where the envs'
-    have different leaves; actions are a list with each env's own then, and ``send`` is refused.
-    ``get_attr("observation_space")`` has each env's own space.
+    """``"same"``, ``"different"`` or ``(batched space, single space)``, as in Gymnasium. With ``"first"`` envs may
+    differ in the bounds of their observations and actions, such as in ``n`` of a ``Discrete``: the spaces are the
+    first env's then. With ``"any"`` envs also differ in shapes and keys, and an observation need not fit its space.
+    Observations are a tuple with each env's own, copied by value, and the space is ``Anything``. So is the action
+    space where the envs' have different leaves: actions are a list with each env's own then, and ``send`` is
+    refused. ``get_attr("observation_space")`` has each env's own space.
     """
 
     copy: bool
-    """Whether returned observations are the caller's own. If not, two buffers alternate, and what a step returned holds
+    """True if returned observations are the caller's own. If not, two buffers alternate, and what a step returned holds
     until the second next step or reset.
     """
 
@@ -153,29 +156,29 @@ class SessionKeywords(OptionKeywords, total=False):
     """
 
     spin_us: int | None
-    """For how many microseconds a waiting process spins before it parks, 0 to 1000; by default what suits the hub's
+    """The microseconds that a waiting process spins before it parks, 0 to 1000. By default what suits the hub's
     machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
     """
 
     pin: bool
-    """Whether each worker keeps to one CPU."""
+    """True if each worker keeps to one CPU."""
 
     vector: bool
-    """Whether ``env`` is a vector env, which steps all of its envs in one call: an id with a ``vector_entry_point``, or
+    """True if ``env`` is a vector env, which steps all of its envs in one call: an id with a ``vector_entry_point``, or
     a function that takes ``num_envs``. One worker holds the batch, or each of ``num_workers`` a share. On a hub that
     others use, its operator says which envs are such.
     """
 
     compression: Compression | None
-    """Of observations that come from another machine, ``"lz4"``, ``"zstd"``, or ``"auto"``, what both sides have (``pip
-    install "envhub-rl[compression]"``) unless the hub is on this machine; for slow links.
+    """The compression of observations that come from another machine, for slow links: ``"lz4"``, ``"zstd"``, or
+    ``"auto"``, what both sides have (``pip install "envhub-rl[compression]"``) unless the hub is on this machine.
     """
 
     reconnect_timeout: float
-    """For how many seconds a hub that is out of reach is tried, before it is taken for lost."""
+    """The seconds for which a hub that is out of reach is tried, before it is taken for lost."""
 
     on_hub_loss: HubLossPolicy
-    """``"raise"`` ``HubLost``; or ``"recreate"``: go on in a new session on the hub that comes back at the same
+    """``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back at the same
     address, or on a new private hub. The step under way then returns every env truncated.
     """
 
@@ -185,10 +188,10 @@ class SessionKeywords(OptionKeywords, total=False):
     """
 
     wrappers: Sequence[WrapperLike]
-    """Of each env of this id, innermost first, which run in the workers: classes that extend ``gymnasium.Wrapper``, or
-    names in ``gymnasium.wrappers``; with arguments ``("FrameStackObservation", {"stack_size": 4})`` or
-    ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes Gymnasium's own, without
-    those that write files, open windows or import modules.
+    """The wrappers of each env of this id, innermost first, which run in the workers: classes that extend
+    ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``. Arguments come as ``("FrameStackObservation",
+    {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes
+    Gymnasium's own, without those that write files, open windows or import modules.
     """
 
 
@@ -196,13 +199,11 @@ class ClientKeywords(SessionKeywords, total=False):
     """What ``Client.make_vec`` takes."""
 
     autoreset_mode: ModeName | AutoresetMode
-    """As in Gymnasium."""
+    """The mode, as in Gymnasium."""
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None
     """Arguments for the env or the factory, for those whose names are taken by this function; or a list of one dict per
-    env, for envs that differ. **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as
-    ``on_crash="raise"`` or ``step_timeout=10``; what workers get, see ``envhub.HostingOptions``, such as ``gpus=[0,
-    1]``; and further arguments for the env.
+    env, for envs that differ.
     """
 
 
@@ -216,7 +217,5 @@ class MakeKeywords(SessionKeywords, total=False):
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None
     """Arguments for the env or the factory, for those whose names are taken by this function; or a list of one dict per
-    env, for envs that differ. **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as
-    ``on_crash="raise"`` or ``step_timeout=10``; what workers get, see ``envhub.HostingOptions``, such as ``gpus=[0,
-    1]``; and further arguments for the env.
+    env, for envs that differ.
     """

@@ -82,7 +82,7 @@ class ArenaDriver:
 
     @property
     def outstanding(self) -> int:
-        """How many rows were posted by ``post_rows`` and not taken."""
+        """Number of rows were posted by ``post_rows`` and not taken."""
         return self.sent.count(1)
 
     def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
@@ -109,7 +109,7 @@ class ArenaDriver:
         self._sent[rows] = True  # last: an interrupt before it must not pass old results off as those of this step
 
     def done(self) -> int:
-        """How many of the rows that were sent are done."""
+        """Number of of the rows that were sent are done."""
         return int((self._arena.done == self._arena.request)[self._sent].sum())
 
     def ready(self) -> tuple[np.ndarray, int | None]:

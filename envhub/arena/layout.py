@@ -1,4 +1,4 @@
-"""Where every field of a session's shared memory is.
+"""The place of every field in a session's shared memory.
 
 ::
 
@@ -129,13 +129,13 @@ class Layout:
 
 
 def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:
-    """Whether these rows are all rows of some workers, where worker ``i`` of ``n`` has every row of remainder ``i``."""
+    """True if these rows are all rows of some workers, where worker ``i`` of ``n`` has every row of remainder ``i``."""
     wanted = set(rows)
     return all(wanted.issuperset(range(row % workers, num_envs, workers)) for row in wanted)
 
 
 def split_share(num_envs: int, workers: int) -> str:
-    """Why a part of a batch that is no ``whole_shares`` is refused."""
+    """Text of the refusal of a part of a batch that is no ``whole_shares``."""
     shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
     return f"a vector env steps all of its envs in one call: send those of whole workers, of {shown(shares, 300)}"
 

@@ -148,7 +148,7 @@ class Arena:
         return places, np.ndarray(rows, np.int64, self._memory, at)
 
     def large_info_offset(self, row: int) -> int:
-        """Where in the memory the row's place for a large info begins."""
+        """Offset in the memory of the row's place for a large info."""
         return self.layout.nbytes() + self.layout.rooms_bytes() + row * int(self.large_infos.shape[1])
 
     def memory_ref(self) -> weakref.ref[Any]:
@@ -163,7 +163,7 @@ class Arena:
 
     @property
     def driver(self) -> int:
-        """Which process drives, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
+        """The process that drives, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
         return self._header_words[_DRIVER]
 
     def hand_over(self, driver: int) -> None:
@@ -241,7 +241,7 @@ class Arena:
 
     @property
     def revoked(self) -> bool:
-        """Whether the session no longer is its client's."""
+        """True if the session no longer is its client's."""
         return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
@@ -250,7 +250,7 @@ class Arena:
 
     @property
     def client_may_post(self) -> bool:
-        """Whether the client drives and may begin another step."""
+        """True if the client drives and may begin another step."""
         words = self._header_words
         return words[_DRIVER] == DRIVER_CLIENT and not words[_REVOKED]
 
@@ -284,15 +284,15 @@ class Arena:
         self.request[rows] += 1
 
     def quiescent(self) -> bool:
-        """Whether no row is with a worker."""
+        """True if no row is with a worker."""
         return self._done_words == self._request_words
 
     def noted(self) -> bool:
-        """Whether a row has another status than ``STATUS_OK``."""
+        """True if a row has another status than ``STATUS_OK``."""
         return self.status.tobytes().count(0) != self.status.nbytes
 
     def said_by_channel(self) -> np.ndarray:
-        """Which rows have sent the hub more than is in the arena: what an env raised, or a large info."""
+        """Mask of the rows that have sent the hub more than is in the arena: an env's exception, or a large info."""
         large = self.info_length > self.layout.info_bytes
         if large.any():
             large &= (self.info_template != LARGE) | (self.info_length > self.rooms)

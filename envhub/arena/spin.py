@@ -50,7 +50,7 @@ class Spinner:
         self._skips = self._penalty = 0
 
     def spin(self, ready: Callable[[], bool]) -> bool:
-        """Whether it is ready, now or while this spins."""
+        """True if it is ready, now or while this spins."""
         if ready():
             return True
         if not self.spins:

@@ -91,12 +91,12 @@ class ClientProtocol:
 
     @property
     def held(self) -> bool:
-        """Whether the pending request must not be sent yet; ``tick`` returns it later."""
+        """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held
 
     @property
     def unsettled(self) -> bool:
-        """Whether the hub may still execute a request of the session: the pending one, or one that was given up."""
+        """True if the hub may still execute a request of the session: the pending one, or one that was given up."""
         return self._sent_seq > self._ended_seq
 
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
@@ -224,7 +224,7 @@ class ClientProtocol:
         return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.Question())]
 
     def next_tick_s(self, now_s: float) -> float:
-        """How many seconds from now ``tick`` or ``trouble`` must be called, at the latest."""
+        """Seconds from now within which ``tick`` or ``trouble`` must be called."""
         next_s = now_s + HEARTBEAT_S
         if self._pending is not None:
             next_s = min(next_s, self._pending.ask_s)
@@ -273,11 +273,11 @@ class ClientProtocol:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
+        """True if the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
 
     def trouble(self, now_s: float) -> str:
-        """Why nothing is heard of the hub, after long enough to warn the user; else an empty string."""
+        """The reason why the hub is silent, after long enough to warn the user; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
             return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
@@ -287,7 +287,7 @@ class ClientProtocol:
         return ""
 
     def loss(self, now_s: float) -> str:
-        """Why the hub counts as lost, or an empty string."""
+        """The reason why the hub counts as lost, or an empty string."""
         if self._loss or not self.hub_id:  # a hub that never answered may be starting: the timeout decides
             return self._loss
         if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:

@@ -79,6 +79,7 @@ class HubProtocol:
         leases: by token, when the lease runs out; of the sessions whose client is not connected.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
+        stale: tokens of refused requests to sessions of an earlier hub at this address; the caller empties it.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class HubProtocol:
         self.leases: dict[bytes, float] = {}
         self.returned: list[bytes] = []
         self.foreign: list[tuple[Op, bytes]] = []
+        self.stale: list[bytes] = []
         self._ended: dict[bytes, _Link] = {}  # the last ENDED_MAX that ended
         self._closed_early: dict[bytes, _Link] = {}  # the last tokens that were closed without a session
         self._next_steps: dict[bytes, tuple[bytes, _Link]] = {}  # tokens and links, by ``_Link.next_step``
@@ -172,11 +174,13 @@ class HubProtocol:
         if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
             return Failure("malformed", "request", "a session's token must not be all zero")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:
+            if prelude.token != NO_SESSION:
+                self.stale.append(prelude.token)
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """Whether the session request must be executed; otherwise it is answered here."""
+        """True if the session request must be executed; otherwise it is answered here."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -203,7 +207,7 @@ class HubProtocol:
         return True
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """Whether the request begins a session; a late copy of a request of an ended session does not."""
+        """True if the request begins a session; a late copy of a request of an ended session does not."""
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
         if ended is not None and ended.reply is not None and (prelude.seq, owner) == (ended.seq, ended.owner):
             self.replayed += 1
@@ -383,7 +387,7 @@ class HubProtocol:
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
     def next_expiry_s(self) -> float:
-        """When the first lease runs out; infinity where none is running."""
+        """Time at which the first lease runs out; infinity where none is running."""
         return min(self.leases.values(), default=math.inf)
 
 

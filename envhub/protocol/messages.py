@@ -113,7 +113,7 @@ class Faults(Frozen):
 
 
 class Recycle(Frozen):
-    """When another worker takes over from one, at its envs' episodes' end; 0 for never."""
+    """Bounds after which another worker takes over, at the end of its envs' episodes; 0 for never."""
 
     episodes: int = 0  # of all its envs together
     age_s: float = 0.0
@@ -121,7 +121,7 @@ class Recycle(Frozen):
 
 
 class Hosting(Frozen):
-    """What the workers of a session get besides their envs; None is what the hub's operator says."""
+    """Settings of a session's workers besides their envs; where one is None, the hub's operator decides."""
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
@@ -323,7 +323,7 @@ class Templates(Frozen):
 
 
 class Hops(Frozen):
-    """When the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
+    """Times at which the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
 
     The first four are of the last STEP, and 0 where there was none. The lists have an item per worker.
     """
@@ -347,7 +347,7 @@ class Notice(Frozen):
 
 
 class Failure(Frozen):
-    """Why a request failed. ``code`` is one of PROTOCOL.md's, ``scope`` is request, env, session or hub."""
+    """The reason why a request failed. ``code`` is one of PROTOCOL.md's, ``scope`` is request, env, session or hub."""
 
     code: str
     scope: str

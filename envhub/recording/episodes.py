@@ -16,7 +16,7 @@ from envhub.recording.tape import BLOCKS, FEW, MANY, Block, TapeShape
 
 
 class StepOutcome(IntFlag):
-    """What a step was for an episode; nothing where it is 0."""
+    """The part of a step in an episode; none where it is 0."""
 
     BEGIN = 1  # the observation is the first one of an episode
     STEP = 2  # action, reward, flags and the observation after them
@@ -132,7 +132,7 @@ class EpisodeCutter:
         yield from self.cut(block, self._outcomes(block, steps), notes)
 
     def cut(self, block: Block, outcomes: np.ndarray, notes: Mapping[tuple[int, int], Any]) -> Iterator[Episode]:
-        """As ``take``, of steps with these outcomes by place."""
+        """Take episodes as ``take`` does, of steps with these outcomes by place."""
         for place in np.flatnonzero(outcomes.any(axis=0)).tolist():
             at = 0
             for step, outcome, note in self._events(outcomes[:, place], place, notes):
@@ -149,7 +149,7 @@ class EpisodeCutter:
             yield self._end(place, "dropped")
 
     def _outcomes(self, block: Block, steps: int) -> np.ndarray:
-        """What each of these steps was for the episode of each env, as uint8."""
+        """Outcomes of these steps for the episode of each env, as uint8."""
         marks = block.marks[:steps]
         # Whatever the code of an env has made of its worker's tape: a byte that is neither 0 nor 1 is true.
         terminated, truncated = (flags[:steps].view(np.uint8) != 0 for flags in (block.terminations, block.truncations))

@@ -57,7 +57,7 @@ def claim(folder: Path, mode: int = 0o777) -> Path:
 
 
 def recorded_in(folder: Path) -> tuple[int, int]:
-    """How many episodes the folder of a recording has, and their bytes with their films; nobody writes to it any more.
+    """Count the episodes in the folder of a recording that has ended, and their bytes with their films.
 
     Raises:
         OSError: it was not begun.
@@ -204,7 +204,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_of_vector_env(spec: str) -> bool:
-    """Whether a spec, in JSON, makes a vector env, and so none whose episodes a data set has."""
+    """True if a spec, in JSON, makes a vector env, and so none whose episodes a data set has."""
     return "vectorization_mode" in json.loads(spec).get("kwargs", {})
 
 

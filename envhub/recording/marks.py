@@ -1,4 +1,4 @@
-"""What happened to each env in each step of a tape, as far as it does not follow from the flags of the steps before.
+"""Marks of envs in the steps of a tape, as far as they do not follow from the flags of the steps before.
 
 Most steps have no mark: each env was stepped, or was reset because its episode had ended. Runs on Python 3.8 and later.
 """
@@ -11,7 +11,7 @@ NEXT_STEP, SAME_STEP = "NextStep", "SameStep"  # of ``AutoresetMode``, which old
 
 
 class StepMark:
-    """What an env is marked with in a step; 0 for one that was stepped, or reset as the autoreset mode has it.
+    """Mark of an env in a step; 0 for one that was stepped, or reset as the autoreset mode has it.
 
     Plain numbers, since the program marks envs between their steps.
     """
@@ -59,7 +59,7 @@ class Follower:
         return begins & ~has(marks, StepMark.LAST), stepped
 
     def _follow_unmarked(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As ``follow`` for one step without marks, by fewer operations: the program may need it in each step."""
+        """Follow one step without marks, with fewer operations than ``follow``: each step may need it."""
         resets = self.expecting[None]
         self.expecting = ended[0] if self._mode == NEXT_STEP else np.zeros_like(ended[0])
         begins: np.ndarray = resets | ended if self._mode == SAME_STEP else resets
@@ -87,6 +87,6 @@ class Follower:
 
 
 def has(marks: np.ndarray, mark: int) -> np.ndarray:
-    """Which of these marks have any of the bits of ``mark``."""
+    """Mask of those marks that have any of the bits of ``mark``."""
     found: np.ndarray = (marks & np.uint8(mark)) != 0
     return found

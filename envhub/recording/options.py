@@ -1,4 +1,4 @@
-"""What is recorded of a session, and where to."""
+"""Options of a recording."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """How ``envhub.make_vec(..., record=RecordOptions(...))`` records; ``record=FOLDER`` has the defaults.
+    """Options of ``envhub.make_vec(..., record=RecordOptions(...))``; ``record=FOLDER`` has the defaults.
 
     Attributes:
         folder: a folder of this machine. Each session makes ``recording-v0``, ``recording-v1`` ... in it.
-        env_ids: the envs whose episodes are recorded; None for all.
-        every: of each env, every n-th episode, beginning with its first.
+        env_ids: the envs whose episodes are recorded; by default all.
+        every: ``n`` to record every n-th episode of each env, beginning with its first.
         only: ``"failed"`` keeps only episodes in which the env failed: it crashed, hung, raised or was not finite.
         film: the envs, among those that are recorded, whose episodes are also filmed; each step then renders them.
-        bytes_max: of all episodes and films; nothing is recorded once it is reached.
-        episodes_max: likewise.
-        folder_bytes_max: of all recordings in ``folder`` together, whichever sessions made them; likewise.
+        bytes_max: the bytes of all episodes and films, after which nothing more is recorded.
+        episodes_max: the episodes, after which nothing more is recorded.
+        folder_bytes_max: the bytes of all recordings in ``folder`` together, whichever sessions made them, after which
+            nothing more is recorded. Each recording looks at them every 10 s.
         queue_bytes: the memory between the program and the process that writes, and as much for episodes that have
             not ended. Where both are full, whole episodes are dropped, and counted. While an episode is written, it
             takes its size once more; that process keeps this memory for the next one.

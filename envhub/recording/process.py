@@ -42,7 +42,7 @@ LOOK_S = 10.0  # between looks at what the other recordings in the folder hold
 
 @dataclass
 class Counts:
-    """What was recorded so far, as the program is told.
+    """Counts of the episodes recorded so far.
 
     Attributes:
         episodes: in the folder.
@@ -98,7 +98,7 @@ class Given:
 
     @classmethod
     def read(cls, message: bytes, tape: Tape) -> Given:
-        """What this message hands over of the tape.
+        """Read which part of the tape this message hands over.
 
         Raises:
             Exception: it is not understood, or there is no such block.
@@ -437,13 +437,13 @@ def _spec_in_json(blob: bytes) -> str:
 
 
 def _fps_of(metadata: Any) -> float:
-    """How many frames of an env a second has, as its metadata says, if it does."""
+    """Frames a second of an env, if its metadata says so."""
     found = metadata.get("render_fps") if isinstance(metadata, dict) else None
     return float(found) if isinstance(found, (int, float, np.integer, np.floating)) and 0 < found <= FPS_MAX else FPS
 
 
 def _read(blob: bytes) -> Any:
-    """What these bytes stand for, as far as it is data; an empty map where there are none."""
+    """Decode these bytes as data; an empty map where there are none."""
     try:
         return codec.decode(blob) if blob else {}
     except codec.DecodeError as error:

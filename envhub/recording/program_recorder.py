@@ -24,7 +24,7 @@ log = logging.getLogger("envhub")
 
 
 class Recorded(NamedTuple):
-    """What a session has recorded so far.
+    """Counts of what a session has recorded so far.
 
     Attributes:
         folder: where.
@@ -85,7 +85,7 @@ class ProgramRecorder(EpisodeRecorder):
 
     @property
     def recorded(self) -> Recorded:
-        """What is recorded so far."""
+        """Counts of what is recorded so far."""
         if not self.closed:
             self.read_answers()
         counts = self.counts
@@ -134,7 +134,7 @@ class ProgramRecorder(EpisodeRecorder):
         )
 
     def _wait_until_written(self) -> bool:
-        """Whether the process that writes has said that it has written everything."""
+        """True if the process that writes has said that it has written everything."""
         end_s = time.monotonic() + WRITE_S
         try:
             self._handle.close()

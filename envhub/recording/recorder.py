@@ -34,7 +34,7 @@ log = logging.getLogger("envhub")
 
 
 class Selection(NamedTuple):
-    """What of a batch of envs is recorded.
+    """The part of a batch of envs that is recorded.
 
     Attributes:
         num_envs: of the batch.
@@ -52,7 +52,7 @@ class Selection(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What a step was for each env of a batch, where that does not follow from the steps before.
+    """Marks of a step for each env of a batch, where they do not follow from the steps before.
 
     Attributes:
         stepped: which envs moved; None for all.
@@ -253,7 +253,7 @@ class EpisodeRecorder:
     def _marks(
         self, flags: Sequence[np.ndarray], infos: Mapping[Any, Any], moves: Moves | None, last: bool
     ) -> bytearray | None:
-        """What the envs are marked with in this step; None if it is an ordinary one. Writes its notes and finals."""
+        """Mark the envs in this step, and write its notes and finals; None if the step is an ordinary one."""
         marks = bytearray(len(self._envs)) if moves is None else self._moved(moves)
         failed = self._failed(infos) if infos else ()
         for place in failed:
@@ -422,7 +422,7 @@ class EpisodeRecorder:
             self._notes.append((self._at, place, note))
 
     def _has_room(self) -> bool:
-        """Whether there is a block to write into; if there is none, all episodes under way are dropped."""
+        """True if there is a block to write into; if there is none, all episodes under way are dropped."""
         if self._block is not None:
             if self._at < self._end:
                 return True
@@ -513,7 +513,7 @@ def _final(infos: Mapping[Any, Any], env: int) -> Any:
 
 
 def _failure(infos: Mapping[Any, Any], env: int) -> str:
-    """What is said of an env's failure."""
+    """Text of an env's failure."""
     found = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
     if found is None:
         return "failed"

@@ -118,7 +118,7 @@ class RecorderHandle:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are orders that the socket has no room for."""
+        """True if there are orders that the socket has no room for."""
         return bool(self._waiting)
 
     def flush(self) -> None:
@@ -167,7 +167,7 @@ class RecorderHandle:
         self.flush()
 
     def answer(self) -> Any:
-        """What it says next: folder, counts, whether it has closed, envs that it refuses; None once it has ended.
+        """Receive its next message (folder, counts, its end, refused envs); None once it has ended.
 
         Raises:
             BlockingIOError, TimeoutError: it says nothing, as of any socket.
@@ -180,7 +180,7 @@ class RecorderHandle:
 
 
 def why_unrecordable(leaves: Iterable[Leaf]) -> str:
-    """Why envs whose spaces have these leaves cannot be recorded; empty if they can."""
+    """The reason why envs whose spaces have these leaves cannot be recorded; empty if they can."""
     for leaf in leaves:
         if leaf == OBJECT:
             return "a space has parts that are no arrays of a fixed size"
@@ -192,7 +192,7 @@ def why_unrecordable(leaves: Iterable[Leaf]) -> str:
 def setup_of(
     options: RecordOptions, folder: str, claimed: bool, spaces_of_one: Sequence[bytes], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the process has to know of a session.
+    """Description of a session for the process that writes.
 
     Args:
         options: of the recording.
@@ -226,7 +226,7 @@ def _close_all(descriptors: Sequence[int]) -> None:
 
 
 def missing_packages(films: bool) -> str:
-    """What is missing to record, and how it is installed; empty if nothing is."""
+    """Name the packages that recording lacks, and how to install them; empty if none."""
     packages = {"minari": "minari", "pyarrow": "pyarrow", "PIL": "Pillow", **({"av": "av"} if films else {})}
     missing = [name for module, name in packages.items() if find_spec(module) is None]
     return f'recording needs {" and ".join(missing)}: pip install "envhub-rl[record]"' if missing else ""

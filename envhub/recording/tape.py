@@ -54,7 +54,7 @@ class TapeShape:
     films: int = 0
 
     def wire(self) -> dict[str, Any]:
-        """As codec values."""
+        """Convert it to values of the codec."""
         return {**asdict(self), "frame": list(self.frame)}
 
     @classmethod
@@ -87,12 +87,12 @@ class TapeShape:
 
 
 def is_frame(shape: Sequence[int]) -> bool:
-    """Whether arrays of this shape can be the frames of a film."""
+    """True if arrays of this shape can be the frames of a film."""
     return len(shape) == 3 and shape[2] == 3 and all(1 <= side <= SIDE_MAX for side in shape[:2])
 
 
 def steps_of(shape: TapeShape, queue_bytes: int) -> int:
-    """How many steps each of the blocks has if all have ``queue_bytes``; at least one."""
+    """Steps of each block if all have ``queue_bytes``; at least one."""
     one = replace(shape, steps=1).block_bytes()
     return max(1, min(STEPS_MAX, queue_bytes // BLOCKS // one))
 

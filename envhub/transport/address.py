@@ -43,17 +43,17 @@ class Address:
 
     @property
     def is_ipc(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         return bool(self.path)
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether it is a literal address of IPv6, which a socket uses only with an option set."""
+        """True if it is a literal address of IPv6, which a socket uses only with an option set."""
         return self.host.startswith("[")
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is a TCP address that no other machine reaches."""
+        """True if it is a TCP address that no other machine reaches."""
         if self.host == "localhost":
             return True
         try:
@@ -63,7 +63,7 @@ class Address:
 
 
 def side_path(path: str) -> str | None:
-    """Where the side socket of the hub is whose socket has this path; None where there can be none."""
+    """Path of a hub's side socket, given that of its socket; None where there can be none."""
     side = f"{path}.side"
     return side if len(os.fsencode(side)) <= IPC_PATH_BYTES_MAX else None
 
@@ -190,7 +190,7 @@ def _keys(token: str) -> HubKeys:
 
 
 def default_address() -> str:
-    """Where ``envhub serve`` listens and clients connect by default: a socket in this user's runtime folder."""
+    """Default address of ``envhub serve`` and of clients: a socket in this user's runtime folder."""
     return f"ipc://{runtime_folder() / 'hub.sock'}"
 
 

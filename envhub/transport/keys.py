@@ -25,7 +25,7 @@ _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 @dataclass(frozen=True)
 class HubKeys:
-    """What a client needs to be let in: the hub's public key, and its own secret key."""
+    """Keys with which a client connects: the hub's public key, and its own secret key."""
 
     server: bytes
     secret: Secret[bytes]
@@ -62,7 +62,7 @@ def secret_text_of(key: Secret[bytes]) -> Secret[str]:
 
 
 def token_of(keys: HubKeys) -> Secret[str]:
-    """What stands before the ``@`` of an ``envhub://`` address."""
+    """The part of an ``envhub://`` address before the ``@``."""
     return Secret(text_of(keys.server + keys.secret.reveal_secret()))
 
 

@@ -16,6 +16,18 @@ from io import FileIO
 NOWHERE = "/dev/null"  # a place that refuses every connection, as a socket does at which nothing listens
 
 
+class OtherUsersSocket(PermissionError):
+    """A socket that another user has made.
+
+    Attributes:
+        user: the id of that user.
+    """
+
+    def __init__(self, path: str, user: int) -> None:
+        super().__init__(errno.EPERM, f"is a socket of user {user}", path)
+        self.user = user
+
+
 def open_socket_file(path: str) -> FileIO:
     """Open the file of the socket at this path.
 
@@ -23,8 +35,8 @@ def open_socket_file(path: str) -> FileIO:
         A file that is good for ``place_of`` only. The caller owns it.
 
     Raises:
-        PermissionError: another user has made it, or this user may not enter its folder.
-        OSError: there is none.
+        OtherUsersSocket: another user has made it.
+        OSError: there is none, or this user may not enter its folder.
     """
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.ENOTSOCK, "is no socket", path)
@@ -32,7 +44,7 @@ def open_socket_file(path: str) -> FileIO:
     (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
     if (owner := os.fstat(file.fileno()).st_uid) != os.getuid():
         file.close()
-        raise PermissionError(f"{path} is a socket of user {owner}, not of yours; a hub is used by its own user")
+        raise OtherUsersSocket(path, owner)
     return file
 
 

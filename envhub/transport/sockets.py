@@ -183,7 +183,7 @@ def user_of(frames: Sequence[zmq.Frame]) -> str:
 
 
 def origin_of(frames: Sequence[zmq.Frame]) -> str:
-    """Where the peer is: its IP address, or ``localhost:UID:GID:PID`` by ipc; empty where libzmq does not know."""
+    """Origin of the peer: its IP address, or ``localhost:UID:GID:PID`` by ipc; empty where libzmq does not know."""
     return str(_known(frames, "Peer-Address", ""))
 
 
@@ -193,7 +193,7 @@ def connection_of(frames: Sequence[zmq.Frame]) -> int:
 
 
 def _known(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
-    """What libzmq knows of the peer of this message."""
+    """Get a property that libzmq knows of this message's peer."""
     try:
         return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:

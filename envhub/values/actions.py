@@ -67,7 +67,7 @@ def _as_batch(part: Any, num_envs: int) -> Any:
 
 
 def _as_array(batch: Any) -> tuple[bool, np.ndarray] | None:
-    """Whether the elements are Python numbers, and their array; None where an array would change the elements."""
+    """Convert the elements to an array, and tell if they are Python numbers; None where an array would change them."""
     python = False
     if not isinstance(batch, np.ndarray):
         kinds = set(map(type, batch))

@@ -52,7 +52,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._registered: list[types.ModuleType] = []  # those that go by value, for as long as this pickles
 
     def reducer_override(self, obj: Any) -> Any:
-        """As cloudpickle's; before the first part of a module, see whether that can be imported by its name."""
+        """Reduce as cloudpickle does; before the first part of a module, look if that can be imported by its name."""
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             name = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
             if name not in self._asked and isinstance(name, str):

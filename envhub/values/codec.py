@@ -116,7 +116,7 @@ def as_pickle(value: Any) -> msgpack.ExtType:
 
 
 def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
-    """As ``as_pickle``, or as ``as_repr`` where that fails."""
+    """Encode as ``as_pickle`` does, or as ``as_repr`` where that fails."""
     from envhub.values import code_pickler
 
     try:
@@ -164,7 +164,7 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
 
 
 def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """As ``decode``, but with texts in place of values that cannot be unpickled; also returns every ``Represented``."""
+    """Decode with texts in place of values that cannot be unpickled; also return every ``Represented``."""
     decoder = _Decoder(allow_pickle, lenient=True)
     return decoder.unpack(blob), decoder.represented
 
@@ -212,7 +212,7 @@ KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
 
 
 def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
-    """As ``decode``, for headers: they hold little, nest little, and have integers as only extension type.
+    """Decode a header: it holds little, nests little, and has integers as its only extension type.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
@@ -265,7 +265,7 @@ _LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: 
 
 
 def _packs(values: Collection[Any]) -> bool:
-    """Whether msgpack packs all of these values itself, or raises ``OverflowError`` for an integer."""
+    """True if msgpack packs all of these values itself, or raises ``OverflowError`` for an integer."""
     kinds = set(map(type, values))
     if not kinds <= _PACKED:
         return False
@@ -510,7 +510,7 @@ class _Decoder:
 
 
 def _has_few_items(blob: Any) -> bool:
-    """Whether the message is a complete value of few items, such as a large array; does not look at every byte."""
+    """True if the message is a complete value of few items, such as a large array; does not look at every byte."""
     view, at, left = memoryview(blob).cast("B"), 0, 1
     for _ in range(WALKED_MAX):
         if not left or at >= len(view):
@@ -534,7 +534,7 @@ def _check_complete(blob: Any, nbytes: int) -> None:
 
 
 def _problem_of_keys(keys: Collection[Any]) -> str:
-    """Why a map of these keys, or a set of them, would take more than linear time; empty where it would not."""
+    """The reason why a map or a set of these keys would take more than linear time; empty where it would not."""
     if len(keys) <= EQUAL_HASHES_MAX:
         return ""
     unsalted = [key for key in keys if type(key) not in _SALTED]

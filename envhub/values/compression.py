@@ -86,7 +86,7 @@ class Compressor:
         return frame
 
     def _is_promising(self, frame: Any, size: int) -> bool:
-        """Whether the frame may become smaller, by pieces from all of it if it is large."""
+        """True if the frame may become smaller, by pieces from all of it if it is large."""
         if size < SAMPLED_FROM_BYTES:
             return True
         whole, apart = memoryview(frame).cast("B"), size // SAMPLE_PIECES
@@ -96,7 +96,7 @@ class Compressor:
 
 
 def decompressor(method: str) -> Callable[[Any, int], Any]:
-    """What makes the frame of a given size of a frame that was sent; one that has this size already is returned as is.
+    """The function that restores a frame of a given size from a frame that was sent; it returns one of this size as is.
 
     It raises ``DecodeError`` for a frame that is none of this method and size.
 

@@ -1,4 +1,4 @@
-"""Whether another process of this interpreter, with the same ``sys.path``, finds a module of this one by its name."""
+"""Modules that another process of this interpreter, with the same ``sys.path``, finds by their names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_importable(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
-    """Whether an import of the name gives the module in this file; with another ``sys.path`` that is asked again."""
+    """True if an import of the name gives the module in this file; with another ``sys.path`` that is asked again."""
     parent = name.rpartition(".")[0]
     if parent and not (is_importable(parent) and hasattr(sys.modules.get(parent), "__path__")):
         return False
@@ -40,7 +40,7 @@ def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
 
 
 def _found(name: str, path: list[str] | None) -> Any:
-    """What an import would find, also of a module that is imported already."""
+    """The spec that an import would find, also of a module that is imported already."""
     for finder in sys.meta_path:
         find: Any = getattr(finder, "find_spec", None)
         try:

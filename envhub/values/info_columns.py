@@ -273,7 +273,7 @@ def pack_columns(found: Iterable[Rows]) -> bytes:
 
 
 def unpack_columns(frame: Any, rows: int) -> list[Rows]:
-    """What ``pack_columns`` joined, of rows in ``[0, rows)``.
+    """Separate what ``pack_columns`` joined, of rows in ``[0, rows)``.
 
     Raises:
         DecodeError: the lengths do not add up, or there is another row.

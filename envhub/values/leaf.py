@@ -45,12 +45,12 @@ class Leaf:
 
     @property
     def items(self) -> int:
-        """How many elements one env contributes."""
+        """Elements of one env."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes one env contributes."""
+        """Bytes of one env."""
         return self.items * np.dtype(self.dtype).itemsize
 
     def wire(self) -> list[Any]:

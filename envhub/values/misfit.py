@@ -1,4 +1,4 @@
-"""Why a value does not nest as its space does, in words that name the part; pure, and only asked where it does not."""
+"""Descriptions of values that do not nest as their spaces do. Pure, and only used after such a value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ spaces = api.spaces
 
 
 def misfit(space: Any, value: Any, name: str) -> str:
-    """What is wrong with the first part of ``value`` that does not fit ``space``; empty if all parts do.
+    """Describe the first part of ``value`` that does not fit ``space``; empty if all parts do.
 
     The parts are named as Python does: ``observation['camera'][0]``, where ``name`` is ``observation``.
     """

@@ -394,7 +394,7 @@ def assemble(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def contains(space: Any, value: Any) -> bool:
-    """Whether the space contains the value, as ``space.contains`` says, which looks at each character in Python.
+    """True if the space contains the value, as ``space.contains`` says, which looks at each character in Python.
 
     Of the characters of a text, those at both ends are looked at.
     """
@@ -409,7 +409,7 @@ def contains(space: Any, value: Any) -> bool:
 
 
 def _is_of(text: str, characters: Collection[str]) -> bool:
-    """Whether the text, at least its beginning and its end, has none but these characters."""
+    """True if the text, at least its beginning and its end, has none but these characters."""
     if len(text) > 2 * CHECKED_CHARS:
         text = text[:CHECKED_CHARS] + text[-CHECKED_CHARS:]
     if not text.isascii():
@@ -418,7 +418,7 @@ def _is_of(text: str, characters: Collection[str]) -> bool:
 
 
 def is_flat(space: Any) -> bool:
-    """Whether the space is a single leaf, so that its values need no ``flatten``."""
+    """True if the space is a single leaf, so that its values need no ``flatten``."""
     return not isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
 
 
@@ -468,7 +468,7 @@ def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") 
 
 
 def _equal(space: Any, wanted: Any) -> bool:
-    """Whether an env's space equals one that was built from a description."""
+    """True if an env's space equals one that was built from a description."""
     if wanted == space:
         return True
     try:

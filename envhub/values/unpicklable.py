@@ -1,4 +1,4 @@
-"""Why a value cannot be sent to a worker: the path to the part of it that cannot be pickled, and what to do. Pure."""
+"""Descriptions of values that cannot be sent to a worker: the path to the part that does not pickle. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MANAGED = {
 
 
 class Unsendable:
-    """What stands in a worker's registry for an env whose spec cannot be sent: to make it raises why."""
+    """Entry of a worker's registry for an env whose spec cannot be sent: making it raises the reason."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -107,7 +107,7 @@ def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
 
 
 def _parts(value: Any) -> Iterable[Step]:
-    """What there is in a value that is pickled with it, as far as that can be told."""
+    """The parts of a value that are pickled with it, as far as they can be told."""
     try:
         return list(islice(_of(value), PARTS_MAX))
     except Exception:  # such as a lock itself

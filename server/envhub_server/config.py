@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from envhub.arena.spin import configured_spin_us
 from envhub.protocol import validation
 from envhub.protocol.messages import Hosting
@@ -27,6 +29,7 @@ CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 LOADAVG = Path("/proc/loadavg")
+_PARTS = ("limits", "timing", "hosting")  # of ``HubConfig``, whose fields are told by their own names
 
 
 @dataclass(frozen=True)
@@ -124,22 +127,27 @@ class HubConfig:
                 raise ValueError(f"a device is given twice: gpus={said.gpus}")
 
     def registry(self) -> Registry:
-        """What the hub offers."""
+        """Offers of the hub."""
         defaults = EnvSettings(python=self.python, rendering=self.rendering, record=self.record)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
-    def said(self) -> dict[str, str]:
-        """What differs from the defaults, as text by name; of tables their names."""
+    def said(self) -> dict[str, Any]:
+        """Settings that differ from the defaults, by name, of types that JSON has; of tables their names."""
         usual = HubConfig()
-        parts: list[tuple[Any, Any]] = [(self.limits, usual.limits), (self.timing, usual.timing)]
-        whole = {name: value for name, value in vars(self).items() if name not in ("limits", "timing")}
-        told = {name: value for name, value in whole.items() if value != getattr(usual, name)}
-        for own, default in parts:
-            told.update((name, value) for name, value in vars(own).items() if value != getattr(default, name))
-        return {name: ", ".join(value) if name == "tables" else str(value) for name, value in told.items()}
+        pairs = [(self, usual), *((getattr(self, part), getattr(usual, part)) for part in _PARTS)]
+        told = {
+            name: value
+            for own, default in pairs
+            for name, value in vars(own).items()
+            if name not in _PARTS and value != getattr(default, name)
+        }
+        if self.tables:
+            told["tables"] = list(self.tables)
+        said: dict[str, Any] = msgspec.to_builtins(told, enc_hook=str)
+        return said
 
     def replay_folder(self) -> ReplayFolder | None:
-        """Where replays are kept; None for nowhere."""
+        """Folder of replays; None where none are kept."""
         limits = self.limits
         if self.replays is None or not limits.replays_max:
             return None
@@ -147,7 +155,7 @@ class HubConfig:
 
     @property
     def private(self) -> bool:
-        """Whether this hub belongs to one program, whose code its workers may run."""
+        """True if this hub belongs to one program, whose code its workers may run."""
         return self.owner is not None
 
 
@@ -159,7 +167,7 @@ def usable_cpus() -> int:
 
 
 def has_quota() -> bool:
-    """Whether a cgroup limits the CPU time of this process."""
+    """True if a cgroup limits the CPU time of this process."""
     return _quota()[0] > 0
 
 

@@ -56,7 +56,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
         if not key.is_other and (used := _installed(package, folder)):
             if found.origin is not None:
                 text = "what is installed comes first: give the file another name, or put its folder into PYTHONPATH"
-                log.warning("module_not_used", module=package, file=found.origin, used=used, note=text)
+                log.warning("module_shadowed", module=package, file=found.origin, used=used, note=text)
             continue
         place = _place(found)
         # In a sticky folder nobody replaces the module, but anybody adds one that it imports.
@@ -69,7 +69,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
 
 
 def _installed(package: str, folder: str) -> str:
-    """Where a module is that is found before the folder is looked into; empty if there is none."""
+    """Place of a module that is found before the folder is searched; empty if there is none."""
     if package in sys.builtin_module_names:
         return "Python"
     own = os.path.realpath(folder)

@@ -262,7 +262,7 @@ class _EventChannel:
 
 
 class _WorkerInThread:
-    """What a session knows of a worker: it is told and rung, and executes at once."""
+    """Worker as a session sees it: it gets messages and rings, and executes at once."""
 
     pid = None
     log_tail = ""

@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from envhub_server.log_events import LEFT_OUT, LOG_EVENTS
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
-from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
+from envhub_server.repeats import Repeats, network_of, shortened
 
 
 class Stderr:
@@ -30,21 +31,6 @@ class Stderr:
         """Do nothing: no line is buffered."""
 
 
-# Of these one line is written in a while, each with what tells one from another.
-_REPEATED = {
-    "request_failed": ("session", "code"),
-    "client_refused": ("why", "host"),
-    "connection_ended": ("client", "why"),
-    "replay_not_kept": ("why",),
-    "env_made_anew": ("session",),
-    "env_not_recorded": ("session", "env"),
-    "answer_dropped": ("session", "worker", "message"),
-    "attribute_not_kept": ("session",),
-    "session_making": ("session", "phase", "built", "doing"),
-    "audit_failed": ("why",),
-    "side_refused": ("uid",),
-    "internal_error": ("error",),
-}
 _PROGRESS = "session_making"  # that equal lines were left out of it is no news
 # That belong together, of other events than these: a session may have a line for each of 256 workers.
 LINES_MAX = 300
@@ -57,7 +43,7 @@ def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> Mutable
     event = line["event"]
     if event == LEFT_OUT:
         return line
-    repeated = _REPEATED.get(event)
+    repeated = LOG_EVENTS[event].repeats if event in LOG_EVENTS else None
     kind = None if repeated is None else tuple(map(str, map(line.get, repeated)))
     names = {"client": line["client"]} if "client" in line else {}
     origin = network_of(str(line.get("host", line.get("uid", ""))))
@@ -100,7 +86,7 @@ def configure(level: int = logging.INFO) -> None:
 
 
 def configured_by_program() -> bool:
-    """Whether the program, in whose process this is, has configured structlog for itself."""
+    """True if the program, in whose process this is, has configured structlog for itself."""
     return "structlog" in sys.modules and sys.modules["structlog"].is_configured()
 
 
@@ -138,7 +124,7 @@ def stamped(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def writes_json() -> bool:
-    """Whether this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
+    """True if this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
     return _level is not None and not os.isatty(2)
 
 

@@ -24,12 +24,13 @@ class NumberBounds:
     or_zero: bool = False
 
     def admits(self, number: float) -> bool:
-        """Whether the number is allowed, which NaN is not."""
+        """True if the number is allowed, which NaN is not."""
         return self.low <= number <= self.high or (self.or_zero and number == 0)
 
     def __str__(self) -> str:
         span = f"from {self.low} to {self.high}{self.unit and f' {self.unit}'}"
-        return f"{span}, or 0 for no limit" if self.or_zero else span
+        span += ", or 0 for no limit" if self.or_zero else ""
+        return f'{span}, written such as 2000000000 or "2GB"' if self.unit == "bytes" else span
 
 
 MEMORY = NumberBounds(BYTES_MIN, BYTES_MAX, "bytes", or_zero=True)
@@ -57,7 +58,9 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "queue_bytes": NumberBounds(1, BYTES_MAX, "bytes"),
     # The quotas of a client.
     **dict.fromkeys(("sessions_max", "envs_max", "workers_max"), NumberBounds(0, BYTES_MAX)),
-    **dict.fromkeys(("arena_bytes_max", "connections_max", "makes_per_minute_max"), NumberBounds(0, BYTES_MAX)),
+    "arena_bytes_max": NumberBounds(0, BYTES_MAX, "bytes"),
+    **dict.fromkeys(("connections_max", "makes_per_minute_max"), NumberBounds(0, BYTES_MAX)),
     "worker_memory_bytes_max": MEMORY,
 }
+OF_BYTES = frozenset(name for name, bounds in BOUNDS.items() if bounds.unit == "bytes")  # which may have a unit
 DISTINCT = frozenset(["bind", "gpus", "env_ids", "film"])  # lists in which nothing stands twice

@@ -19,7 +19,6 @@ REPEAT_S = 10.0  # the period
 LINES_MAX = 100  # that belong together
 ORIGINS_MAX = 64  # of an event, that are told apart
 OTHERS = "others"  # in place of the origins beyond
-LEFT_OUT = "lines_left_out"  # the event of the line that tells of others
 FIELD_CHARS_MAX = 2000  # of a text in a line
 NETWORK_BYTES = 8  # of an IPv6 address, of which each machine has as many as it likes
 
@@ -38,7 +37,7 @@ _Group = tuple[str, tuple[tuple[str, str | int], ...], str]  # the event, the na
 
 
 class Repeats:
-    """Which lines are written, and how many others were left out."""
+    """Selection of the lines that are written, and count of those left out."""
 
     def __init__(self) -> None:
         self._periods: dict[_Group, _Period] = {}  # the oldest first
@@ -47,13 +46,13 @@ class Repeats:
 
     @property
     def pending(self) -> bool:
-        """Whether lines were left out of which ``told`` has not told."""
+        """True if lines were left out of which ``told`` has not told."""
         return bool(self._left_out) or any(period.left_out for period in self._periods.values())
 
     def admits(
         self, event: str, names: Names, origin: str, kind: Hashable, now_s: float, lines_max: int = LINES_MAX
     ) -> bool:
-        """Whether a line is written.
+        """True if a line is written.
 
         Args:
             event: of the line.
@@ -94,7 +93,7 @@ class Repeats:
             self._left_out += Counter({group: period.left_out})
 
     def told(self, now_s: float) -> list[dict[str, str | int]]:
-        """What is to be told of the lines that were left out in periods that have ended, once: names and number."""
+        """Take the names and numbers of lines that were left out in periods that have ended."""
         self._end_periods(now_s)
         found, self._left_out = self._left_out, Counter()
         return [
@@ -109,7 +108,7 @@ def shortened(value: Any) -> Any:
 
 
 def network_of(origin: str) -> str:
-    """What a peer cannot vary of its origin: its user on this machine, its IPv4 address, the network of an IPv6 one."""
+    """The part of its origin that a peer cannot vary: user on this machine, IPv4 address, or network of an IPv6 one."""
     if origin.startswith("localhost:"):  # by ipc; its process's number follows that of its user
         return ":".join(origin.split(":")[:2])
     # As an address of both families writes an IPv4 client; and the interface by which a link-local client comes.

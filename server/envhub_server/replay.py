@@ -50,7 +50,7 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a replay went.
+    """Result of a replay.
 
     Attributes:
         alike: whether the env failed at the same call in the same way.
@@ -63,7 +63,7 @@ class Comparison:
 
 @dataclass
 class Course:
-    """What is known of a run.
+    """Course of a run, as far as it is known.
 
     Attributes:
         call: the last call that began; -1 before the env was made.
@@ -119,7 +119,7 @@ def read(path: Path) -> Replay:
     except OSError as error:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ReplayError(f"{path}: {error}") from error
+        raise ReplayError(f"{path} is no replay: {error}") from error
 
 
 def in_a_line(path: Path) -> str:
@@ -139,7 +139,7 @@ def in_a_line(path: Path) -> str:
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
-    """Whether a hub of this user has written the file: it is the user's, and lies in this folder of the user's hubs."""
+    """True if a hub of this user has written the file: it is the user's, and lies in this folder of the user's hubs."""
     try:
         owner, folders = path.stat().st_uid, (path.resolve().parent, folder and folder.resolve())
     except OSError:
@@ -148,7 +148,7 @@ def is_own(path: Path, folder: Path | None) -> bool:
 
 
 def announced(path: Path) -> str:
-    """What ``run`` is about to run of this file, for people: a file of somebody else may name any program.
+    """Describe what ``run`` will run of this file: a file of somebody else may name any program.
 
     Raises:
         ReplayError: it cannot be read, or is none.
@@ -290,7 +290,7 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
 
 
 def _happened(end: dict[str, Any]) -> tuple[str, ...]:
-    """What happened, as it is compared; empty where nothing failed."""
+    """The failure, in the form in which it is compared; empty where nothing failed."""
     if "late" in end:
         return ("timeout",)
     if "overrun" in end:
@@ -338,12 +338,12 @@ def _named(replay: Replay, history: History, call: int) -> str:
 
 
 def _is_unseeded(history: History) -> bool:
-    """Whether the env was reset without a seed, and the random numbers that it had are not known."""
+    """True if the env was reset without a seed, and the random numbers that it had are not known."""
     resets = [note for note in history.notes if note.kind in (BY_REQUEST, FIRST)]
     return any(note.seed is None and not note.generator for note in resets)
 
 
 def _not_run(history: History) -> str:
-    """What the program called or set, in words; empty if nothing."""
+    """Describe what the program called or set; empty if nothing."""
     names = sorted({note.options.decode("utf-8", "replace") for note in history.notes if note.kind == CALL})
     return f" (not run again: calls of {', '.join(names)})" if names else ""

@@ -49,6 +49,9 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "recordings_memory_bytes_max": chosen.recordings_memory_max,
         "replays_bytes_max": chosen.replays_bytes_max,
     }
+    replays = chosen.replays or default_path(os.environ)
+    if replays is not None and os.path.lexists(replays) and not os.path.isdir(replays):
+        raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
     others = {
         "binds": chosen.bind,
         "python": chosen.python,
@@ -59,7 +62,7 @@ def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = N
         "allow_arguments": chosen.allow_arguments,
         "keys": chosen.keys,
         "audit": chosen.audit,
-        "replays": chosen.replays or default_path(os.environ),
+        "replays": replays,
         "insecure": chosen.insecure,
         "allow_factories": chosen.allow_factories,
         "verbose_errors": chosen.verbose_errors,
@@ -99,21 +102,26 @@ def check_config(config: HubConfig) -> None:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
 
 
-def check_packages(config: HubConfig) -> None:
-    """Refuse required factories whose packages do not exist. A worker checks the modules in these packages later.
+def check_package(config: HubConfig) -> None:
+    """Refuse a hub whose only env is of a package that does not exist. Of several, a worker finds out later.
 
     Raises:
-        FactoryNotFound: a factory's package does not exist.
+        EnvNotFound: the package does not exist.
     """
     registry = config.registry()
-    for factory in registry.required:
+    if factory := registry.lone_factory():
         package = factory.partition(":")[0].partition(".")[0]
         # A worker also imports from the working directory. Nothing is imported here.
-        if package not in sys.modules and not PathFinder.find_spec(package, [os.getcwd()]) and not find_spec(package):
+        folders = [each.folder or os.getcwd() for each in registry.interpreters]
+        if package not in sys.modules and not PathFinder.find_spec(package, folders) and not find_spec(package):
             raise registry.not_found(factory, f"No module named {package!r}")
 
 
-def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) -> None:
+def serve(
+    config: HubConfig,
+    ready: Callable[[Hub], None] = lambda hub: None,
+    listed: Callable[[Hub], None] = lambda hub: None,
+) -> None:
     """Run a hub in this process, in its main thread, until SIGTERM or SIGINT.
 
     Without addresses it listens on the default address of clients. It logs one line per change of a session or worker
@@ -122,12 +130,13 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     Args:
         config: the environments and addresses, among others.
         ready: called once the hub listens; ``hub.addresses`` are the real ones.
+        listed: called once it is known which envs are ready.
 
     Raises:
         AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
         KeysError: the keys cannot be used, or let strangers in.
         AuditError: the file of ``config.audit`` cannot be opened.
-        FactoryNotFound: ``config.envs`` has a factory that does not exist.
+        EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         UnsafeFolder: an env would be imported from a folder that others may write to.
     """
     if not config.binds:
@@ -135,17 +144,22 @@ def serve(config: HubConfig, ready: Callable[[Hub], None] = lambda hub: None) ->
     check_config(config)
     log.configure()
     check_folders(config.registry())
-    check_packages(config)
+    check_package(config)
     hub_process.prepare()
-    run_hub(config, ready)
+    run_hub(config, ready, listed=listed)
 
 
-def run_hub(config: HubConfig, ready: Callable[[Hub], None], zygote: ZygoteProcess | None = None) -> None:
+def run_hub(
+    config: HubConfig,
+    ready: Callable[[Hub], None],
+    zygote: ZygoteProcess | None = None,
+    listed: Callable[[Hub], None] = lambda hub: None,
+) -> None:
     """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``.
 
     The process must be prepared. A zygote that was started before is the hub's first.
     """
-    hub = Hub(config, zygote)
+    hub = Hub(config, zygote, listed)
     with hub.opened():
         ready(hub)
         hub.run()

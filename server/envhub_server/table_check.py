@@ -8,13 +8,15 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from envhub.transport import address
-from envhub_server.operator_bounds import BOUNDS, DISTINCT, NumberBounds
+from envhub_server.byte_count import byte_count
+from envhub_server.operator_bounds import BOUNDS, DISTINCT, OF_BYTES, NumberBounds
 from envhub_server.toml_text import key_text, value_text
 
 SINGULAR = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", Path: "a path in quotes"}
@@ -75,7 +77,7 @@ TEXTS: Mapping[str, Callable[[str], object]] = {
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a value is.
+    """Place of a value.
 
     Attributes:
         table: the text before the key: the file, and the table's heading.
@@ -100,8 +102,10 @@ class Spot:
         return TableError(f"{self.table}{self.key} = {value_text(value)}: {why}")
 
 
-def check_table(table: Mapping[str, Any], kind: type, spot: Spot, hint: Hint = lambda name, value: "") -> None:
-    """Refuse a table that is none of this dataclass.
+def checked_table(
+    table: Mapping[str, Any], kind: type, spot: Spot, hint: Hint = lambda name, value: ""
+) -> dict[str, Any]:
+    """The table, with bytes that have a unit as whole numbers, if it is one of this dataclass.
 
     Args:
         table: as it was read.
@@ -117,7 +121,7 @@ def check_table(table: Mapping[str, Any], kind: type, spot: Spot, hint: Hint = l
     for name, value in table.items():
         if name not in allowed:
             raise TableError(_unknown(name, allowed, spot, hint(name, value)))
-        _check(value, hints[name], spot.of_key(name))
+    return {name: _checked(value, hints[name], spot.of_key(name)) for name, value in table.items()}
 
 
 def check_options(options: Any, spelled: Callable[[str], str]) -> None:
@@ -154,21 +158,25 @@ def _unknown(name: str, allowed: Sequence[str], spot: Spot, hint: str) -> str:
     return f"{where}unknown key {name!r}{question} Keys here are: {', '.join(allowed)}"
 
 
-def _check(value: Any, hint: Any, spot: Spot) -> None:
-    """Refuse a value that does not fit the annotation."""
+def _checked(value: Any, hint: Any, spot: Spot) -> Any:
+    """The value, if it fits the annotation."""
+    if isinstance(value, str) and spot.name in OF_BYTES:
+        with suppress(ValueError):  # it is refused below
+            value = byte_count(value)
     fit = next((each for each in _alternatives(hint) if _fits(value, each)), None)
     if fit is None:
         raise spot.refuse(value, f"expected {_described(hint, spot.name)}{_meant(value, hint)}")
     if is_dataclass(fit):
-        check_table(value, fit, spot)  # type: ignore[arg-type]
+        value = checked_table(value, fit, spot)  # type: ignore[arg-type]
     elif get_origin(fit) is dict:
         for name, each in value.items():
-            _check(each, get_args(fit)[1], replace(spot.of_key(name), name=""))  # no field has this name
+            _checked(each, get_args(fit)[1], replace(spot.of_key(name), name=""))  # no field has this name
     elif get_origin(fit) in (list, tuple):
         for index, each in enumerate(value):
-            _check(each, get_args(fit)[0], spot.of_item(index))
+            _checked(each, get_args(fit)[0], spot.of_item(index))
         _check_distinct(value, spot)
     _check_one(value, hint, spot)
+    return value
 
 
 def _check_one(value: Any, hint: Any, spot: Spot) -> None:
@@ -197,7 +205,7 @@ def _check_distinct(value: Any, spot: Spot) -> None:
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
-    """What the annotation allows, besides None."""
+    """The alternatives of an annotation, besides None."""
     if get_origin(hint) in (Union, types.UnionType):
         yield from (each for each in get_args(hint) if each is not type(None))
     else:
@@ -205,7 +213,7 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of this kind, whatever it has inside."""
+    """True if a value is of this kind, whatever it has inside."""
     origin = get_origin(hint)
     if origin is Literal:
         return isinstance(value, str) and value in get_args(hint)
@@ -218,7 +226,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _described(hint: Any, name: str) -> str:
-    """What the annotation allows, in words."""
+    """Describe the values that an annotation allows."""
     return ", or ".join(_described_one(each, BOUNDS.get(name)) for each in _alternatives(hint))
 
 

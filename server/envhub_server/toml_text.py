@@ -1,4 +1,4 @@
-"""What an operator wrote in TOML: how it is read, and how errors write it."""
+"""TOML of an operator: how it is read, and how errors write it."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import envhub
 TURNS = 7
 
 
+IMAGES = "images=envhub_client.tools.bench.workloads:images"
 ENVS = [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
 
 
@@ -32,6 +33,19 @@ def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
     ):
         with_key = address_of(token, guarded.tcp)
         compare(env, num_envs, {"without a key": plain.tcp, "with a key": with_key})
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize(("env", "num_envs"), [("CartPole-v1", 16), (IMAGES, 1), (IMAGES, 16), (IMAGES, 64)], ids=str)
+def test_step_with_a_key_next_to_plain_loopback(tmp_path: Path, env: str, num_envs: int) -> None:
+    """All that keys cost: plain loopback has neither the proxy nor encryption."""
+    keys = KeyFolder(tmp_path / "keys")
+    keys.make_secret()
+    token = admitted(keys, "alice")
+    binds = ["tcp://127.0.0.1:0"]
+    with serve(tmp_path, env, "--keys", str(keys.path)) as guarded, serve(tmp_path, env, binds=binds) as plain:
+        with_key = address_of(token, guarded.tcp)
+        compare(env.partition("=")[0], num_envs, {"on plain loopback": plain.tcp, "with a key": with_key})
 
 
 @pytest.mark.benchmark

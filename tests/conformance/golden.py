@@ -2,6 +2,7 @@
 
 ============  =========================================================================================================
 session       a whole session, whose frames fit each other: "A whole session" in PROTOCOL.md
+steps         the program `steps` of ``envhub conformance --client``: its requests and the replies, with all values
 exchanges     a request and a reply of every kind, each by itself: the arrays in them are of no space
 values        a value of every kind
 refusals      messages to a hub in which the session of ``session`` was just made, and what the hub does: "runs",
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from envhub_client.tools.conformance.counting_envs import CHECK, NAME, NUM_ENVS, SEEDS, STEPS, CountingSession
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 
@@ -169,6 +171,42 @@ def session() -> dict[str, list[bytes]]:
     return found
 
 
+def steps() -> dict[str, list[bytes]]:
+    """The frames of the program by which a client is tested, in order; as in ``session``, without default values."""
+    hub, tested = HubProtocol(HUB_ID), CountingSession(OTHER_TOKEN, [])
+    found: dict[str, list[bytes]] = {}
+
+    def exchange(name: str, op: Op, seq: int, fields: bytes, sent: Any = ()) -> list[bytes]:
+        hub_id, token = (0, bytes(16)) if op is Op.HELLO else (HUB_ID, TOKEN)
+        request = [Prelude(op, hub_id, token, seq).pack() + fields, *sent]
+        incoming = hub.receive(b"peer", 1, request)
+        assert incoming is not None
+        outcome = tested.outcome(incoming)
+        assert not isinstance(outcome, messages.Failure)
+        hub.answer(incoming, *outcome)
+        ((_, response),) = hub.outgoing
+        hub.outgoing.clear()
+        found[f"{name} request"], found[f"{name} reply"] = request, response
+        return response[1:]
+
+    exchange("HELLO", Op.HELLO, 1, codec.encode({"client": "0.1.0"}))
+    exchange("MAKE", Op.MAKE, 1, codec.encode({"num_envs": NUM_ENVS, "name": NAME}))
+    frames = exchange("RESET", Op.RESET, 2, codec.encode({"seeds": SEEDS}))
+    rewards, ends, numbers = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), np.zeros(NUM_ENVS, int)
+    for number in range(1, STEPS + 1):
+        batch = np.frombuffer(frames[0], np.float32).reshape(NUM_ENVS, 2)[:, 0].astype(np.int64)
+        frames = exchange(f"STEP {number}", Op.STEP, 2 + number, b"\x04", [batch.tobytes()])
+        rewards += np.frombuffer(frames[1], np.float64, NUM_ENVS)
+        ends += np.frombuffer(frames[1], np.bool_, offset=8 * NUM_ENVS).reshape(2, NUM_ENVS).any(axis=0)
+        for row, info in messages.unpack_rows(frames[2], NUM_ENVS) if len(frames) > 2 else []:
+            numbers[row] += codec.decode(info)["n"]
+    args = codec.encode([[rewards.tolist(), ends.tolist(), numbers.tolist()], {}])
+    exchange("CALL", Op.CALL, 3 + STEPS, codec.encode({"name": CHECK, "args": args}))
+    exchange("CLOSE", Op.CLOSE, 4 + STEPS, codec.encode({}))
+    assert tested.wrong == []
+    return found
+
+
 def refusals() -> dict[str, tuple[list[bytes], str]]:
     """Messages to a hub in which the session of ``session`` was made by its first two requests, and what it does."""
 
@@ -254,6 +292,7 @@ def golden() -> dict[str, Any]:
     """Everything, in hex."""
     return {
         "session": {name: [bytes(frame).hex() for frame in frames] for name, frames in session().items()},
+        "steps": {name: [bytes(frame).hex() for frame in frames] for name, frames in steps().items()},
         "exchanges": {name: [bytes(frame).hex() for frame in frames] for name, frames in exchanges().items()},
         "values": {name: codec.encode(value, codec.as_repr).hex() for name, value in VALUES.items()},
         "refusals": {name: [*(frame.hex() for frame in sent), does] for name, (sent, does) in refusals().items()},

@@ -1,6 +1,6 @@
 """Writes the module of typed keywords, from the annotations and docstrings of what takes these keywords.
 
-python tests/conformance/option_keywords.py > client/envhub_client/option_keywords.py
+``python tests/conformance/option_keywords.py`` writes ``client/envhub_client/option_keywords.py``.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from envhub_client.make import make_vec
+from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 
@@ -44,7 +47,7 @@ OF_A_SESSION = (
 )
 OF_CLIENTS = ("autoreset_mode", "env_kwargs")
 OF_FRAMEWORKS = ("hub", "env_kwargs")
-ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
+ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def described(documented: Any) -> dict[str, str]:
@@ -95,4 +98,4 @@ def written() -> str:
 
 
 if __name__ == "__main__":
-    print(written(), end="")
+    Path(sys.modules[OptionKeywords.__module__].__file__ or "").write_text(written())

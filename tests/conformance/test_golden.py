@@ -25,7 +25,9 @@ def test_nothing_was_added_or_dropped_unsaid(kind: str) -> None:
     assert list(MADE) == list(KEPT) and list(MADE[kind]) == list(KEPT[kind])
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ("session", "exchanges") for name in KEPT[kind]])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("session", "steps", "exchanges") for name in KEPT[kind]]
+)
 def test_frames_are_the_golden_ones(kind: str, name: str) -> None:
     assert MADE[kind][name] == KEPT[kind][name]
 

@@ -6,7 +6,7 @@ import ast
 from importlib import import_module
 from pathlib import Path
 
-from conformance import option_keywords
+from conformance import option_keywords, references
 
 import envhub
 
@@ -26,3 +26,9 @@ def test_stub_has_every_name_from_where_it_is() -> None:
 
 def test_typed_keywords_are_those_of_the_functions() -> None:
     assert KEYWORDS.read_text() == option_keywords.written()
+
+
+def test_references_in_the_pages_are_the_codes() -> None:
+    for page in references.PAGES:
+        assert page.read_text() == references.updated(page.read_text()), "cd tests && python -m conformance.references"
+        assert references.REFERENCE.search(page.read_text())

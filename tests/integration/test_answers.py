@@ -209,4 +209,4 @@ def test_answer_to_another_request_is_dropped_and_logged(unruly: ServedHub, lane
         assert wait_step(envs)[0][:, 0].tolist() == [1]
         assert envs.call("echo", "last") == ("last",)
         for kind in ("CallResults", "CallFailed", "RowFailed", "RowInfo"):
-            assert f'"message": "{kind}"' in unruly.log[before:] and '"answer_dropped"' in unruly.log[before:]
+            assert f'"message": "{kind}"' in unruly.log[before:] and '"stale_answer_dropped"' in unruly.log[before:]

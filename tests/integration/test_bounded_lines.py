@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,9 @@ for _ in range(int(sys.argv[2])):
 """
 
 
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0, without a key
+
+
 def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -58,8 +62,8 @@ def test_refusals_of_the_hubs_own_user_are_bounded_and_counted(audited: tuple[Se
                 assert answer.failure is not None, answer
     assert hub.stop() == 0
     lines = lines_of(audit.read_text())
-    for op in ("MAKE", "ATTACH"):
-        written = [line for line in lines if line["event"] == "refused" and line["op"] == op]
+    for op, event in (("MAKE", "refused"), ("ATTACH", "session_unknown")):
+        written = [line for line in lines if line["event"] == event and line["op"] == op]
         assert 0 < len(written) <= 3 * LINES_MAX  # of periods of 10 s
         told = [line for line in lines if line["event"] == "lines_left_out" and line["op"] == op]
         assert sum(line["lines"] for line in told) == TIMES - len(written)
@@ -79,31 +83,40 @@ def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -
             arguments = [f"{folder}/hub.sock.side", str(TIMES)]
             assert subprocess.run([sys.executable, "-c", STRANGER, *arguments], timeout=60).returncode == 0
             assert hub.stop() == 0
-    refused = [line for line in lines_of(hub.log) if line["event"] == "side_refused"]
+    refused = [line for line in lines_of(hub.log) if line["event"] == "side_socket_refused"]
     assert 0 < len(refused) <= 3 and {line["uid"] for line in refused} == {54321}
     told = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
-    assert {(line["of"], line["origin"]) for line in told} == {("side_refused", "54321")}
+    assert {(line["of"], line["origin"]) for line in told} == {("side_socket_refused", "54321")}
     assert sum(line["lines"] for line in told) == TIMES - len(refused)
     assert len(hub.log) < BYTES_MAX
 
 
-def test_handshakes_that_fail_and_connections_that_come_and_go_are_counted(tmp_path: Path) -> None:
+def test_connections_that_come_and_go_are_counted_and_no_attempts_to_get_in(tmp_path: Path) -> None:
     keys, audit = KeyFolder(tmp_path / "keys"), tmp_path / "audit"
     keys.make_secret()
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
         port = int(hub.tcp.rpartition(":")[2])
         for _ in range(100):
             socket.create_connection(("127.0.0.1", port)).close()
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                assert stranger.recv(1)
+                stranger.sendall(GREETING)  # which the reset that follows may have thrown away
         with envhub.connect(hub.ipc) as client:
-            assert wait_until(lambda: client.stats()["handshakes_refused"] == 100)
+            assert wait_until(lambda: client.stats()["handshakes_unfinished"] == 100)
+            assert wait_until(lambda: client.stats()["handshakes_refused"] == 20)
         assert hub.stop() == 0
-    told = [line for line in lines_of(audit.read_text()) if line["event"] == "lines_left_out"]
-    written = [line for line in lines_of(audit.read_text()) if line["event"] == "refused"]
-    # A connection that has ended before it is looked at is from nowhere.
-    assert {(line["of"], line["from"]) for line in told} <= {("refused", "127.0.0.1"), ("refused", "")}
-    assert len(written) + sum(line["lines"] for line in told) == 100 and len(written) <= 6
+    lines = [line for line in lines_of(audit.read_text()) if line["event"] not in ("connected", "disconnected")]
+    assert {line["from"] for line in lines} == {"127.0.0.1"}
+    whys = ("handshake_unfinished", "it sent nothing", 100), ("refused", "no key, or one for another hub", 20)
+    for event, why, count in whys:
+        written = [line for line in lines if line["event"] == event]
+        told = [line for line in lines if line.get("of") == event]
+        assert {line["why"] for line in written} == {why} and len(written) <= 6
+        assert len(written) + sum(line["lines"] for line in told) == count
     logged = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
-    assert sum(line["lines"] for line in logged) == 100 - len(written)
+    assert {line["of"] for line in logged} == {"handshake_unfinished", "client_refused"}
 
 
 @pytest.mark.long

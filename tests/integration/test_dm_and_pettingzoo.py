@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import other_sims
 import pytest
 from hubs import ServedHub, serve
+from pages import ROOT, blocks
 
 import envhub
 
@@ -165,11 +165,10 @@ def test_what_is_no_env_is_refused_with_the_factorys_name(met: ServedHub, name: 
 
 
 @pytest.mark.long
-def test_readmes_commands_and_program_run(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "server/README.md").read_text().split("### Envs of dm_env and PettingZoo")[1]
-    (commands,), (program,) = (
-        re.findall(rf"```{kind}\n(.*?)```", text.split("\n## ")[0], re.DOTALL) for kind in ("sh", "python")
-    )
+def test_commands_and_program_of_the_page_run(tmp_path: Path) -> None:
+    page = ROOT / "server/docs/serve.md"
+    (commands,) = (block for block in blocks("sh", [page]) if block.startswith("pip install"))
+    (program,) = blocks("python dm_env", [page])
     _, serving = commands.replace("\\\n", " ").splitlines()
     arguments = shlex.split(serving)
     assert arguments[:4] == ["envhub", "serve", "--bind", "tcp://127.0.0.1:5555"]

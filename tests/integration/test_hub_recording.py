@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,13 +20,14 @@ import recorded_sims
 from faulty import RAISE
 from hubs import ServedHub, kill_worker, serve, stopped, wait_until
 from interpreters import FEW, Combination, interpreter
+from pages import ROOT, blocks
 from same import assert_same
 from witness import Witness, about_each, assert_parts_recorded, data_set, play_until_one_crashed
 
 import envhub
 
 MODES = ("NextStep", "SameStep", "Disabled")
-README = (Path(__file__).parents[2] / "server/README.md").read_text()
+PAGE = ROOT / "server/docs/recordings.md"
 
 TABLES = """
 [envs.pole]
@@ -430,8 +430,8 @@ def test_rewards_with_axes_are_not_recorded_and_their_env_goes_on(hub: ServedHub
 
 
 @pytest.mark.long
-def test_recordings_of_the_readme(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(record.*?)```", README, re.DOTALL)
+def test_recordings_of_the_page(tmp_path: Path) -> None:
+    (text,) = blocks("toml", [PAGE])
     (tmp_path / "hub.toml").write_text(text)
     with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub:
         for name in ("pole", "arm", "quiet"):

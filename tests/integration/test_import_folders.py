@@ -218,7 +218,7 @@ def test_module_that_an_installed_one_hides_is_warned_of(tmp_path: Path) -> None
     (tmp_path / "colorsys.py").write_text("def make():\n    pass\n")
     done = started(tmp_path, "sim=colorsys:make")
     assert done.returncode == 2 and "has no attribute 'make'" in done.stderr, done
-    (line,) = logged(done.stderr, "module_not_used")
+    (line,) = logged(done.stderr, "module_shadowed")
     assert line["file"] == str(tmp_path / "colorsys.py") and str(line["used"]).endswith("colorsys.py")
 
 

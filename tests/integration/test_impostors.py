@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -114,16 +115,51 @@ def test_socket_that_another_user_puts_at_the_path_of_a_hub_is_not_used(tmp_path
         assert told(process) == ["end 2"]  # it has both names, and nobody has connected
         with pytest.raises(envhub.HubLost):
             envs.step([0])
-        with pytest.raises(envhub.AddressError, match=f"user {NOBODY}"):
+        with pytest.raises(envhub.AddressError) as raised:
             envhub.connect(address)
+        assert str(raised.value).startswith(f"{address} belongs to user {NOBODY} (nobody), and a hub's socket serves")
+        assert "ask that user for a key (`envhub keys add`, `envhub serve --keys`), or start a hub" in str(raised.value)
 
 
-def test_socket_in_a_folder_that_this_user_may_not_enter_is_told_in_a_sentence(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    program = (
-        f"import os, envhub, envhub_client.client; os.setuid({NOBODY})\n"
-        f"try: envhub.connect('ipc://{tmp_path}/hub.sock')\n"
-        "except envhub.AddressError as error: print(error)"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert "Permission denied" in ran.stdout and "Traceback" not in ran.stderr, ran.stderr
+def test_socket_in_a_folder_that_this_user_may_not_enter_is_told_in_a_sentence() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # of mode 0700
+        program = (
+            f"import os, envhub, envhub_client.client; os.setuid({NOBODY})\n"
+            f"try: envhub.connect('ipc://{folder}/hub.sock')\n"
+            "except envhub.AddressError as error: print(error)"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    why = f"cannot be reached: user {NOBODY} (nobody) may not enter {folder}, which belongs to user 0 (root); ask that"
+    assert ran.stdout.startswith(f"ipc://{folder}/hub.sock {why}") and "Traceback" not in ran.stderr, ran.stderr
+
+
+_FOREIGN_HUB = f"""
+import asyncio, encodings.idna, os, structlog, envhub_server.hub.hub, envhub_server.serve  # which it could not read
+from envhub import cli
+os.setgid({NOBODY}); os.setuid({NOBODY})
+cli.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-max", "0"])
+"""
+
+
+@contextlib.contextmanager
+def foreign_hub() -> Iterator[str]:
+    """The address on loopback of another user's hub, which makes no envs."""
+    command = [sys.executable, "-c", _FOREIGN_HUB]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd="/", env=environ, text=True, **pipes) as hub:
+        try:
+            assert hub.stdout is not None
+            yield hub.stdout.readline().removeprefix("listening on ").strip()
+        finally:
+            hub.terminate()
+
+
+def test_hub_of_another_user_on_loopback_is_told_at_once_with_what_to_do() -> None:
+    with foreign_hub() as address:
+        began_s = time.monotonic()
+        with pytest.raises(envhub.AccessDenied) as raised:
+            envhub.connect(address, timeout=60.0)
+        assert time.monotonic() - began_s < 30.0
+    assert str(raised.value).startswith(f"the hub at {address} belongs to user {NOBODY} (nobody), and without keys it")
+    assert "ask that user for a key (`envhub keys add`, `envhub serve --keys`), or start a hub" in str(raised.value)

@@ -130,6 +130,29 @@ def with_server(address: str, server: bytes) -> str:
     return f"envhub://{token_of(HubKeys(server, keys_of(token).secret)).reveal_secret()}@{place}"
 
 
+def test_refusal_of_a_kept_key_says_where_it_is_kept_and_how_to_replace_it(
+    common_hub: ServedHub, admit_for_now: Admit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("box", address := admit_for_now("alice"))
+    place = f"kept as 'box' in {tmp_path}/envhub/hubs/box"
+    with pytest.raises(envhub.AccessDenied, match=f"without a key, and one for it is {place}: connect by hub='box'"):
+        envhub.connect(common_hub.tcp)
+    remedy = "and run `envhub login box` with what you are given; `envhub logout box` removes what is kept"
+    for wrong, why in (
+        (with_secret(address, sockets.new_key_pair()[1]), "does not know this key"),
+        (with_server(address, sockets.new_key_pair()[0]), "has another key than this address says"),
+    ):
+        known_hubs.keep("box", wrong)
+        for hub in ("box", wrong):
+            with pytest.raises(envhub.AccessDenied, match=f"{why}, which is {place}: .*ask its operator.* {remedy}"):
+                envhub.connect(hub)
+        known_hubs.forget("box")
+        monkeypatch.setenv("ENVHUB_ADDRESS", wrong)
+        with pytest.raises(envhub.AccessDenied, match=f"{why}, which is in ENVHUB_ADDRESS: .* set ENVHUB_ADDRESS to"):
+            envhub.connect()
+
+
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = token_of(HubKeys(*sockets.new_key_pair())).reveal_secret()
@@ -369,6 +392,35 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
             keys.remove("carol")
             assert wait_until(lambda: client.sessions() == [] and hub.workers() == [], 5)
         assert '"session_revoked"' in hub.log and "session_expired" not in hub.log
+
+
+@pytest.mark.long
+def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_holds_for_one_that_runs(
+    tmp_path: Path, keys: KeyFolder
+) -> None:
+    first, second = admitted(keys, "alice"), admitted(keys, "alice")
+    removed = keys_of(first).secret
+    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--lease", "1") as hub:
+        addresses = [address_of(token, hub.tcp) for token in (first, second)]
+        ended, other = (envhub.make_vec("CartPole-v1", 1, hub=address) for address in addresses)
+        ended.reset(), other.reset()
+        keys.remove("alice", sockets.public_key(removed))
+        with pytest.raises(envhub.AccessDenied):
+            while True:
+                ended.step(np.zeros(1, int))
+        with envhub.connect(hub.ipc) as local, envhub.connect(addresses[1]) as client:
+            # Until its lease runs out, a program of alice that has her other key by then goes on with it.
+            assert wait_until(lambda: [each["session"] for each in local.sessions()] == [other.token[:8]])
+            other.step(np.zeros(1, int))
+            path = keys.path / "clients/alice.toml"
+            path.write_text(path.read_text().replace('may = "use"', 'may = "observe"'))
+            with pytest.raises(envhub.RequestRefused, match="observe, not use"):
+                while True:
+                    other.step(np.zeros(1, int))
+            assert [each["session"] for each in client.sessions()] == [other.token[:8]]
+            with client.attach(other.token, observe=True) as observer:
+                assert observer.observe().steps[0] > 1
+            assert hub.log.count("session_ended") == 1 and "session_revoked" not in hub.log
 
 
 @pytest.mark.long
@@ -656,7 +708,7 @@ def test_ipc_admits_the_hubs_user_only() -> None:
                 run = [sys.executable, "-c", connecting, str(user), *places]
                 found[user] = subprocess.run(run, capture_output=True, text=True, timeout=100).stdout.split()
             assert found == {os.getuid(): ["1", "open"], 65534: ["0"] * 2}
-            assert hub.log.count("side_refused") == 1
+            assert hub.log.count("side_socket_refused") == 1
 
 
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
@@ -723,7 +775,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
         socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
-        assert wait_until(lambda: audit.read_text().count("no key, or") == 1, 10), audit.read_text()
+        assert wait_until(lambda: "it sent nothing" in audit.read_text(), 10), audit.read_text()
         for stranger in (hub.tcp, with_server(address, sockets.new_key_pair()[0])):  # no key, another hub's
             with pytest.raises(envhub.AccessDenied):
                 envhub.connect(stranger)
@@ -755,6 +807,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         ("refused", "alice"),
         ("refused", ""),
         ("refused", "olga"),
+        ("handshake_unfinished", ""),
         ("keys_read", "olga"),
         ("keys_read", "alice"),
     }
@@ -774,6 +827,42 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     assert not any(secret_text_of(each).reveal_secret() in text for each in secrets)
 
 
+def test_clients_of_a_hub_that_is_started_again_are_no_strangers(tmp_path: Path, keys: KeyFolder) -> None:
+    audit, bind = tmp_path / "audit.jsonl", f"tcp://127.0.0.1:{free_port()}"
+    address = address_of(admitted(keys, "alice"), bind)
+    arguments = ("CartPole-v1", "--keys", str(keys.path), "--audit", str(audit))
+    with serve(tmp_path, *arguments, binds=[bind]) as hub:
+        envs = envhub.make_vec("CartPole-v1", 1, hub=address, on_hub_loss="recreate")
+        envs.reset()
+        before, lost = len(audit.read_text().splitlines()), envs.token
+        hub.process.kill()
+        hub.process.wait()
+    with serve(tmp_path, *arguments, binds=[bind]) as hub, closing(envs):
+        while envs.token == lost:
+            envs.step(np.zeros(1, int))
+        for _ in range(3):  # as a client looks whether its hub is back
+            socket.create_connection(("127.0.0.1", int(bind.rpartition(":")[2]))).close()
+        assert wait_until(lambda: '"handshake_unfinished"' in audit.read_text())
+        unknown = [json.loads(line) for line in hub.log.splitlines() if '"session_unknown"' in line]
+        assert [(line["level"], line["client"], line["session"]) for line in unknown] == [("info", "alice", lost[:8])]
+        assert "client_refused" not in hub.log
+        with envhub.connect(address) as client:
+            assert client.stats()["handshakes_refused"] == 0
+        lines = [json.loads(line) for line in audit.read_text().splitlines()[before:]]
+        assert {(line["event"], line["client"]) for line in lines} == {
+            ("connected", "alice"),
+            ("session_made", "alice"),
+            ("handshake_unfinished", ""),
+        }
+        with envhub.connect(address) as client, pytest.raises(envhub.SessionLost):
+            client.attach(lost)
+        assert '"session_unknown"' in audit.read_text() and '"refused"' not in audit.read_text()
+        assert '"request_failed"' not in hub.log
+        with pytest.raises(envhub.AccessDenied):
+            envhub.connect(bind)
+        assert wait_until(lambda: "no key, or one for another hub" in audit.read_text())
+
+
 def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub, closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp)) as envs:
         value = bytes(17 << 20)
@@ -786,7 +875,7 @@ def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path
                     assert failure is not None and failure.code == "session_lost"
         lines = hub.log.splitlines()
     events = Counter(json.loads(line)["event"] for line in lines)
-    assert events["attribute_not_kept"] == events["request_failed"] == 1 and max(map(len, lines)) < 1000
+    assert events["attribute_not_kept"] == 1 and events["session_unknown"] == 2 and max(map(len, lines)) < 1000
 
 
 @pytest.mark.long
@@ -799,7 +888,7 @@ def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
             failures = 0
             while failures < 10:
                 failures += len(envs.step(np.zeros(4, int))[4].get("env_failure", ()))
-        assert hub.log.count('"env_made_anew"') == 1
+        assert hub.log.count('"env_rebuilt"') == 1
 
 
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:

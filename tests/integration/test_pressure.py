@@ -28,7 +28,7 @@ from envhub.values.leaf import Leaf
 
 DESCRIPTORS_MAX = 256
 FLOOD = 300
-BURST = 60  # of connections between two steps; one larger than the reserve of descriptors may end a hub (README)
+BURST = 60  # of connections between two steps; one larger than the reserve of descriptors may end a hub (limits.md)
 IDLE = 100
 HANDSHAKE_S = 3.0  # until libzmq drops a connection that says nothing
 

@@ -1,4 +1,4 @@
-"""The README's words are true: its commands stand on lines of their own, its programs run, its names exist."""
+"""The pages' words are true: commands are on lines of their own, programs run, the names of a step's hops exist."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from envhub_client.connection import known_hubs
 from hubs import ServedHub, free_port
 from interpreters import python_of
+from pages import MANUAL, ROOT, blocks, section
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-OLD_SIMULATOR = README.split("## A simulator with another Python")[1].split("\n## ")[0]
-PROGRAMS = [
-    program
-    for text in (
-        README.replace(OLD_SIMULATOR, ""),
-        *(path.read_text() for path in sorted((ROOT / "client").glob("**/*.md"))),
-    )
-    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-]
+README = ROOT / "README.md"
+OLD_SIMULATOR = ROOT / "server/docs/other_pythons.md"
+STEP = ROOT / "envhub/docs/step.md"
+PROGRAMS = blocks("python", MANUAL)
 HOMES = {
     "HubVectorEnv": "envhub_client.envs.vector_env",
     "WireLane": "envhub_client.lanes.wire",
@@ -32,17 +27,15 @@ HOMES = {
     "Connection": "envhub_client.connection.connection",
     "ClientProtocol": "envhub.protocol.client",
     "HubProtocol": "envhub.protocol.hub",
-    "Hub": "envhub_server.hub.hub",
-    "SessionRuntime": "envhub_server.hub.runtime",
+    "Session": "envhub_client.session.session",
     "SessionState": "envhub_server.session.state",
     "ArenaDriver": "envhub.arena.driver",
-    "Worker": "envhub_server.worker.main",
     "Row": "envhub_server.worker.row",
 }
 
 
 def test_commands_are_on_lines_of_their_own() -> None:
-    lines = README.splitlines()
+    lines = README.read_text().splitlines()
     assert lines.count("pip install -e . && envhub demo") == 1
     assert lines.count('pip install -e ".[dev]" && pytest') == 1
 
@@ -61,9 +54,9 @@ def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.long
 def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
-    section = README.split("## A hub on another machine")[1].split("\n## ")[0]
+    remote = section(README, "A hub on another machine")
     add, serve, login, program = (
-        line for block in re.findall(r"```(?:sh|python)\n(.*?)```", section, re.DOTALL) for line in split(block)
+        line for block in re.findall(r"```(?:sh|python)\n(.*?)```", remote, re.DOTALL) for line in split(block)
     )
     place = f"127.0.0.1:{free_port()}"
     environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
@@ -90,8 +83,8 @@ def test_simulator_with_another_python(tmp_path: Path) -> None:
     python = python_of("3.8")
     if python is None:
         pytest.skip("this machine has no Python 3.8")
-    blocks = re.findall(r"```(?:sh|python)\n(.*?)```", OLD_SIMULATOR, re.DOTALL)
-    prepare, simulator, start, trainer = blocks
+    prepare, start = blocks("sh", [OLD_SIMULATOR])
+    simulator, trainer = blocks("python old", [OLD_SIMULATOR])
     (tmp_path / "old_sim.py").write_text(simulator)
     place = f"127.0.0.1:{free_port()}"
     environ = {**os.environ, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
@@ -127,18 +120,21 @@ def test_first_program_fits_a_screen() -> None:
 
 
 def test_hops_of_a_step_are_at_most_ten_and_name_what_exists() -> None:
-    section = README.split("## One step, hop by hop")[1].split("## Where things are")[0]
-    assert 5 <= len(re.findall(r"^\d+\. ", section, re.MULTILINE)) <= 10
-    names = re.findall(r"`([A-Z]\w+)\.(\w+)`", section)
+    assert 5 <= len(re.findall(r"^\d+\. ", section(STEP, "The wire lane"), re.MULTILINE)) <= 10
+    names = re.findall(r"`([A-Z]\w+)\.(\w+)`", STEP.read_text())
     assert len(names) >= 10
     for owner, member in names:
-        assert hasattr(getattr(importlib.import_module(HOMES[owner]), owner), member), f"{owner}.{member}"
+        assert hasattr(home(owner), member), f"{owner}.{member}"
 
 
-@pytest.mark.parametrize(
-    "place", ["README.md", "server/README.md", "client/README.md", "client/docs/workers.md", "docker/README.md"]
-)
-def test_links_lead_somewhere(place: str) -> None:
-    page = ROOT / place
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+def test_pictures_name_classes_that_exist() -> None:
+    pictures = "".join(blocks("", [README, STEP, ROOT / "envhub/docs/architecture.md"]))
+    names = {*re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", pictures)} | {"Row", "Session"}
+    assert {"HubVectorEnv", "WireLane", "SharedLane", "SessionState", "HubProtocol"} <= names
+    for name in names:
+        assert isinstance(home(name), type), name
+
+
+def home(name: str) -> Any:
+    """The class of this name."""
+    return getattr(importlib.import_module(HOMES[name]), name)

@@ -17,19 +17,20 @@ import psutil
 import pytest
 import zmq
 from envhub_server.network.listener import Listener
-from hubs import ServedHub, lives, serve, stopped, wait_until
+from hubs import HERE, ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, token_of
 
 
-def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "envhub", *arguments],
         capture_output=True,
         text=True,
         timeout=30,
+        cwd=cwd,
         env={**os.environ, "COLUMNS": "200", **environ},
     )
 
@@ -100,30 +101,50 @@ def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_entries_that_name_nothing_are_logged(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "CartPole-v77", "no_such_module:*") as hub:
-        assert wait_until(lambda: "CartPole-v77" in hub.log and "no_such_module" in hub.log, 20)
+def test_entries_whose_package_is_missing_are_unready(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "no_such_module:Sim-v7", "sim=nomod:make") as hub:
+        assert wait_until(lambda: hub.log.count("env_unready") == 2, 20)
         with envhub.connect(hub.ipc) as client:
-            assert "CartPole-v1" in client.envs() and "CartPole-v77" not in client.envs()
+            assert "CartPole-v1" in client.envs() and "Sim-v7" not in client.envs()
+            assert client.health()["unready"].keys() == {"Sim-v7", "sim"}
+
+
+# What an operator writes, its name, what is offered besides, and what the hub says when it ends.
+MISTAKES = [
+    ("CartPole-v77", ["CartPole-v1"], "no id 'CartPole-v77' is registered"),
+    ("os:nope", ["CartPole-v1"], "x=os:nope cannot be made: module 'os' has no attribute 'nope'"),
+    ("json.nomod:make", ["CartPole-v1"], "x=json.nomod:make cannot be made: No module named 'json.nomod'"),
+    ("nomod:make", [], "x=nomod:make cannot be made: No module named 'nomod'"),
+    ("nomod.sub:make", [], "x=nomod.sub:make cannot be made: No module named 'nomod'"),
+    ("nomod:Sim-v0", [], "no id 'Sim-v0' is registered"),
+    ("needy:factory", [], "x=needy:factory cannot be made: ModuleNotFoundError: No module named 'no_such_module'"),
+]
+
+
+@pytest.mark.parametrize("way", ["command line", "file"])
+@pytest.mark.parametrize(
+    ("env", "others", "why"), [MISTAKES[0], *(pytest.param(*each, marks=pytest.mark.long) for each in MISTAKES[1:])]
+)
+def test_env_that_can_never_be_made_ends_the_hub_with_2_whichever_way_it_is_named(
+    tmp_path: Path, way: str, env: str, others: list[str], why: str
+) -> None:
+    is_factory = env.rpartition(":")[2].isidentifier() and ":" in env
+    entries = [f"x={env}" if is_factory else env]
+    if way == "file":
+        (tmp_path / "hub.toml").write_text(f'[envs.x]\nenv = "{env}"\n')
+        entries = ["--config", str(tmp_path / "hub.toml")]
+    found = command("serve", *others, *entries, "--bind", f"ipc://{tmp_path}/hub.sock", cwd=HERE)
+    assert found.returncode == 2
+    (line,) = [line for line in found.stderr.splitlines() if not line.startswith("{")]
+    assert line.startswith(f"envhub serve: {why}")
+    assert not [path for path in tmp_path.iterdir() if path.name != "hub.toml"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("entry", "why"),
-    [
-        ("x=nomod:make", "No module named 'nomod'"),
-        ("x=nomod.sub:make", "No module named 'nomod'"),
-        ("x=json.nomod:make", "No module named 'json.nomod'"),
-        ("x=os:nope", "module 'os' has no attribute 'nope'"),
-    ],
-)
-def test_factory_that_does_not_exist_ends_the_hub_with_2(tmp_path: Path, entry: str, why: str) -> None:
-    found = command("serve", "CartPole-v1", entry, "--bind", f"ipc://{tmp_path}/hub.sock")
-    assert found.returncode == 2
-    assert [line for line in found.stderr.splitlines() if not line.startswith("{")] == [
-        f"envhub serve: {entry} cannot be made: {why}"
-    ]
-    assert not list(tmp_path.iterdir())
+def test_required_env_that_is_not_ready_ends_the_hub_with_2(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text('[envs.x]\nenv = "nomod:make"\nrequired = true\n')
+    found = command("serve", "CartPole-v1", "--config", str(tmp_path / "hub.toml"), "--bind", f"ipc://{tmp_path}/h")
+    assert found.returncode == 2 and "envhub serve: 'x' is required and not ready: nomod:make" in found.stderr
 
 
 @pytest.mark.long
@@ -230,12 +251,12 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         envs.close()
         hub.stop()
         # What comes every second, and what a machine that stalls adds.
-        others = {"session_making", "env_starting", "hub_was_stopped", "client_lost", "client_back"}
+        others = {"session_making", "env_starting", "hub_suspended", "client_lost", "client_back"}
         lines = [line for line in map(json.loads, hub.log.splitlines()) if line["event"] not in others]
     started, made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert started["event"] == "hub_started" and started["pid"] == hub.process.pid
     assert started["version"] == envhub.__version__ and hub.tcp in started["addresses"]
-    assert started["configuration"]["envs"] == str(("counter=sims:counter",))
+    assert started["configuration"]["envs"] == ["counter=sims:counter"]
     assert made["event"] == "session_made" and made["num_envs"] == 2
     assert {line["event"] for line in (first, second, anew)} == {"worker_started"}
     assert {first["worker"], second["worker"]} == {0, 1} and anew["worker"] == 1

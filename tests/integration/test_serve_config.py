@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hubs import serve
+from pages import ROOT, blocks
 
 import envhub
 
-README = (Path(__file__).parents[2] / "server/README.md").read_text()
+PAGE = ROOT / "server/docs/options.md"
 FILE = """
 lease = 7
 
@@ -36,8 +36,8 @@ def test_hub_offers_the_envs_of_its_file_and_of_the_command_line(tmp_path: Path)
             envs.close()
 
 
-def test_file_of_the_readme_serves(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(bind.*?)```", README, re.DOTALL)
+def test_file_of_the_page_serves(tmp_path: Path) -> None:
+    (text,) = blocks("toml", [PAGE])
     (tmp_path / "hub.toml").write_text(text.replace(":5555", ":0"))
     arguments = ("--config", str(tmp_path / "hub.toml"))
     with serve(tmp_path, *arguments, binds=[f"ipc://{tmp_path}/hub.sock"]) as hub, envhub.connect(hub.ipc) as client:

@@ -46,7 +46,7 @@ def test_stopped_hub_ends_no_session_and_no_worker(tmp_path: Path, stopped_s: in
             assert observations[:, 0].tolist() == [1, 1] and not truncations.any() and not infos
             assert each.step(np.zeros(2, int))[0][:, 0].tolist() == [2, 2]
         assert {worker.pid for worker in hub.workers()} == workers
-        assert "hub_was_stopped" in hub.log
+        assert "hub_suspended" in hub.log
         assert not any(event in hub.log for event in ("session_expired", "worker_exited", "env_late"))
 
 

@@ -10,15 +10,19 @@ import re
 import select
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
+from envhub_client import client as client_module
+from envhub_client.session import maker
 from hubs import HERE, ServedHub, serve
 
 import envhub
+from envhub.protocol import client as protocol_client
 
 IN_ALL_LINES = 25
 
@@ -280,6 +284,51 @@ def test_traceback_of_an_envs_error_ends_at_the_call_in_the_program(kind: str) -
     assert raised.traceback[-1].path == Path(__file__)
 
 
+def shown_files(error: BaseException) -> set[str]:
+    """The files that the traceback of an error and those of its causes name."""
+    return set(re.findall(r'^ *File "(.*?)"', "".join(traceback.format_exception(error)), re.MULTILINE))
+
+
+OF_HUBS: dict[str, Callable[[envhub.Client, Any, str], Any]] = {
+    "step": lambda client, envs, address: envs.step([0, 0]),
+    "reset": lambda client, envs, address: envs.reset(),
+    "get_attr": lambda client, envs, address: envs.get_attr("state"),
+    "envs": lambda client, envs, address: client.envs(),
+    "sessions": lambda client, envs, address: client.sessions(),
+    "stats": lambda client, envs, address: client.stats(),
+    "health": lambda client, envs, address: client.health(),
+    "make_vec of a client": lambda client, envs, address: client.make_vec("CartPole-v1"),
+    "attach": lambda client, envs, address: client.attach("0" * 32, observe=True),
+    "make_vec": lambda client, envs, address: envhub.make_vec("CartPole-v1", hub=address),
+    "connect": lambda client, envs, address: envhub.connect(address, timeout=0.2),
+    "no address": lambda client, envs, address: envhub.make_vec("CartPole-v1", hub="tcp://127.0.0.1"),
+    "no name": lambda client, envs, address: envhub.connect("nowhere"),
+    "no key": lambda client, envs, address: envhub.connect(f"envhub://***@{address[6:]}"),
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
+def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_client, "REFUSED_S", 0.2)
+    monkeypatch.setattr(maker, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_module, "RETURN_S", 0.1)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
+        client = envhub.connect(hub.tcp, timeout=0.5)
+        envs = client.make_vec("CartPole-v1", 2)
+        envs.reset()
+    for name, ask in OF_HUBS.items():
+        with pytest.raises(envhub.EnvHubError) as raised:
+            ask(client, envs, hub.tcp)
+        assert shown_files(raised.value) == {__file__}, name
+    monkeypatch.setenv("ENVHUB_FULL_TRACEBACKS", "1")
+    with pytest.raises(envhub.AddressError) as raised:
+        envhub.connect("nowhere")
+    assert any("envhub_client" in file for file in shown_files(raised.value))
+
+
 @pytest.mark.long
 def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
     ran = program(tmp_path, RAISING.replace("BEGIN", "step([0, 1])"), ENVHUB_FULL_TRACEBACKS="1")
@@ -292,14 +341,14 @@ def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offered", "named"),
     [
-        (["Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
+        (["no_such_module:Sim-v0", "sim=needy:factory", "Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
         pytest.param(["counter=sims:counter"], "counter", marks=pytest.mark.long),
         pytest.param(["Cart*"], "CartPole-v1", marks=pytest.mark.long),
         pytest.param(["ALE/*"], "ALE/Pong-v5", marks=pytest.mark.long),
         pytest.param([], "CartPole-v1", marks=pytest.mark.long),
     ],
 )
-def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list[str], named: str) -> None:
+def test_connect_line_names_an_env_that_is_ready(tmp_path: Path, offered: list[str], named: str) -> None:
     command = [sys.executable, "-m", "envhub", "serve", *offered, "--bind", f"ipc://{tmp_path}/hub.sock"]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -312,6 +361,23 @@ def test_connect_line_names_an_env_that_is_offered(tmp_path: Path, offered: list
                 assert named in client.envs()
         finally:
             hub.terminate()
+
+
+@pytest.mark.long
+def test_hub_of_which_no_env_is_ready_says_what_is_missing_in_place_of_the_connect_line(tmp_path: Path) -> None:
+    offered = ["no_such_module:Sim-v0", "sim=needy:factory"]
+    command = [sys.executable, "-m", "envhub", "serve", *offered, "--bind", f"ipc://{tmp_path}/hub.sock"]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=HERE, env=environ, text=True, **pipes) as hub:
+        try:
+            assert hub.stdout is not None
+            _, *lines = [hub.stdout.readline() for _ in range(3)]
+        finally:
+            hub.terminate()
+            assert hub.wait(15) == 0
+    assert [line.split(":")[:2] for line in lines] == [["unready", " Sim-v0"], ["unready", " sim"]]
+    assert "pip install no_such_module" in lines[1]
 
 
 @pytest.mark.long
@@ -332,7 +398,7 @@ def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
-    with serve(tmp_path, "ALE/*", "CartPole-v7") as hub:
+    with serve(tmp_path, "ALE/*", "no_such_module:CartPole-v7") as hub:
         listed = envs_of(hub)
         assert "unready: CartPole-v7: no id 'CartPole-v7' is registered on " in listed.stderr
         assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()

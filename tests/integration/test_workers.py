@@ -117,7 +117,9 @@ def test_second_session_of_an_env_knows_what_its_steps_took(tmp_path: Path, capl
             assert envs.num_workers == CPUS and "ms of CPU and" in envs.sizing.reason
             assert step(envs, 3) == [3] * num_envs
     assert re.search(r"\"num_workers\": \d+, \"why\": \"a step of this env took", hub.log)
-    assert hub.log.count("worker_count_wrong") <= 1  # not of those that chose the number, nor of what was told before
+    assert (
+        hub.log.count("worker_count_unsuitable") <= 1
+    )  # not of those that chose the number, nor of what was told before
 
 
 def learn_and_look(script: str, cache: Path, **environ: str) -> list[str]:

@@ -387,19 +387,3 @@ def test_looking_for_a_user_leaves_no_descriptor() -> None:
         for _ in range(3):
             assert network_peer.is_others(no_socket.fileno())
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_handshake_that_failed_is_of_the_connection_that_ends_next_whenever_that_is_read(tmp_path: Path) -> None:
-    KeyFolder(tmp_path / "keys").make_secret()
-    access = Access(tmp_path / "keys", False, Audit(None), 100)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        access.guard(context, router)
-        for descriptor in (NO_SOCKET, NO_SOCKET + 1):
-            access.accepted(descriptor, 100.0)
-        access.handshake_failed()
-        assert access.handshakes_refused == 0
-        access.ended(NO_SOCKET, 100.1)
-        assert access.handshakes_refused == 1
-        access.ended(NO_SOCKET + 1, 100.2)
-        assert access.handshakes_refused == 1
-        access.close()

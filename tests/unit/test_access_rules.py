@@ -6,6 +6,7 @@ import json
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import OWN
 from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
 from envhub_server.network.key_folder import KeyFolder
+from envhub_server.network.proxy_page import EndedHandshake
 from envhub_server.network.rights import ANYBODY, OWN_USER
 from hubs import wait_until
 from zmq.utils.monitor import recv_monitor_message
@@ -169,27 +171,36 @@ def test_change_of_the_keys_ends_the_connections_that_it_concerns(
     assert '"why": "removed"' in (tmp_path / "audit").read_text()
 
 
-def test_connection_in_its_handshake_counts_as_refused_and_one_that_has_spoken_does_not(access: Access) -> None:
-    for descriptor in (DESCRIPTOR, DESCRIPTOR + 1, DESCRIPTOR + 2):
-        access.accepted(descriptor, 100.0)
-    access.holder(b"peer", said("bob"), 100.0)
-    access.handshake_failed()
-    access.ended(DESCRIPTOR, 100.0)  # it has spoken
-    access.ended(DESCRIPTOR + 1, 100.0)  # it ends by itself
-    access.handshake_failed()
-    access.ended(DESCRIPTOR + 5, 100.0)  # nobody knows this one
-    assert access.handshakes_refused == 0
-    access.handshake_failed()
-    access.ended(DESCRIPTOR + 2, 100.0)
-    assert access.handshakes_refused == 1 and len(access.connections) == 0
-
-
 def test_folder_of_keys_that_does_not_exist_is_refused(router: tuple[Any, Any], tmp_path: Path) -> None:
     folder = tmp_path / "kyes"
     access = Access(folder, False, Audit(None), 100)
     with pytest.raises(KeysError, match=f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes"):
         access.guard(*router)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ((False, False, False), "it sent nothing"),
+        ((False, True, False), "it sent nothing"),
+        ((True, False, False), "it ended before the hub had answered"),
+        ((True, True, True), "it ended before the hub had let it in"),
+        ((True, True, False), "no key, or one for another hub"),
+    ],
+)
+def test_handshake_that_ends_is_refused_only_where_both_sides_have_spoken_and_no_key_of_the_hub_was_shown(
+    access: Access, tmp_path: Path, said: tuple[bool, bool, bool], why: str
+) -> None:
+    ended = EndedHandshake("2001:db8::7", *said, denied=False)
+    assert EndedHandshake.unpack(ended.pack()) == ended
+    access.handshake_ended(ended)
+    access.handshake_ended(replace(ended, denied=True))  # which is noted where the hub has denied it
+    refused = why.startswith("no key")
+    assert (access.handshakes_refused, access.handshakes_unfinished) == (refused, not refused)
+    (line,) = map(json.loads, (tmp_path / "audit").read_text().splitlines())
+    event = "refused" if refused else "handshake_unfinished"
+    assert (line["event"], line["from"], line["why"]) == (event, "2001:db8::7", why)
 
 
 def test_end_of_a_clients_last_connection_is_audited(access: Access, tmp_path: Path) -> None:
@@ -291,16 +302,6 @@ def test_next_check_is_the_first_of_all_that_is_due() -> None:
     assert access.next_s() == 100.0 + UNREAD_S
     access.check(100.0 + UNREAD_S, ())
     assert access.next_s() == 100.0 + HELLO_S
-
-
-def test_handshake_that_failed_counts_only_where_keys_are_wanted(router: tuple[Any, Any]) -> None:
-    access = Access(None, True, Audit(None), 100)
-    access.guard(*router)
-    access.accepted(DESCRIPTOR, 100.0)
-    access.handshake_failed()
-    access.ended(DESCRIPTOR, 100.1)
-    assert access.handshakes_refused == 0
-    access.close()
 
 
 def test_origin_is_told_of_a_peer_that_is_there() -> None:

@@ -43,7 +43,11 @@ STEP_PATH = [
 ]
 SOCKETS = [*STEP_PATH, "server/envhub_server/network/authenticator.py"]
 # These may import zmq inside functions.
-TOOLS = ["client/envhub_client/tools/bench/echo.py", "client/envhub_client/tools/conformance/raw_peer.py"]
+TOOLS = [
+    "client/envhub_client/tools/bench/echo.py",
+    "client/envhub_client/tools/conformance/raw_peer.py",
+    "client/envhub_client/tools/conformance/scripted_hub.py",
+]
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

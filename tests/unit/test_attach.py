@@ -17,6 +17,7 @@ from envhub_client.lanes import attach
 from envhub_client.lanes.attach import Attachment
 
 from envhub.arena.spin import RING
+from envhub.errors import AddressError
 from envhub.protocol import messages
 from envhub.protocol.messages import Shared
 from envhub.transport.address import parse, side_path
@@ -115,8 +116,13 @@ def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
 
 def test_folder_in_the_place_of_a_socket_is_none_and_costs_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
+    path = tmp_path / "hub.sock"
     for _ in range(3):
-        sockets = LocalSockets(str(tmp_path))
+        sockets = LocalSockets(str(path))
+        path.mkdir(exist_ok=True)
+        with pytest.raises(AddressError, match="is no socket; write the ipc address"):
+            LocalSockets(str(path))
         assert sockets.place() == NOWHERE and sockets.refuses() and not sockets.has_moved()
         sockets.close()
+        path.rmdir()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from envhub_client.connection import known_hubs
+from envhub_client.tools.progress import making_bar
 from envhub_server.network.key_folder import KeyFolder
+from rich.console import Console
 
 from envhub import cli
 from envhub.transport.keys import key_of, text_of
@@ -56,6 +61,28 @@ def test_empty_path_is_not_the_current_folder(
     assert run(*arguments) == cli.EXIT_USAGE
     found = capsys.readouterr()
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "name the address of a hub"),
+        (("tcp://127.0.0.1:1", "--case", "plain"), "which --case and --run go with"),
+        (("--client", "tcp://127.0.0.1:1"), "it takes no address"),
+        (("--client", "--run", "a 'b"), "No closing quotation"),
+        (("--client", "--timeout", "0"), "a positive number of seconds"),
+        (("--client", "--case", "nope"), "no case or level is named nope"),
+        (("--client", "--bind", "ipc:///no/such"), "is no address of tcp"),
+        (("--client", "--case", "plain", "--run", "/no/such"), "cannot be run"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
+)
+def test_conformance_says_in_a_line_how_it_is_used(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
+) -> None:
+    assert run("conformance", *arguments) == cli.EXIT_USAGE
+    found = capsys.readouterr().err.strip()
+    assert why in found and "Traceback" not in found
 
 
 @pytest.mark.parametrize("output", ["/dev/full", None])
@@ -132,4 +159,105 @@ def test_login_without_an_input_is_told_in_a_line(
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert run("login") == 1
-    assert "is no address" in capsys.readouterr().err
+    assert "no address was given: paste" in capsys.readouterr().err
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["keys", "add", "a", "--keys", "new", "--at", "box"],
+            "--at box has no port; write HOST:PORT, such as box:",
+        ),
+        (["keys", "list", "--keys", "none"], "there is no folder none; `envhub keys add NAME --keys DIR` makes one"),
+        (["keys", "list", "--keys", "file"], "there is no folder file; `envhub keys add NAME --keys DIR` makes one"),
+        (
+            ["keys", "remove", "a", "--keys", "folder"],
+            "there is no client 'a' in folder/clients; `envhub keys",
+        ),
+        (["login"], "no address was given: paste the one that `envhub keys add` has printed"),
+        (["replays", "none"], "there is no folder none; name the one of `envhub serve --replays`"),
+        (["replay", "none"], "; `envhub replays` lists the names"),
+        (["replay", "file"], "envhub replay: file is no replay: "),
+        (["record", "CartPole-v1", "file"], "file cannot be the folder of recordings: File exists; name another"),
+        (
+            ["serve", "CartPole-v1", "--replays", "file"],
+            "replays cannot be kept in file, which is no",
+        ),
+        (["health", "tcp://127.0.0.1:1", "--timeout", "0"], "it takes a positive number of seconds, got 0"),
+        (["envs", "tcp://127.0.0.1:1", "--timeout", "nan"], "it takes a positive number of seconds, got nan"),
+        (["conformance", "tcp://127.0.0.1:1", "--timeout=-1"], "it takes a positive number of seconds, got -1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistake_is_told_in_a_line_with_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run(*arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE)
+    found = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in found and "Traceback" not in found
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+
+
+def test_folder_of_keys_without_clients_says_how_one_is_admitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "list", "--keys", str(tmp_path)) == 0
+    assert f"`envhub keys add NAME --keys {tmp_path}` admits one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["keys", "add", "a", "--keys", "{}/keys"],
+        ["keys", "list", "--keys", "{}"],
+        ["replays", "{}/x"],
+        ["replay", "{}/x"],
+        ["ls"],
+        ["health", "box"],
+        ["keygen"],
+    ],
+    ids=" ".join,
+)
+def test_place_that_this_user_may_not_enter_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    import envhub_client.connection.known_hubs  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:  # of mode 0700
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+        monkeypatch.setattr("sys.argv", ["envhub", *(each.format(folder) for each in arguments)])
+        os.seteuid(65534)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        finally:
+            os.seteuid(0)
+    found = capsys.readouterr().err
+    assert ended.value.code == cli.EXIT_USAGE and len(found.splitlines()) == 1
+    assert found.startswith(f"envhub: user 65534 (nobody) may not use {folder}/")
+    assert "name another place, or run this as its owner" in found
+
+
+def test_commands_that_show_a_bar_warn_of_a_hub_that_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with making_bar(Console(stderr=True)):
+        pass
+    assert capsys.readouterr().err == ""
+    with making_bar(Console(stderr=True)):
+        logging.getLogger("envhub").warning("the hub at %s is out of reach", "tcp://box:1")
+    assert capsys.readouterr().err == "the hub at tcp://box:1 is out of reach\n"

@@ -69,3 +69,15 @@ def test_module_of_a_folder_that_cannot_be_read_any_more_goes_by_its_name(
         assert is_importable(module)
     for module in ("envhub_once_there.part", "envhub_once_there"):
         del sys.modules[module]
+
+
+def test_module_that_no_import_finds_goes_by_value_and_is_registered_no_longer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = types.ModuleType("made_by_hand")
+    exec(SOURCE, vars(module))  # noqa: S102
+    monkeypatch.setitem(sys.modules, "made_by_hand", module)
+    pickled = code_pickler.dumps(module.make)
+    monkeypatch.delitem(sys.modules, "made_by_hand")
+    assert pickle.loads(pickled)().step()() == 1
+    assert "made_by_hand" not in code_pickler.cloudpickle.list_registry_pickle_by_value()

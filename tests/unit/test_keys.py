@@ -132,11 +132,12 @@ def test_quotas_are_read_and_kept(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path)
     folder.add("alice", A, "use")
     path = tmp_path / "clients/alice.toml"
-    path.write_text(path.read_text() + "\n[quotas]\nsessions_max = 3\n")
+    path.write_text(path.read_text() + "\n[quotas]\nsessions_max = 3\narena_bytes_max = '2GiB'\n")
     folder.add("alice", B)
     holder, keys = folder.holder("alice")
     assert holder.right == "use"
     assert holder.quotas is not None and (holder.quotas.sessions_max, holder.quotas.envs_max) == (3, 2048)
+    assert holder.quotas.arena_bytes_max == 2 << 30
     assert keys == [A, B]
 
 

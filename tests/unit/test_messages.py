@@ -237,3 +237,11 @@ def test_more_rows_than_there_are_are_refused(rows: list[tuple[int, bytes]]) -> 
 def test_row_longer_than_its_frame_is_refused() -> None:
     with pytest.raises(codec.DecodeError):
         messages.unpack_rows(b"\x00\x00\x00\x00\xff\xff\xff\xff", 1)
+
+
+def test_places_of_factories_follow_their_pickle() -> None:
+    whole = messages.with_places(b"abcdef", [(0, 2), (2, 6)])
+    assert messages.places_in(whole, 2) == [(0, 2), (2, 6)] and messages.places_in(b"abcdef", 2) == []
+    for wrong, num_envs in ((whole, 3), (whole[7:], 2), (messages.with_places(b"abc", [(0, 4)]), 1)):
+        with pytest.raises(ValueError, match="factor"):
+            messages.places_in(wrong, num_envs)

@@ -122,10 +122,25 @@ def test_nearest_names_are_the_entries_while_the_registered_ids_are_unknown() ->
 
 
 def test_example_is_an_env_on_offer() -> None:
-    assert Registry(["Ant-v?", "arm=my_sims:Arm", "Pendulum-v1"]).example() == "arm"
-    assert Registry().example() == Registry(["Cart*"]).example() == "CartPole-v1"
-    assert Registry(["ALE/*"]).example() == "ALE/Pong-v5"
-    assert Registry(["Elsewhere/*"]).example() == ""
+    entries = Registry(["Ant-v?", "arm=my_sims:Arm", "Pendulum-v1"])
+    assert entries.example(["Ant-v5", "Pendulum-v1", "arm"]) == "arm"
+    assert entries.example(["Ant-v5", "Pendulum-v1"]) == "Pendulum-v1"
+    assert entries.example(["Ant-v5"]) == "Ant-v5" and entries.example([]) == ""
+    assert Registry().example(["Acrobot-v1", "CartPole-v1"]) == "CartPole-v1"
+
+
+def test_entry_that_names_no_id_is_impossible_unless_a_module_is_missing_that_may_have_it() -> None:
+    ids = ["CartPole-v1", "my/Arm-v0"]
+    both: list[tuple[list[str], dict[str, EnvSettings]]] = [(["Zzz-v0"], {}), ([], {"arm": EnvSettings("Zzz-v0")})]
+    for entries, tables in both:
+        found = Registry(["CartPole-v1", *entries], tables=tables).impossible(OWN, ids, imported=False)
+        assert found == f"no id 'Zzz-v0' is registered{here()}"
+    named = Registry(["CartPole-v1", "mine:Zzz-v0"])
+    assert named.impossible(OWN, ids, imported=False) == ""  # its package may be installed yet
+    assert named.impossible(OWN, ids, imported=True) != ""
+    assert Registry(["mine:Zzz-v0"]).impossible(OWN, ids, imported=False) != ""  # the only one
+    other = Registry(["CartPole-v1", "Zzz-v0"], defaults=EnvSettings(python="/old"))
+    assert other.impossible(other.interpreters[0], ids, imported=True) == ""
 
 
 def test_entries_may_be_vector_envs_and_tables_say_so_themselves() -> None:

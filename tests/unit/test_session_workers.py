@@ -575,7 +575,7 @@ def test_answer_to_an_earlier_call_is_dropped() -> None:
     session = ready()
     session.request(Call("x", b""))
     (dropped,) = session.said(0, CallResults([b"", b""], number=7))
-    assert dropped == Warn("answer_dropped", {"worker": 0, "message": "CallResults", "of": 7})
+    assert dropped == Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 7})
     assert session.phase is Phase.CALLING
 
 
@@ -585,7 +585,7 @@ def test_answer_to_no_call_is_dropped(request_: Any) -> None:
     if request_ is not None:
         session.request(request_)
     (dropped,) = session.said(0, CallResults([b"", b""], number=1))
-    assert dropped == Warn("answer_dropped", {"worker": 0, "message": "CallResults", "of": 1})
+    assert dropped == Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 1})
 
 
 def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
@@ -616,7 +616,7 @@ def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
     session.request(Step(b""))
     for stale in (RowInfo(0, b"old", number=1), RowFailed(RAISED, number=1)):
         fields = {"worker": 0, "message": type(stale).__name__, "of": 1}
-        assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("answer_dropped", fields)]
+        assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("stale_answer_dropped", fields)]
     assert not session.infos
     answer, *_ = session.rows_done()
     assert isinstance(answer, Answer)

@@ -429,3 +429,15 @@ def test_space_contains_what_gymnasium_says() -> None:
             assert spaces.contains(nested, whole) == nested.contains(whole)
     for wrong in ({"text": "a"}, {"text": "a", "pair": (1,)}, {"text": "a", "pair": [1, "a"]}, ()):
         assert spaces.contains(nested, wrong) == nested.contains(wrong)
+
+
+def test_anything_has_no_samples_and_equals_another() -> None:
+    space = spaces.Anything()
+    assert space == spaces.Anything() and space != gym_spaces.Discrete(2) and repr(space) == "Anything()"
+    with pytest.raises(NotImplementedError, match="spaces of their own"):
+        space.sample()
+
+
+def test_space_without_a_form_is_another_structure() -> None:
+    with pytest.raises(spaces.SpacesDiffer):
+        spaces.check_equivalent(Sampled(object()), gym_spaces.Discrete(2), "different")

@@ -10,42 +10,34 @@ import os
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import zmq
 from envhub_client.connection import zeromq_transport
+from envhub_client.tools.conformance import client_cases, scripted_hub
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub import hub
 from envhub_server.network import access, connections
+from gymnasium import spaces as gym_spaces
+from protocol_document import TEXT, marked, names, section, table, tables, titles
 
+from envhub import cli
 from envhub.arena import layout
+from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLIES, REQUESTS, Failure, Op, Shared, World
+from envhub.protocol.messages import REPLIES, REQUESTS, Failure, Faults, Hosting, Op, Recycle, Shared, World
 from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.values import actions, codec, leaf, spaces
 from envhub.values.leaf import Leaf
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "envhub/protocol/PROTOCOL.md").read_text()
 GOLDEN = json.loads((ROOT / "tests/conformance/golden.json").read_text())
 CODE = [path for folder in ("envhub", "server", "client") for path in (ROOT / folder).rglob("*.py")]
-
-
-def section(title: str) -> str:
-    """The text under a heading, up to the next heading of any level."""
-    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.M | re.S)
-    assert found is not None, f"no section {title!r}"
-    return found[1]
-
-
-def table(title: str) -> list[list[str]]:
-    """The cells of a section's first table, without its head; code marks are taken off."""
-    found = re.search(r"^\|.*\n\|[-| ]+\n((?:\|.*\n?)+)", section(title), re.M)
-    assert found is not None, f"no table under {title!r}"
-    return [[cell.strip().strip("`") for cell in line.strip("|\n").split("|")] for line in found[1].splitlines()]
 
 
 # --- the session in bytes ---------------------------------------------------------------------------------------------
@@ -83,16 +75,10 @@ def test_every_op_is_in_the_table_with_its_number() -> None:
     assert {row[1]: int(row[0]) for row in table("Ops")} == {op.name: int(op) for op in Op}
 
 
-def names(cell: str) -> list[str]:
-    """The names of a cell that are separated by commas."""
-    return [name.strip(" `") for name in cell.split(",")]
-
-
 def test_every_request_belongs_to_one_level() -> None:
     levels = [name for row in table("Levels") for name in names(row[2])]
     assert sorted(levels) == sorted(op.name for op in Op if op in REQUESTS or op == Op.STEP)
-    titles = re.findall(r"^#+ (.*)$", TEXT, re.M)
-    assert all(title in titles for row in table("Levels")[1:] for title in row[3].split("; "))
+    assert all(title in titles() for row in table("Levels")[1:] for title in row[3].split("; "))
 
 
 def test_changes_are_the_fields_that_say_since_when_they_are_there() -> None:
@@ -108,22 +94,134 @@ def test_public_key_of_the_document_follows_from_its_secret_key() -> None:
     assert sockets.public_key(Secret(bytes.fromhex(secret))).hex() == public
 
 
-def documented(kind: type) -> None:
-    """Compare a message's table with its fields: names in order, and which of them may be missing."""
-    fields = dataclasses.fields(kind)
-    missing = (dataclasses.MISSING, dataclasses.MISSING)
-    required = [field.name for field in fields if (field.default, field.default_factory) == missing]
-    rows = table(kind.__name__)
-    assert [row[0] for row in rows] == [field.name for field in fields]
-    assert [row[0] for row in rows if row[2] == "required"] == required
+def type_in_words(hint: Any) -> str:
+    """The type of a field as the tables write it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Union:
+        return f"{type_in_words(inner[0])} or nil"
+    if origin is list:
+        return f"list of {type_in_words(inner[0])}"
+    if origin is dict:
+        return "map" if inner[1] is Any else f"map of {type_in_words(inner[1])}"
+    return "map" if dataclasses.is_dataclass(hint) else str(hint.__name__)
 
 
-KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), World, Shared} if dataclasses.fields(kind)}
+def default_in_words(field: dataclasses.Field[Any]) -> str:
+    """The default of a field as the tables write it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return "[]" if field.default_factory is list else "defaults"
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if field.default == b"":
+        return "empty"
+    words = {None: "nil", True: "true", False: "false"}
+    is_word = field.default is None or isinstance(field.default, bool)
+    text = words[field.default] if is_word else json.dumps(field.default) if isinstance(field.default, str) else None
+    return text or ("defaults" if dataclasses.is_dataclass(field.default) else str(field.default))
+
+
+INNER = {Faults, Hosting, Recycle, World, Shared}  # messages inside of messages, and of the side socket
+KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), *INNER} if dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
-def test_every_field_of_every_message_is_described(kind: type) -> None:
-    documented(kind)
+def test_every_field_of_every_message_is_described_with_its_type_and_default(kind: type) -> None:
+    hints = get_type_hints(kind)
+    fields = [
+        [field.name, type_in_words(hints[field.name]), default_in_words(field)] for field in dataclasses.fields(kind)
+    ]
+    assert [row[:3] for row in table(kind.__name__)] == fields
+
+
+def test_every_op_has_its_messages_in_the_table() -> None:
+    for number, name, request, reply, session in table("Ops"):
+        op = Op(int(number))
+        if op < Op.PING:
+            assert session.startswith("yes") == (op in messages.SESSION_OPS), name
+        if op in REQUESTS:
+            words = "empty map" if REQUESTS[op] is messages.Question else REQUESTS[op].__name__
+            assert request.partition(",")[0].removesuffix("Request") == words.removesuffix("Request"), name
+            assert reply.partition(",")[0] == REPLIES[op].__name__, name
+
+
+def test_frames_of_replies_are_told_of_the_ops_that_have_some() -> None:
+    *rows, (other, none) = table("Arrays")
+    assert (other, none) == ("any other", "none")
+    told = {op.partition(";")[0] for row in rows for op in names(row[0])}
+    assert told == {row[1] for row in table("Ops") if "," in row[3]}
+    for name, frames in [*GOLDEN["session"].items(), *GOLDEN["exchanges"].items()]:
+        if name.endswith("reply") and len(frames) > 1:
+            assert name.split()[0] in told, name
+
+
+def test_autoreset_modes_are_the_codes() -> None:
+    assert [row[0] for row in table("Autoreset")] == [*validation.REQUEST_CHOICES[messages.Make]["autoreset_mode"]]
+
+
+def test_failure_of_an_env_is_described_key_by_key() -> None:
+    hints = get_type_hints(EnvFailure)
+    told = {row[0]: row[1] for row in table("Envs that fail")}
+    assert told == {name: str(hint).replace("int | None", "int or nil") for name, hint in as_words(hints).items()}
+
+
+def as_words(hints: dict[str, Any]) -> dict[str, str]:
+    return {name: hint.__name__ if isinstance(hint, type) else str(hint) for name, hint in hints.items()}
+
+
+EXAMPLES = [
+    gym_spaces.Box(0, 1, (2,), np.int32),
+    gym_spaces.Discrete(2),
+    gym_spaces.MultiDiscrete([2, 3]),
+    gym_spaces.MultiBinary(2),
+    gym_spaces.Dict({"a": gym_spaces.Discrete(2)}),
+    gym_spaces.Tuple([gym_spaces.Discrete(2)]),
+    gym_spaces.Text(4),
+    gym_spaces.Sequence(gym_spaces.Discrete(2)),
+    gym_spaces.Graph(gym_spaces.Box(0, 1, (1,)), None),
+    gym_spaces.OneOf([gym_spaces.Discrete(2)]),
+    spaces.Anything(),
+]
+
+
+def test_every_kind_of_space_is_described_with_its_fields() -> None:
+    (rows,) = tables("Spaces")
+    told = {marked(row[0])[0]: set(marked(row[1])) for row in rows}
+    assert told.pop("Pickled") == {"value"}
+    described = [spaces.describe(space) for space in EXAMPLES]
+    assert set(told) == {each["space"] for each in described} == set(spaces._BUILD)
+    for each in described:
+        assert {*each} - {"space", "random"} == told[each["space"]], each["space"]
+
+
+def test_what_a_refused_client_sees_are_codes_and_events_that_there_are() -> None:
+    codes = {row[0] for row in table("Failure codes")}
+    (rows,) = tables("What a refused client sees")
+    for _, sees, _ in rows:
+        for word in marked(sees):
+            if word.isupper():
+                assert hasattr(zmq, f"EVENT_{word}") or hasattr(zmq, f"PROTOCOL_ERROR_{word}"), word
+            else:
+                assert word in codes, word
+
+
+def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
+    told = {row[0]: names(row[1]) for row in table("Testing a client")}
+    assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
+    of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
+    assert told == of_level
+    timeout_s = inspect.signature(cli.conformance).parameters["timeout"].default
+    limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
+    assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
+
+
+def test_every_table_is_read_by_a_test() -> None:
+    """By this module or by ``test_specification_of_states``, which name the section, or by a message's class."""
+    sources = [Path(__file__), Path(__file__).with_name("test_specification_of_states.py")]
+    read = {title for path in sources for title in re.findall(r'tables?\("([^"]+)"\)', path.read_text())}
+    assert {title for title in titles() if tables(title)} == read | {kind.__name__ for kind in KINDS}
+    assert [title for title in titles() if len(tables(title)) > 1] == ["Socket options"]  # its keys are read, too
+    examples = re.findall(r"^```(\w*)\n(?=; )?", TEXT, re.M)
+    assert {*examples} == {"", "hex", "sh", "text"}
 
 
 def test_every_action_code_is_in_the_table() -> None:

@@ -129,3 +129,54 @@ def test_search_ends_at_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = [[number] for number in range(100)] + [LOCK]
     why_unpicklable("it", wide, lambda value: pickled.append(value) or code_pickler.dumps(value), ValueError("x"))
     assert len(pickled) == 10
+
+
+def test_unsendable_raises_why_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="a lock"):
+        unpicklable.Unsendable("a lock")(render_mode=None)
+
+
+class Held:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    @property
+    def read(self) -> int:
+        return 1
+
+    def run(self) -> None: ...
+
+
+class Listing(list[Any]):
+    pass
+
+
+def empty_cell() -> Callable[[], Any]:
+    def later() -> Any:
+        return made, lock
+
+    lock = threading.Lock()
+    if lock is None:
+        made = 1
+    return later
+
+
+LOCKED = {threading.Lock(): 1}
+
+
+@pytest.mark.parametrize(
+    "value, path",
+    [
+        (Held().run, "its object"),
+        (classmethod(functools.partial(print, threading.Lock())), "its function"),  # type: ignore[arg-type]
+        (property(functools.partial(print, threading.Lock())), "its fget"),
+        (empty_cell(), "variable 'lock'"),
+        (LOCKED, "key "),
+        (Listing([threading.Lock()]), "item 0"),
+        (deque([threading.Lock()]), "item 0"),
+    ],
+)
+def test_path_leads_through_every_kind_of_value(value: Any, path: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        code_pickler.dumps(value)
+    assert path in why_unpicklable("the env", value, code_pickler.dumps, caught.value)

@@ -264,7 +264,7 @@ def test_hub_says_who_is_let_in_and_which_heartbeats_it_has_answered(piece: int)
     denied = HubFrames(curve=True)
     said = GREETING + command(b"WELCOME", bytes(100)) + command(b"ERROR", b"\x03400")
     assert sum(denied.scan(memoryview(said[at : at + piece])) for at in range(0, len(said), piece)) == 0
-    assert denied.denied and not denied.ready
+    assert denied.welcomed and denied.denied and not denied.ready
 
 
 @pytest.mark.parametrize("piece", [1, 1000])

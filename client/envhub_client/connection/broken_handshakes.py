@@ -11,6 +11,8 @@ a hub without keys, or one with keys and  by its greeting                   that
 a client without
 a hub with another key                    by the hub, at once               that, if three in a row do, and a connection
                                                                             on which no hello follows stays open, twice
+another user's hub without keys, on this  by the hub, at once               that, if three in a row do, and a greeting
+machine                                                                     begins at that user's socket
 a hub that is stopped, overloaded or      by the time-out on this side      nothing
 full, or a network that loses all
 a hub whose program is stalled: only      by the time-out on either side    nothing, for it takes so long

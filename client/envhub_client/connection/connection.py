@@ -305,10 +305,10 @@ class Connection:
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
                 reply = self.wait(timeout)
-            except errors.HubTimeout as error:
+            except errors.HubTimeout:
                 self.give_up()
                 text = f"the hub at {self.address} did not answer {op.name} within {timeout:g} s"
-                raise errors.HubTimeout(text) from error
+                raise errors.HubTimeout(text) from None  # the cause says that it can be waited for again
             except BaseException:
                 self.give_up()
                 raise

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.address import Address
+from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
 from envhub.transport.keys import (
     KEY_TEXT_CHARS,
     HubKeys,
@@ -68,11 +70,43 @@ def _from_file(name: str) -> Address:
 
 def _with_kept_keys(place: str) -> Address | None:
     """The address at ``HOST:PORT`` for which ``ENVHUB_ADDRESS`` or a kept one has keys; None if there is none."""
+    return next((found for _, found in _with_keys() if found.text == f"tcp://{place}"), None)
+
+
+def _with_keys() -> Iterator[tuple[str, Address]]:
+    """The addresses with keys, by the names under which they are kept; that of ``ENVHUB_ADDRESS`` has no name."""
     for name in ["", *names()]:
         with contextlib.suppress(AddressError, KeysError):
             found = addresses.parse_hub(_kept(name) if name else addresses.of_environment() or "")
-            if found.keys is not None and found.text == f"tcp://{place}":
-                return found
+            if found.keys is not None:
+                yield name, found
+
+
+class KeptKey(NamedTuple):
+    """Where a key is kept: under this name, or without a name in ``ENVHUB_ADDRESS``."""
+
+    name: str
+
+    @property
+    def place(self) -> str:
+        """For a message: where the key, or the address with it, is kept."""
+        return f"kept as {self.name!r} in {_folder() / self.name}" if self.name else f"in {ENVIRONMENT_VARIABLE}"
+
+    @property
+    def remedy(self) -> str:
+        """For a message: how to replace the key by that of an address that the hub's operator gives."""
+        if not self.name:
+            return f"set {ENVIRONMENT_VARIABLE} to the address that you are given"
+        return (
+            f"run `envhub login {self.name}` with what you are given; `envhub logout {self.name}` removes what is kept"
+        )
+
+
+def kept_key(target: Address) -> KeptKey | None:
+    """Where this address is kept with its keys, or, if it has none, with any; None if it is not."""
+    for name, found in _with_keys():
+        if found.text == target.text and target.keys in (None, found.keys):
+            return KeptKey(name)
     return None
 
 

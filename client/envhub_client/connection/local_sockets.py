@@ -6,16 +6,23 @@ libzmq makes again by itself reaches the same process, or nobody, whoever has ta
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from io import FileIO
+from pathlib import Path
 from typing import NamedTuple
 
 from envhub.errors import AddressError
 from envhub.transport.address import side_path
-from envhub.transport.socket_file import NOWHERE, open_socket_file, place_of
+from envhub.transport.socket_file import NOWHERE, OtherUsersSocket, open_socket_file, place_of
+from envhub.transport.socket_owner import user_text
 
 PROBE_S = 0.2
+# For who meets the hub of another user.
+KEY_OR_OWN_HUB = (
+    "ask that user for a key (`envhub keys add`, `envhub serve --keys`), or start a hub of your own by `envhub serve`"
+)
 
 
 class OwnHub(NamedTuple):
@@ -33,7 +40,7 @@ class LocalSockets:
         """At this path; of ``own``, whose descriptors stay the caller's, wherever that may be.
 
         Raises:
-            AddressError: the socket at the path is another user's.
+            AddressError: what is at the path is another user's or no socket, or this user may not look there.
         """
         self._path = path
         self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
@@ -41,10 +48,10 @@ class LocalSockets:
         if self._own is None:
             try:
                 open_socket_file(path).close()
-            except PermissionError as error:
-                raise AddressError(f"ipc://{path} cannot be used: {error}") from error
-            except OSError:
+            except FileNotFoundError:
                 pass  # a hub may be about to start there
+            except OSError as error:
+                raise AddressError(f"ipc://{path} {_why_unusable(path, error)}") from error
 
     def place(self) -> str:
         """Where to connect to the hub from now on, as a path; one that refuses connections while there is no hub."""
@@ -73,6 +80,14 @@ class LocalSockets:
                 return isinstance(error, ConnectionRefusedError)
         return False
 
+    def why_silent(self) -> str:
+        """What to look at where no hub answers at the last ``place``."""
+        if self._file is None:
+            return "there is no socket; is `envhub serve` running there, as this user?"
+        if self.refuses():
+            return f"its hub has ended; start it again with `envhub serve --bind ipc://{self._path}`"
+        return "its hub does not answer; is it stopped or overloaded?"
+
     def connect_side(self, side: socket.socket) -> None:
         """Connect this socket to the hub's side socket.
 
@@ -98,3 +113,15 @@ class LocalSockets:
         for file in self._own or (self._file,):
             if file is not None:
                 file.close()
+
+
+def _why_unusable(path: str, error: OSError) -> str:
+    """Why no hub can be reached at this path, and what to do."""
+    if isinstance(error, OtherUsersSocket):
+        return f"belongs to {user_text(error.user)}, and a hub's socket serves its own user alone: {KEY_OR_OWN_HUB}"
+    closed = [each for each in reversed(Path(path).parents) if not os.access(each, os.X_OK, effective_ids=True)]
+    if error.errno == errno.EACCES and closed:
+        user, owner = user_text(os.geteuid()), user_text(closed[0].stat().st_uid)
+        return f"cannot be reached: {user} may not enter {closed[0]}, which belongs to {owner}; {KEY_OR_OWN_HUB}"
+    why = "is no socket" if error.errno == errno.ENOTSOCK else f"cannot be reached: {error.strerror}"
+    return f"{why}; write the ipc address that `envhub serve` printed"

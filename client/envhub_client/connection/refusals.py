@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-
 from envhub import errors
 from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.transport.address import Address
-from envhub_client.connection import known_hubs
+from envhub.transport.socket_owner import user_text
+from envhub_client.connection import hub_probes, known_hubs
 from envhub_client.connection.broken_handshakes import BrokenHandshakes
-from envhub_client.deadline import Deadline
+from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB
 
-GREETING_S, SILENT_S = 1.0, 0.5
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0
-_MECHANISM = slice(12, 32)  # in a greeting
 # Rows of broken handshakes after which a hub was there. One that comes back behind a forwarder is there after one row.
 PROBES = 2
 
@@ -53,29 +48,45 @@ class Refusals:
             Whether there is another key by now, with which new sockets are to try.
         """
         if self.target.keys is None:
-            why = "lets in its own user only, and not while others are connected; serve with --keys for others"
-            self._deny(why)
+            self._deny("lets in its own user only, and not while others are connected; serve with --keys for others")
             return False
         if self._take_new_key():
             return True
-        self._deny("does not know this key: it was removed, or never added; ask its operator for `envhub keys add`")
+        why, ask = "it was removed, or never added", "ask its operator for `envhub keys add`"
+        if (kept := known_hubs.kept_key(self.target)) is None:
+            self._deny(f"does not know this key: {why}; {ask}")
+        else:
+            self._deny(f"does not know this key, which is {kept.place}: {why}; {ask}, and {kept.remedy}")
         return False
 
     def other_mechanism(self) -> None:
         """Note that the hub has keys and this client none, or the other way round."""
-        if self.target.keys is None:
+        kept = known_hubs.kept_key(self.target)
+        if self.target.keys is not None:
+            remedy = f"; the one for it is {kept.place}: {kept.remedy}" if kept is not None else ""
+            self._deny(f"takes no keys: connect to its tcp:// address{remedy}")
+        elif kept is None or not kept.name:
             self._deny("lets nobody in without a key: connect with the envhub:// address that its operator gives you")
         else:
-            self._deny("takes no keys: connect to its tcp:// address")
+            self._deny(f"lets nobody in without a key, and one for it is {kept.place}: connect by hub={kept.name!r}")
 
     def broken(self, number: int, now_s: float) -> None:
         """Note that a handshake failed with this error number, without a reason."""
-        if self.target.keys is None:
+        if not self.handshakes.failed(number, now_s):
             return
-        if self.handshakes.failed(number, now_s):
-            self._probes = self._probes + 1 if self._waits_for_hello() else 0
-        if self._probes >= PROBES:  # see ``broken_handshakes`` for what this proves
-            self._deny("has another key than this address says: ask its operator for the address")
+        if self.target.keys is None:
+            if (user := hub_probes.other_user(self.target)) is not None:
+                whose = f"belongs to {user_text(user)}, and without keys it serves that user alone"
+                self._deny(f"{whose}: {KEY_OR_OWN_HUB}")
+            return
+        self._probes = self._probes + 1 if hub_probes.waits_for_hello(self.target) else 0
+        if self._probes < PROBES:  # see ``broken_handshakes`` for what this proves
+            return
+        why, ask = "has another key than this address says", "ask its operator for the address"
+        if (kept := known_hubs.kept_key(self.target)) is None:
+            self._deny(f"{why}: {ask}")
+        else:
+            self._deny(f"{why}, which is {kept.place}: {ask}, and {kept.remedy}")
 
     def _deny(self, why: str) -> None:
         self.denied = f"the hub at {self.target.text} {why}"
@@ -90,25 +101,3 @@ class Refusals:
             return False
         self.target = target
         return True
-
-    def _waits_for_hello(self) -> bool:
-        """Whether a hub with keys is there that leaves a connection open on which nothing follows the greeting.
-
-        So it is not ending, and no forwarder without a hub behind it: what it ended was for what was said there.
-        """
-        greeting, deadline = b"", Deadline(GREETING_S)
-        try:
-            with socket.create_connection((self.target.host.strip("[]"), self.target.port), GREETING_S) as probe:
-                probe.sendall(_GREETING)
-                while len(greeting) < len(_GREETING):
-                    probe.settimeout(max(deadline.left_s(), 0.001))
-                    if not (part := probe.recv(len(_GREETING) - len(greeting))):
-                        return False
-                    greeting += part
-                probe.settimeout(SILENT_S)
-                with contextlib.suppress(TimeoutError):
-                    probe.recv(1)  # returns if it ends the connection, or says more
-                    return False
-        except OSError:
-            return False
-        return greeting[:1] == _GREETING[:1] and greeting[_MECHANISM] == _GREETING[_MECHANISM]

@@ -122,12 +122,12 @@ class ZeroMqTransport:
 
     def advice(self) -> str:
         """What to check where no hub answers."""
-        if self.address.startswith("ipc://"):
-            return "is `envhub serve` running there, as this user?"
+        if self.local_sockets is not None:
+            return self.local_sockets.why_silent()
         if why := self._why_unresolved():
             host = self._refusals.target.host
             return f"the host {host!r} cannot be resolved here ({why}): is its name right?"
-        if self._refusals.handshakes.any:
+        if self._refusals.handshakes.any and self._refusals.target.keys is not None:
             hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
             return hint + "its hub, or a hub with another key than this address says?"
         return "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"

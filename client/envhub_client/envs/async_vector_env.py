@@ -55,7 +55,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
     """``gymnasium.vector.AsyncVectorEnv``, hosted by a private hub: change the import, keep the program.
 
     The envs live in worker processes that share neither memory nor descriptors with this program; factories travel by
-    cloudpickle. ``client/README.md`` lists what differs.
+    cloudpickle. ``client/docs/drop_in.md`` lists what differs.
     """
 
     @hiding_frames

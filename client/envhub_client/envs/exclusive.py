@@ -17,8 +17,8 @@ def exclusive(
 ) -> Callable[Concatenate[Any, Parameters], Result]:
     """The method of a vector env, which holds its session's ``in_use`` from its first look at it until its end.
 
-    So no other thread begins, receives or gives up anything in between: it is refused with ``SessionInUse``. An env's
-    error comes out without the frames of the library.
+    So no other thread begins, receives or gives up anything in between: it is refused with ``SessionInUse``. Errors
+    come out as ``hide_frames`` leaves them.
     """
 
     @functools.wraps(method)

@@ -55,6 +55,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         """End the session."""
         self._envs.close()
 
+    @hiding_frames
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of this object, else of the env in the hub: a value, or a function that calls its method there.
 
@@ -72,6 +73,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         method.__name__ = name
         return method
 
+    @hiding_frames
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this object or the env in the hub has the attribute; no method is called for it."""
         if hasattr(self, name):
@@ -82,6 +84,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
             return False
         return True
 
+    @hiding_frames
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute of the env in the hub; without ``force``, only one that exists. Returns whether it was."""
         if not (force or self.has_wrapper_attr(name)):

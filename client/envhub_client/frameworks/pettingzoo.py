@@ -1,7 +1,7 @@
 """Multi-agent envs of a hub: a ``ParallelEnv`` of PettingZoo, and a batched one.
 
-A worker hosts a parallel env as one env of Gymnasium, with dicts by agent for spaces (server/README.md, Envs of dm_env
-and PettingZoo). Here its parts are given back to the agents, under their own keys.
+A worker hosts a parallel env as one env of Gymnasium, with dicts by agent for spaces (server/docs/serve.md, Envs of
+dm_env and PettingZoo). Here its parts are given back to the agents, under their own keys.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ OWN_WORLD = World([], "", {})
 class InProcessTransport:
     """A ``Transport`` to a hub for one session, without sockets."""
 
-    address = "ipc:///proc/self"  # for messages: nothing connects to it
+    address = "ipc:///proc/self/hub"  # for messages: nothing connects to it
     local_sockets: LocalSockets | None = None
     reconnects = False
     heard_ns = 0

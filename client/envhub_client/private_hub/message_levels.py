@@ -1,4 +1,4 @@
-"""What this program wants to see of messages: the levels of its loggers, and its filters of warnings."""
+"""Levels of this program's loggers, and its filters of warnings."""
 
 from __future__ import annotations
 

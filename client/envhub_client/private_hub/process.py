@@ -114,7 +114,7 @@ class PrivateHub:
 
     @property
     def address(self) -> str:
-        """Where processes of this user reach it, as long as this program lets them look into it."""
+        """Address for processes of this user, as long as this program lets them look into it."""
         return f"ipc:///proc/{self.owner_pid}/fd/{self._sockets[0]}"
 
     @property
@@ -124,7 +124,7 @@ class PrivateHub:
 
     @property
     def pid(self) -> int:
-        """Of the hub's process."""
+        """Pid of the hub's process."""
         assert self._process is not None
         return self._process.pid
 
@@ -135,7 +135,7 @@ class PrivateHub:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs and belongs to this process, not to one that this was forked from."""
+        """True if the process runs and belongs to this process, not to one that this was forked from."""
         ours = bool(self._pidfds) and self.owner_pid == os.getpid()
         return ours and self._process is not None and self._process.poll() is None
 

@@ -1,4 +1,4 @@
-"""What envs see of their program: path, folder, variables, arguments, flags, levels of messages, registered envs."""
+"""View that envs have of their program: path, folder, variables, arguments, flags, log levels, registered envs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from envhub_client.private_hub.message_levels import message_levels
 
 
 def program_environment() -> World:
-    """What the workers of this program's private hub take over from it."""
+    """Describe the program to the workers of its private hub."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError as error:
@@ -69,7 +69,7 @@ def _pickled(spec: EnvSpec) -> bytes:
 
 
 def by_value_if_unimportable(entry: str) -> Any:
-    """What ``module:name`` is, if a worker does not find that module; else the text itself.
+    """Get the object that ``module:name`` names, if a worker does not find that module; else the text itself.
 
     A worker's main module is another one, and some modules have their names in this program only.
 
@@ -83,7 +83,7 @@ def by_value_if_unimportable(entry: str) -> Any:
 
 
 def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
-    """What a worker has in place of a spec that cannot be sent: there it raises why, if it is made at all."""
+    """Make the spec that a worker has in place of one that cannot be sent; making its env raises the reason."""
     known, found = _stand_ins.get(id(spec), (None, b""))
     if known is not spec:  # to look for what cannot be pickled takes long
         found = _unsendable(spec, error)

@@ -104,12 +104,12 @@ def _added(envs: VectorEnv[Any, Any, Any], batch: dict[str, Any], info: dict[str
 
 
 def _form(column: Column) -> np.dtype[Any]:
-    """What an array of this value is of: NumPy's own truth values are objects to ``_add_info``."""
+    """Type of an array of this value: NumPy's own truth values are objects to ``_add_info``."""
     return np.dtype(object if column.kind is np.bool_ else column.dtype)
 
 
 def _fits(tree: Tree, batch: Any) -> bool:
-    """Whether assigning these columns to what is there is the same as assigning their values one by one."""
+    """True if assigning these columns to what is there is the same as assigning their values one by one."""
     if not isinstance(batch, dict):
         return False
     for key, column in tree.items():

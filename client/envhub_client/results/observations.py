@@ -25,7 +25,7 @@ class Observations:
     """The observations of one vector env, of which some leaves may be of no fixed size, and their infos."""
 
     def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
-        """Of ``num_envs`` envs; with ``same_step`` an env's last observation of an episode is in its infos, too."""
+        """Prepare results of ``num_envs`` envs; with ``same_step`` infos have an episode's last observation, too."""
         self.space = single_space
         self._same_step = same_step
         self._allow_pickle = allow_pickle
@@ -103,7 +103,7 @@ class Observations:
 
 
 def _places(value: Any, place: str) -> Iterator[tuple[str, codec.Represented]]:
-    """Where in a value a ``repr`` stands in for something, as one would write it in Python."""
+    """Places in a value where a ``repr`` stands in for something, as one would write them in Python."""
     if isinstance(value, codec.Represented):
         yield place, value
     elif isinstance(value, dict):

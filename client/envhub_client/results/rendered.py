@@ -24,7 +24,7 @@ class Frames:
         self._unknown = render_mode not in (None, "human")  # how large frames are
 
     def lacks_one(self, rendered: Sequence[Any]) -> bool:
-        """Whether neither these nor earlier frames tell how large a blank one should be."""
+        """True if neither these nor earlier frames tell how large a blank one should be."""
         return self._unknown and all(frame is NOT_RESET for frame in rendered)
 
     def give_up(self) -> None:

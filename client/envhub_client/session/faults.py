@@ -24,17 +24,17 @@ class FaultOptions:
     seconds, and count for each env by itself.
 
     Attributes:
-        on_crash: when an env's process ends.
-        on_timeout: when an env does not finish in time; its process is ended then, with all that it started.
-        on_exception: when an env's ``step`` raises. An exception of ``reset`` is always raised.
-        on_invalid: when an observation or a reward is not finite; or ``"pass"``, as in Gymnasium.
+        on_crash: the policy when an env's process ends.
+        on_timeout: the policy when an env does not finish in time. Its process is ended then, with all that it started.
+        on_exception: the policy when an env's ``step`` raises. An exception of ``reset`` is always raised.
+        on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
         restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
-        restarts_max: how often the envs of one process are restarted within a minute; ``RestartsExhausted`` after that.
-        init_timeout: for making an env, and for its first step, in which much is compiled.
-        reset_timeout: for a reset.
-        step_timeout: for a step, also where that resets the env.
-        call_timeout: for a call.
-        close_timeout: for all envs to close.
+        restarts_max: how often the envs of one process are restarted within a minute. ``RestartsExhausted`` after that.
+        init_timeout: the time for making an env, and for its first step, in which much is compiled.
+        reset_timeout: the time for a reset.
+        step_timeout: the time for a step, also where that resets the env.
+        call_timeout: the time for a call.
+        close_timeout: the time for all envs to close.
     """
 
     on_crash: Policy = "truncate"

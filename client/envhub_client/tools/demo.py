@@ -1,4 +1,4 @@
-"""What ``envhub demo`` does: learn CartPole-v1 through a hub, as a remote trainer would, then compare ways to step.
+"""Command ``envhub demo``: learn CartPole-v1 through a hub, as a remote trainer would, then compare ways to step.
 
 The learner is ``client/examples/cem_cartpole.py``.
 """

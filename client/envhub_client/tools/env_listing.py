@@ -1,4 +1,4 @@
-"""What ``envhub envs`` prints: the envs that a hub offers, and their spaces."""
+"""Command ``envhub envs``: print the envs that a hub offers, and their spaces."""
 
 from __future__ import annotations
 

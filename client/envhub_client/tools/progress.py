@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from envhub.errors import printable
+
 
 class _Bar(logging.Handler):
-    """Shows the records of progress."""
+    """Shows the records of progress, and warnings."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.INFO)
@@ -27,6 +29,8 @@ class _Bar(logging.Handler):
                 self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs
             )
             self._progress.refresh()
+        elif record.levelno >= logging.WARNING:
+            self._progress.console.print(printable(record.getMessage()), markup=False, soft_wrap=True)
 
 
 def counting_bar(console: Console, text: str = "{task.description}") -> Progress:
@@ -52,4 +56,5 @@ def making_bar(console: Console) -> Iterator[None]:
     finally:
         logger.removeHandler(bar)
         logger.setLevel(level)
-        progress.stop()
+        if progress.live.is_started:  # else it would end a line that it did not begin
+            progress.stop()

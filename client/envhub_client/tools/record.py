@@ -1,4 +1,4 @@
-"""What ``envhub record`` does: play episodes of an env, by a policy or at random, and record them."""
+"""Command ``envhub record``: play episodes of an env, by a policy or at random, and record them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator says of one environment."""
+"""Settings of one environment by the operator."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ class EnvSettings:
     its environment.
 
     Attributes:
-        env: what is offered under the table's name: a Gymnasium id, ``module:id``, or ``module:factory``. Empty for the
-            name itself, which then may be a pattern of ids.
-        python: its interpreter: a program, a virtual environment or a conda prefix; empty for that of the hub.
-        variables: of its workers' environment, in place of the hub's of these names.
-        ld_library_path: folders in which its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
-        folder: its workers' working directory, from which they import as well; None for the hub's.
-        rendering: by what its frames are drawn without a screen: ``"egl"`` or ``"osmesa"``, which is the value of
-            ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then; empty for what the hub says, or the env chooses.
-        vector: whether it is a vector env, which a worker makes with ``num_envs`` and steps in one call.
-        gpus: devices that are dealt to its workers.
-        memory_max: bytes of memory that each of its workers may have; 0 for no limit.
-        spares: how many workers are made ahead.
-        recycle: when another worker takes over from one.
-        shared_process: whether several of its envs may share a process.
-        one_per_process: whether each of its envs has a process of its own, in any case.
-        worker_setup: ``module:function``, which each of its workers calls before it makes its envs; empty for none.
-        record: which episodes of its sessions are recorded on the hub's machine, or a folder for all; empty for none.
+        env: the env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python follows the colon.
+            Without it the table's name, which then may be a pattern of ids.
+        python: the interpreter: a program, a virtual environment or a conda prefix; without it that of the hub.
+        variables: variables of the workers' environment, in place of the hub's of these names.
+        ld_library_path: the folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        folder: the workers' working directory, from which they import what is not installed; without it the hub's.
+        rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``, which is the value of
+            ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then. Without it what the hub says, or the env chooses.
+        vector: true for an env that steps all of its envs in one call, such as ALE's, EnvPool, or Gymnasium's own: an
+            id with a ``vector_entry_point``, or a factory that takes ``num_envs``. One worker holds the batch, unless
+            the client or ``--workers`` says how many have a share.
+        gpus: the devices that are dealt to the workers, in place of ``--gpus``.
+        memory_max: the bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit.
+        spares: the number of workers that are made ahead, in place of ``--spares``.
+        recycle: when another worker takes over from one, in place of ``--recycle``.
+        shared_process: true if several envs may share a process.
+        one_per_process: true if each env has a process of its own in any case, for simulators of which a process can
+            have only one.
+        worker_setup: a function, ``module:function``, that each worker calls once before it makes its envs.
+        required: true if the hub ends with status 2 where the env is not ready at its start.
+        record: the episodes that are recorded on the hub's machine: a folder for all, or a table. Before the first
+            table of an environment it is that of all environments whose table has none; ``""`` is none.
 
     None is what the hub's options say.
     """
@@ -58,6 +63,7 @@ class EnvSettings:
     one_per_process: bool = False
     record: str | RecordSettings | None = None
     worker_setup: str = ""
+    required: bool = False
 
     def __post_init__(self) -> None:
         """Check that what is said goes together.
@@ -74,31 +80,31 @@ class EnvSettings:
 
     @property
     def shares_process(self) -> bool | None:
-        """Whether its envs may share a process; None where nobody says so."""
+        """Setting whether its envs may share a process; None without one."""
         return False if self.one_per_process else self.shared_process or None
 
     @property
     def recorded(self) -> RecordSettings | None:
-        """Which episodes of its sessions are recorded; None for none."""
+        """Episodes of its sessions that are recorded; None for none."""
         if isinstance(self.record, str):
             return RecordSettings(Path(self.record)) if self.record else None
         return self.record
 
     @property
     def unrecordable(self) -> str:
-        """What is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
+        """Name what is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
         return "" if self.recorded is None else missing_packages(bool(self.recorded.film))
 
     @property
     def interpreter(self) -> InterpreterKey:
-        """What its interpreter starts with."""
+        """Settings with which its interpreter starts."""
         drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
         variables = tuple(sorted({**drawn, **self.variables}.items()))
         libraries = tuple(map(str, self.ld_library_path))
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
-        """What the operator says of the workers of this env, and where the table is silent, of all."""
+        """Settings of this env's workers by the operator; where the table has none, those of all."""
         said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
         said["gpus"] = None if self.gpus is None else [*self.gpus]
         return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})

@@ -1,4 +1,4 @@
-"""What a session's workers get besides envs: the operator's default, and a client's choice within it. Pure."""
+"""Settings of a session's workers besides envs: the operator's default, and a client's choice within it. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from envhub.protocol.messages import Hosting, Recycle
 
 
 def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
-    """What a client of a shared hub wants beyond what its operator allows; empty if nothing is."""
+    """Describe the wishes of a shared hub's client beyond what the operator allows; empty if there are none."""
     if (wanted.spares or 0) > max(spares_max, allowed.spares or 0):
         return f"spares={wanted.spares}: this hub makes at most spares_max={spares_max} of a session ahead"
     if wanted.shares_process and allowed.shares_process is False:
@@ -24,7 +24,7 @@ def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
 
 
 def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
-    """What the workers of the session of this number get.
+    """Settings of the workers of the session of this number.
 
     Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
     A worker is recycled by what comes first, the operator's limits or the client's.

@@ -27,7 +27,7 @@ from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
-from envhub_server.table_check import Spot, TableError, check_table, expanded
+from envhub_server.table_check import Spot, TableError, checked_table, expanded
 from envhub_server.toml_text import TomlError, heading, read_toml
 
 FILE_BYTES_MAX = 1 << 20
@@ -41,7 +41,7 @@ class HubFileError(ValueError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """What a file says.
+    """Content of a file.
 
     Attributes:
         options: of the hub.
@@ -55,7 +55,7 @@ class HubFile:
 
 
 def read(path: Path) -> HubFile:
-    """What this file says.
+    """Read this file.
 
     Raises:
         HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
@@ -98,7 +98,7 @@ def _converted(
     path: Path, spot: Spot, table: dict[str, Any], kind: type[Table], hint: Callable[[str, Any], str]
 ) -> Table:
     """The table as one of this kind, with the paths in it made absolute."""
-    check_table(table, kind, spot, hint)
+    table = checked_table(table, kind, spot, hint)
     if isinstance(record := table.get("record"), dict):
         _check_record(spot.of_key("record"), record)
 
@@ -115,7 +115,7 @@ def _converted(
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
-    """What to say of a key outside the tables of envs that is unknown."""
+    """Describe an unknown key outside the tables of envs."""
     if get_close_matches(name, ["record", *vars(HubOptions())], 1) == ["record"]:
         return ", did you mean 'record'?"
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
@@ -128,7 +128,7 @@ def _hint_of_hub(name: str, value: Any) -> str:
 
 
 def _hint_of_env(name: str, value: Any) -> str:
-    """What to say of a key in a table of an env that is unknown."""
+    """Describe an unknown key in a table of an env."""
     if isinstance(value, dict) and not get_close_matches(name, vars(EnvSettings())):
         return "; a name with a dot is written in quotes."
     if name in vars(HubOptions()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from envhub.protocol import messages
-from envhub_server.catalog.registry import FactoryNotFound, Registry
+from envhub_server.catalog.registry import EnvNotFound, Registry
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import here
 from envhub_server.log import Logger
@@ -25,7 +25,7 @@ class Listing:
 
     Attributes:
         names: that the hub offers; None before they are known.
-        refused: the error for the first factory that does not exist and must.
+        refused: the error for the first entry that can never be made, found when the hub started.
         unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
         starting: what an interpreter or a module is at that takes long to start, by the names of its envs.
         undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
@@ -34,7 +34,9 @@ class Listing:
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
         """List the names of the entries in ``registry``."""
         self.names: list[str] | None = None
-        self.refused: FactoryNotFound | None = None
+        self.refused: EnvNotFound | None = None
+        self._listed: set[int] = set()  # workers that have ended once
+        self._modules_failed: set[int] = set()  # workers that could not import a module with ids
         self.unready: dict[str, str] = {}
         self.starting: dict[str, str] = {}
         self.undrawn: dict[InterpreterKey, str] = {}
@@ -51,7 +53,7 @@ class Listing:
 
     @property
     def asking(self) -> bool:
-        """Whether workers are finding the names."""
+        """True if workers are finding the names."""
         return bool(self._asked)
 
     def start(self) -> None:
@@ -71,7 +73,7 @@ class Listing:
         try:
             self._start(number)
         except OSError as error:
-            log.warning("names_unknown", why=str(error))
+            log.warning("env_names_unknown", why=str(error))
 
     def _start(self, number: int) -> None:
         key = self._keys[number]
@@ -81,11 +83,12 @@ class Listing:
         self._drawing.discard(number)
         self._asked.add(number)
         self._running.add(number)
+        self._modules_failed.discard(number)
         self._found[number] = {}
 
     @property
     def running(self) -> bool:
-        """Whether a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
+        """True if a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
         return bool(self._running)
 
     def look(self, now_s: float) -> None:
@@ -102,7 +105,7 @@ class Listing:
                         log.info("env_starting", env=name, why=stage)
 
     def _stage(self, number: int) -> tuple[str, Collection[str]]:
-        """What a worker is at, as far as that may take long, and the names of the envs that wait for it."""
+        """Long work of a worker, and the names of the envs that wait for it."""
         key = self._keys[number]
         if at := self._supervisor.starting(key):
             return at, self._registry.names(key)
@@ -127,7 +130,7 @@ class Listing:
                             f"the worker that imported {module!r} {cause.how} before it was done"
                         )
                 elif number in self._asked:
-                    log.warning("names_unknown", why=f"the worker that lists them {cause.how}")
+                    log.warning("env_names_unknown", why=f"the worker that lists them {cause.how}")
                 elif number not in self._drawing and self._registry.rendering(key):
                     self._cannot_draw(number, f"the process that tried it {cause.how}")
                 self._asked.discard(number)
@@ -136,7 +139,11 @@ class Listing:
                 self._forget_stage(number)
                 unrecorded = self._registry.unrecorded(key)
                 self._tell(self._registry.names(key), {**unrecorded, **self._found.pop(number)})
+                for name in self._registry.required & {*self._registry.names(key)} & self.unready.keys():
+                    self._refuse(number, EnvNotFound(f"{name!r} is required and not ready: {self.unready[name]}"))
+                self._listed.add(number)
             case WorkerSaid(message=control.RowFailed(failure)):
+                self._modules_failed.add(number)
                 log.warning("module_failed", type=failure.type, why=failure.message)
             case WorkerSaid(message=control.Building(importing=module)):
                 self._importing[number] = module
@@ -144,18 +151,35 @@ class Listing:
                 self._registered[key] = names
                 self._found[number].update(self._registry.unmatched(key, names))
                 self._asked.discard(number)
+                if why := self._registry.impossible(key, names, number not in self._modules_failed):
+                    self._refuse(number, EnvNotFound(why))
             case WorkerSaid(message=control.RenderingTried(why)):
                 self._drawing.add(number)
                 self.undrawn.pop(key, None)
                 if why:
                     self._cannot_draw(number, why)
             case WorkerSaid(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(key):
-                if failed.missing and failed.entry in self._registry.required:
-                    self.refused = self.refused or self._registry.not_found(failed.entry, failed.why)
+                lone = bool(failed.remedy) and self._registry.lone_factory() == failed.entry
+                if not key.is_other and (failed.missing or lone):
+                    self._refuse(number, self._registry.not_found(failed.entry, failed.why))
                 why = f"{failed.entry} cannot be made: {failed.why}{failed.remedy}"
                 self._found[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
         if not self._asked and (self.names is None or self._registered):
             self.names = self._registry.offered(self._registered)
+
+    def _refuse(self, number: int, error: EnvNotFound) -> None:
+        """Have the hub end, if it starts; what is found later leaves the sessions alone that there are."""
+        if number not in self._listed:
+            self.refused = self.refused or error
+
+    @property
+    def done(self) -> bool:
+        """True if each worker has ended once: then it is known which envs are ready."""
+        return len(self._listed) == len(self._keys)
+
+    def example(self) -> str:
+        """The name of an env that is ready; empty if none is."""
+        return self._registry.example([name for name in self.names or () if name not in self.unready])
 
     def _cannot_draw(self, number: int, why: str) -> None:
         """Note that the envs of this worker's interpreter cannot render; a factory that cannot be made comes first."""

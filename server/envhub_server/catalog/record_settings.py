@@ -1,4 +1,4 @@
-"""What the operator has recorded of the sessions of an environment."""
+"""Recording of an environment's sessions by the operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RecordSettings:
     """The table ``record`` of a hub's file; its keys and their defaults are those of ``envhub.RecordOptions``.
 
     Attributes:
-        folder: of the hub's machine.
+        folder: the folder, on the hub's machine. Each session makes ``recording-vN`` in it.
         env_ids, every, only, film, bytes_max, episodes_max, folder_bytes_max, queue_bytes: as of
             ``envhub.RecordOptions``, of each session; envs that a session does not have are left out.
     """
@@ -30,7 +30,7 @@ class RecordSettings:
     queue_bytes: int = RecordOptions.queue_bytes
 
     def of_session(self, num_envs: int) -> RecordOptions | None:
-        """What is recorded of a session of so many envs; None where it has none of those that are."""
+        """Options of the recording of a session of this many envs; None where it has none of the recorded envs."""
         chosen = [env for env in range(num_envs) if self.env_ids is None or env in self.env_ids]
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         film = [env for env in self.film if env in chosen]

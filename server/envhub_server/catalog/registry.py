@@ -33,7 +33,7 @@ WILDCARD = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker makes an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
+    """Recipe of an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
 
     ``arguments`` are those that any client may give any value, and ``settings`` what the operator says of the env.
     """
@@ -47,7 +47,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What is offered under ``name``, which may be a pattern of ids.
+    """Offer under ``name``, which may be a pattern of ids.
 
     It is the factory ``factory``, or else the id ``id``; if both are empty, the id that was asked for.
     """
@@ -57,24 +57,23 @@ class _Entry:
     modules: tuple[str, ...] = ()
     factory: str = ""
     settings: EnvSettings = NO_SETTINGS
-    required: bool = False  # whether the hub does not serve if its factory does not exist
 
     @property
     def literal(self) -> bool:
-        """Whether the name is no pattern."""
+        """True if the name is no pattern."""
         return bool(self.factory or self.id or not WILDCARD.search(self.name))
 
     def matches(self, name: str) -> bool:
-        """Whether it offers this name."""
+        """True if it offers this name."""
         return self.name == name if self.literal else fnmatchcase(name, self.name)
 
     def exists(self, registered: Sequence[str]) -> bool:
-        """Whether there is something to offer, given the registered ids; a factory's module is not looked into."""
+        """True if there is something to offer, given the registered ids; a factory's module is not looked into."""
         return bool(self.factory) or any(fnmatchcase(name, self.id or self.name) for name in registered)
 
 
-class FactoryNotFound(ValueError):
-    """An entry names a factory that does not exist."""
+class EnvNotFound(ValueError):
+    """An entry names an id or a factory that does not exist, or an env is not ready that is required."""
 
 
 class Registry:
@@ -103,7 +102,7 @@ class Registry:
         self._defaults = defaults
         said = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
         settings = replace(self._defaults, vector=vector)
-        self._entries = [replace(entry, settings=settings, required=not defaults.python) for entry in said]
+        self._entries = [replace(entry, settings=settings) for entry in said]
         for name, settings in tables.items():
             python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
             record = defaults.record if settings.record is None else settings.record
@@ -129,7 +128,7 @@ class Registry:
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
-        """Which envs of this interpreter cannot be recorded as the operator wants, by their names, and what to do."""
+        """Envs of this interpreter that cannot be recorded as the operator wants, by their names, and what to do."""
         return {entry.name: why for entry in self._of(key) if (why := entry.settings.unrecordable)}
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
@@ -145,14 +144,24 @@ class Registry:
         return [entry for entry in self._entries if entry.settings.interpreter == key]
 
     @property
-    def required(self) -> list[str]:
-        """The factories without which the hub does not serve: of entries under its own interpreter, not of tables."""
-        return sorted({entry.factory for entry in self._entries if entry.factory and entry.required})
+    def required(self) -> set[str]:
+        """The names without which the hub does not serve."""
+        return {entry.name for entry in self._entries if entry.settings.required}
 
-    def not_found(self, factory: str, why: str) -> FactoryNotFound:
-        """The error that names the entry of a required factory that does not exist."""
-        name = next(entry.name for entry in self._entries if entry.factory == factory and entry.required)
-        return FactoryNotFound(f"{name}={factory} cannot be made: {why}")
+    @property
+    def has_one(self) -> bool:
+        """True if there is one entry only."""
+        return len(self._entries) == 1
+
+    def lone_factory(self) -> str:
+        """The factory of the only entry, if it has one and the hub's own interpreter; else empty."""
+        (entry, *others) = self._entries
+        return "" if others or entry.settings.interpreter.is_other else entry.factory
+
+    def not_found(self, factory: str, why: str) -> EnvNotFound:
+        """The error that names the entry of a factory that does not exist."""
+        name = next(entry.name for entry in self._entries if entry.factory == factory)
+        return EnvNotFound(f"{name}={factory} cannot be made: {why}")
 
     def for_factories(self, vector: bool) -> Recipe:
         """The recipe for factories that clients send, of single envs or of vector envs."""
@@ -202,10 +211,9 @@ class Registry:
             near += [spelled[each] for each in get_close_matches(wanted[:NAME_CHARS_MAX], spelled, NEAREST_MAX)]
         return [*dict.fromkeys(near)][:NEAREST_MAX]
 
-    def example(self) -> str:
-        """The name of an env on offer, as far as that is known before a worker lists them; else empty."""
-        names = (*self._literal_names(), *EXAMPLES)
-        return next((name for name in names if self.find(name)), "")
+    def example(self, ready: Sequence[str]) -> str:
+        """The name of one of these envs, which are ready: the operator's first, else a known one; empty without any."""
+        return next((name for name in (*self._literal_names(), *EXAMPLES, *ready) if name in ready), "")
 
     def _literal_names(self) -> list[str]:
         return [entry.name for entry in self._entries if entry.literal]
@@ -214,6 +222,18 @@ class Registry:
         """The entries of this interpreter that match no id, given its registered ids, each with why and what to do."""
         unknown = [entry for entry in self._of(key) if not entry.exists(registered)]
         return {entry.name: self._why_unmatched(entry, registered, key.python or sys.executable) for entry in unknown}
+
+    def impossible(self, key: InterpreterKey, registered: Sequence[str], imported: bool) -> str:
+        """The reason why an entry of this interpreter can never name an id, given its registered ids; empty if all may.
+
+        Args:
+            key: the interpreter. Only the hub's own stays as it is while the hub serves.
+            registered: the ids.
+            imported: whether all modules that entries name were imported. An entry may name one that is not there.
+        """
+        unmatched = {} if key.is_other else self.unmatched(key, registered)
+        found = (entry for entry in self._of(key) if entry.name in unmatched)
+        return next((unmatched[each.name] for each in found if imported or not each.modules or self.has_one), "")
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name

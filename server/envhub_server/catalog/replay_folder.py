@@ -33,7 +33,7 @@ class ReplayFolder:
     """A bounded folder of files."""
 
     def __init__(self, path: Path, count_max: int, bytes_max: int) -> None:
-        """Of at most so many files and bytes; the folder is made when the first file is kept."""
+        """Bound the number of files and their bytes; the folder is made when the first file is kept."""
         self.path = path
         self._count_max, self._bytes_max = count_max, bytes_max
         self._known: dict[str, Kept] = {}  # by file name; a finished file never changes

@@ -1,4 +1,4 @@
-"""Which replays give way when their folder is full: one client has a part of it while others want the rest. Pure."""
+"""Choice of the replays that a full folder removes: a client has a part of it while others want the rest. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARE = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}-(?:env|worker)[0-9]+--?[0-9]+$")
 
 
 def name_beginning(env: str, client: str, drawn: str) -> str:
-    """What the names of the replays of a session begin with.
+    """Beginning of the names of a session's replays.
 
     Args:
         env: the name of the session's env.
@@ -64,7 +64,7 @@ class _Share:
         return file
 
     def part(self, count_max: int, bytes_max: int) -> float:
-        """What it has of the folder: of the files or of the bytes, whichever is more."""
+        """Its share of the folder: of the files or of the bytes, whichever is more."""
         return max(len(self.files) / max(1, count_max), self.nbytes / max(1, bytes_max))
 
 

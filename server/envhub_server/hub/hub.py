@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -93,13 +93,7 @@ STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a sessi
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _BUFFER = attrgetter("buffer")
-_MONITORED = (
-    zmq.EVENT_LISTENING
-    | zmq.EVENT_ACCEPTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_DISCONNECTED
-)
+_MONITORED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 
 # Timers besides those of the sessions, whose keys are their numbers.
@@ -124,12 +118,18 @@ class Hub:
 
     _is_measuring = False  # the memory of clients' workers, at the time that is set
     _measured = ""  # the client whose workers were measured last
+    _is_listed = False  # whether it is known which envs are ready
     _is_telling = False  # of lines left out, at the time that is set
     _restarts_before = 0  # of workers of sessions that have ended
 
-    def __init__(self, config: HubConfig, zygote: ZygoteProcess | None = None) -> None:
-        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one."""
-        self.config = config
+    def __init__(
+        self, config: HubConfig, zygote: ZygoteProcess | None = None, listed: Callable[[Hub], None] = lambda hub: None
+    ) -> None:
+        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one.
+
+        ``listed`` is called once, when it is known which envs are ready.
+        """
+        self.config, self._on_listed = config, listed
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
         self._registry = config.registry()
@@ -263,14 +263,18 @@ class Hub:
         for listening in listener.proxied:
             self._guard.listens(listening.fileno())
         proxy.start(listener.proxied, self._clock.now_s())
+        self._poll_proxy(proxy)
+
+    def _poll_proxy(self, proxy: ProxyHandle) -> None:
         self._poller.register(proxy.pidfd, self)
+        self._poller.register(proxy.reporting, self)
 
     def _check_proxy(self, now_s: float) -> None:
         proxy = self._access.proxy
         if proxy is not None:
             proxy.check(now_s)
             if proxy.pidfd >= 0:
-                self._poller.register(proxy.pidfd, self)
+                self._poll_proxy(proxy)
             self._timers.set(_PROXY, proxy.restart_s)
 
     def _close(self, heard: signals.Signals) -> None:
@@ -307,7 +311,7 @@ class Hub:
         """Serve until told to stop, then drain and return.
 
         Raises:
-            FactoryNotFound: it was told to offer a factory that does not exist.
+            EnvNotFound: it was told to offer what can never be made, or a required env is not ready.
         """
         self._handled_s = self._clock.now_s()
         while self._service is Service.SERVING or self._sessions:
@@ -354,7 +358,7 @@ class Hub:
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
         if stopped_s := self._clock.woke(planned_s):
-            log.warning("hub_was_stopped", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
+            log.warning("hub_suspended", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 
     def _poll(self) -> bool:
@@ -516,6 +520,14 @@ class Hub:
             self._is_telling = True
             self._set_timer(_LEFT_OUT, self._clock.now_s() + REPEAT_S)
 
+    def example(self) -> str:
+        """The name of an env that is ready; empty if none is."""
+        return self._listing.example()
+
+    def unready(self) -> dict[str, str]:
+        """Why envs cannot be made, by their names."""
+        return dict(self._listing.unready)
+
     def _start_listing(self) -> None:
         self._listing.start()
         self._plan_look()
@@ -531,6 +543,9 @@ class Hub:
         self._listing.handle(event)
         if self._listing.refused is not None and self._service is Service.SERVING:
             self.stop(str(self._listing.refused))
+        if self._listing.done and not self._is_listed:
+            self._is_listed = True
+            self._on_listed(self)
         if not self._listing.asking:
             waiting, self._listed_for = self._listed_for, []
             for request in waiting:
@@ -574,7 +589,11 @@ class Hub:
         if authenticator is not None and descriptor == authenticator.descriptor:
             self._admit_clients()
             return
+        if proxy is not None and descriptor == proxy.reporting:
+            self._read_reports(proxy)
+            return
         if proxy is not None and descriptor == proxy.pidfd:
+            self._read_reports(proxy)
             self._poller.unregister(descriptor)
             proxy.ended(self._clock.now_s())
             self._set_timer(_PROXY, proxy.restart_s)
@@ -582,6 +601,14 @@ class Hub:
         self._poller.unregister(descriptor)  # no client is left to answer, so there is nothing to drain
         self._service = Service.DRAINING
         self.stop("its program ended")
+
+    def _read_reports(self, proxy: ProxyHandle) -> None:
+        """Note the handshakes that have ended by the proxy."""
+        reporting = proxy.reporting
+        for ended in proxy.reports():
+            self._access.handshake_ended(ended)
+        if proxy.reporting < 0:
+            self._poller.unregister(reporting)
 
     # --- sockets ----------------------------------------------------------------------------------------------------
 
@@ -672,6 +699,9 @@ class Hub:
         for op, token in self._protocol.foreign:
             self._audit_foreign(peer, holder, op, token)
         self._protocol.foreign.clear()
+        for token in self._protocol.stale:
+            self._note_unknown(token, holder, _OF_EARLIER_HUB)
+        self._protocol.stale.clear()
         for token in self._protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         self._protocol.returned.clear()
@@ -719,8 +749,6 @@ class Hub:
                 case zmq.Event.ACCEPTED:
                     self._guard.accepted(value, now_s)
                     ends += self._access.accepted(value, now_s)
-                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
-                    self._access.handshake_failed()
                 case _:
                     self._access.ended(value, now_s)
                     self._unread.connection_ended(value)
@@ -784,11 +812,7 @@ class Hub:
             case Op.MAKE | Op.ATTACH:
                 enter = self._make if request.op is Op.MAKE else self._attach
                 if (failure := enter(request, holder)) is not None:
-                    origin = self._access.connections.origin(request.peer)
-                    self._audit.write(
-                        "refused", holder.name, origin, op=request.op.name, why=shortened(failure.message, 200)
-                    )
-                    self._fail(request, failure)
+                    self._refuse(request, holder, failure)
                     self._protocol.forget(request.token)
             case Op.HEARTBEAT:
                 self._requests -= 1  # which only asks after a request
@@ -809,6 +833,24 @@ class Hub:
                 self._observe(request, holder)
             case _:  # the protocol admits it only where there is a session
                 raise KeyError(request.op.name)
+
+    def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
+        """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
+        session = b"" if request.op is Op.MAKE else request.message.session
+        unknown = bool(session) and failure.code == "session_lost" and self._named(session, holder) is None
+        if unknown:
+            self._note_unknown(session, holder, failure.message)
+            self._protocol.fail(request, failure)
+        else:
+            self._fail(request, failure)
+        if request.op is not Op.OBSERVE:
+            named: dict[str, str | int] = {"op": request.op.name, "why": shortened(failure.message, 200)}
+            origin = self._access.connections.origin(request.peer)
+            self._audit.write("session_unknown" if unknown else "refused", holder.name, origin, **named)
+
+    def _note_unknown(self, session: bytes, holder: Holder, why: str) -> None:
+        """Log that a client names a session that this hub has not, as after the hub was started again."""
+        log.info("session_unknown", client=holder.name, session=session.hex()[:8], why=why)
 
     def _counters(self) -> dict[str, Any]:
         found = stats.stats(self._sessions.values(), self._protocol, self._access, self._requests)
@@ -992,7 +1034,7 @@ class Hub:
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._found(request, holder)
         if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
-            self._fail(request, Failure("session_lost", "session", "this hub has no such session to observe"))
+            self._refuse(request, holder, Failure("session_lost", "session", "this hub has no such session to observe"))
             return
         client: object = request.peer if holder.quotas is None else holder.name
         if why := self._observations.refusal(client, runtime.observed_bytes):
@@ -1070,5 +1112,6 @@ class Hub:
 
 
 _KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
+_OF_EARLIER_HUB = "it is of the hub that was at this address before"
 _STILL_CLOSING = "the session of this token is still closing"
 _STEPPING = (Phase.READY, Phase.MOVING)

@@ -379,7 +379,7 @@ class SessionRuntime:
             case control.Suspicious(row, what):
                 self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
-                self.log.warning("env_made_anew", env=row, why=shortened(what, 200))
+                self.log.warning("env_rebuilt", env=row, why=shortened(what, 200))
             case control.Built() as built if self._replays is not None:
                 self._replays.note(said.worker, built)
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:

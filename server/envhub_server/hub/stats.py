@@ -30,6 +30,7 @@ def stats(sessions: Collection[SessionRuntime], protocol: HubProtocol, access: A
         "connections": len(access.connections),
         "connections_ended": access.connections_ended,
         "handshakes_refused": access.handshakes_refused,
+        "handshakes_unfinished": access.handshakes_unfinished,
         "descriptors": descriptor_guard.in_use(),
     }
 

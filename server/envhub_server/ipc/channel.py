@@ -78,7 +78,7 @@ class Channel:
 
     @property
     def backlogged(self) -> bool:
-        """Whether bytes wait for the socket to become writable."""
+        """True if bytes wait for the socket to become writable."""
         return bool(self._outgoing)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -154,12 +154,12 @@ class Channel:
         return self._complete()
 
     def arrived_bytes(self) -> int:
-        """How many bytes have come until now, with those that were not received yet."""
+        """Bytes that have come until now, with those that were not received yet."""
         waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
         return self.received_bytes + int(_INT.unpack(waiting)[0])
 
     def left_unread(self) -> bool:
-        """Whether the other end, which is closed in every process, had not read all that was sent.
+        """True if the other end, which is closed in every process, had not read all that was sent.
 
         The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While a
         process that was forked from the other end keeps it open, this is not known, and False.
@@ -169,7 +169,7 @@ class Channel:
         return self._reset or self.backlogged
 
     def _missing_bytes(self) -> int:
-        """How many bytes the message that has begun to arrive still lacks."""
+        """Bytes that the message lacks which has begun to arrive."""
         if len(self._incoming) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._incoming)

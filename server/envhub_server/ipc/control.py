@@ -361,9 +361,9 @@ class RenderingTried(Frozen):
 
 
 class FactoryFailed(Frozen):
-    """Worker to hub: a factory or its module does not exist, or the module cannot be imported (``missing`` is False).
+    """Worker to hub: a factory cannot be made. ``missing`` says that its package is there, and does not have it.
 
-    ``remedy`` says, after ``why``, where a package is missing and how to install it.
+    ``remedy`` says, after ``why``, where a package is missing and how to install it; empty where none is.
     """
 
     entry: str

@@ -21,7 +21,7 @@ _COUNT, _PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
 def held(make: Make) -> tuple[Make, int]:
-    """What asks for the session without its factories, of which only a digest is left, and their memory.
+    """The request without its factories, of which only a digest is left, and the memory that holds them.
 
     Returns:
         The message, and a descriptor that the caller owns; -1 where the envs are made by their name.
@@ -48,7 +48,7 @@ def held(make: Make) -> tuple[Make, int]:
 
 
 def why_misplaced(make: Make) -> str:
-    """Why the places of the factories are none; empty where they are right, or there are none."""
+    """The reason why the factories' places are wrong; empty where they are right, or there are none."""
     try:
         places_in(make.factories, make.num_envs)
     except ValueError as error:

@@ -83,7 +83,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class JournalLayout:
-    """Where everything is, of so many rows of a session with these leaves."""
+    """Places of everything in the journal of some rows of a session with these leaves."""
 
     rows: int
     observations: tuple[Leaf, ...]
@@ -96,7 +96,7 @@ class JournalLayout:
 
     @property
     def raw(self) -> bool:
-        """Whether an observation is its own digest."""
+        """True if an observation is its own digest."""
         return len(self.observations) == 1 and self._observation_bytes <= RAW_BYTES_MAX
 
     @property
@@ -110,13 +110,13 @@ class JournalLayout:
 
     @property
     def ticks(self) -> int:
-        """How many ticks are kept."""
+        """Ticks that are kept."""
         tick_bytes = self.rows * (1 + sum(self.widths) + self.digest_bytes) + len(self.actions)
         return max(2, min(TICKS_MAX, RING_BYTES_MAX // tick_bytes))
 
     @property
     def row_bytes(self) -> int:
-        """How much of one row is kept, besides notes."""
+        """Bytes that are kept of one row, besides notes."""
         return self.ticks * (1 + sum(self.widths) + self.digest_bytes + len(self.actions))
 
     @property
@@ -148,7 +148,7 @@ def allocate(layout: JournalLayout) -> int:
 
 @dataclass(frozen=True)
 class History:
-    """What one env, or all envs of a vector env, were asked, from a point from which they can be asked again.
+    """Calls of one env, or of all envs of a vector env, from a point from which they can be repeated.
 
     Attributes:
         cut: why it cannot be run again from there, or empty.
@@ -172,11 +172,11 @@ class History:
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return len(self.kinds) // self.rows
 
     def kind(self, call: int) -> int:
-        """What was asked in this call, of the first env that was asked anything."""
+        """Kind of this call, of the first env that had one."""
         kinds = self.kinds[call * self.rows : (call + 1) * self.rows]
         return next((kind for kind in kinds if kind != NOTHING), NOTHING)
 
@@ -233,7 +233,7 @@ class Journal:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def copied(self, positions: range) -> JournalCopy:
-        """What it has now of the rows at these positions; its worker may go on meanwhile."""
+        """Copy what it has now of the rows at these positions; its worker may go on meanwhile."""
         words, ticks = [*self.words], self.layout.ticks
         held, rows = slice(words[1]), slice(positions.start, positions.stop)
         return JournalCopy(
@@ -253,7 +253,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class JournalCopy:
-    """What a journal had of some rows.
+    """Copy of a journal's content for some rows.
 
     Attributes:
         ticks: how many are kept.
@@ -302,7 +302,7 @@ class JournalCopy:
         return found
 
     def history(self, last: int | None = None) -> History:
-        """What the env of these rows was asked, up to this tick, or all.
+        """Calls of the env of these rows, up to this tick, or all.
 
         It begins with the env's making if the journal still has that, else with the last reset by a seed, else with a
         reset whose random numbers are known; before the last call in any case, so that a reset that fails is run

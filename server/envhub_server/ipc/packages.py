@@ -1,4 +1,4 @@
-"""What to say of a package that an interpreter lacks. Python 3.8 and later, standard library."""
+"""Messages about packages that an interpreter lacks. Python 3.8 and later, standard library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def install(program: str, package: str, *options: str) -> str:
 
 
 def remedy(error: ImportError) -> str:
-    """Where a module is missing, and what to run there, to follow the text of the error."""
+    """Name the machine that lacks a module, and the command to run there, to follow the text of the error."""
     python = f"{sys.executable} (Python {sys.version.split()[0]}){here()}"
     if not error.name:
         return f", in {python}"

@@ -23,7 +23,7 @@ _LEFT_OUT.update(argv=[], setup=b"")
 
 @dataclass(frozen=True)
 class Replay:
-    """What an env was asked until it failed, and how it is made.
+    """Calls of an env until it failed, and its description.
 
     Attributes:
         build, mapped: what its worker was told; without what is no plain data.
@@ -60,7 +60,7 @@ class Replay:
     client: str = ""
 
     def calls(self) -> History:
-        """What it was asked.
+        """Calls of the env.
 
         Raises:
             ValueError: the file is damaged.
@@ -70,7 +70,7 @@ class Replay:
         return found
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
-        """What its worker was told, of this env only.
+        """Orders to its worker, for this env only.
 
         Raises:
             ValueError: the file is damaged.
@@ -159,7 +159,7 @@ def pack(replay: Replay) -> bytes:
 
 
 def unpack(blob: bytes) -> Replay:
-    """What is in the file.
+    """Read the content of the file.
 
     Raises:
         ValueError: it is no such file, or of another version.

@@ -29,7 +29,7 @@ class SetAttributes:
         return True
 
     def again(self, rows: Sequence[int]) -> list[SetAttrRows]:
-        """What sets it all again on the new envs of these rows; such a message has no number, and no answer."""
+        """Messages that set it all again on the new envs of these rows; such a message has no number, and no answer."""
         found = ((name, [row for row in rows if row in values], values) for name, values in self._values.items())
         return [SetAttrRows(mine, name, each=[values[row] for row in mine]) for name, mine, values in found if mine]
 

@@ -20,7 +20,7 @@ class ArenaBudget:
     """The shared memory that all sessions of a hub, or of one of its clients, together may use."""
 
     def __init__(self, bytes_max: int, whole: ArenaBudget | None = None) -> None:
-        """Of so many bytes; as a part of the ``whole`` budget, if one is given."""
+        """Make a budget of this size, in bytes; a part of the ``whole`` budget, if one is given."""
         self.bytes_max = bytes_max
         self._whole = whole
         self._used = 0
@@ -105,7 +105,7 @@ class SessionMemory:
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
     def is_current(self, worker: int, row: int | None, number: int) -> bool:
-        """Whether this number is that of the step or reset which this worker's row was posted last."""
+        """True if this number is that of the step or reset which this worker's row was posted last."""
         return row in self.rows(worker).tolist() and int(self.arena.request[row]) == number
 
     def progress(self, worker: int) -> Progress:
@@ -124,7 +124,7 @@ class SessionMemory:
         return Progress(turn, row, kind)
 
     def batches(self) -> tuple[list[int], list[int]]:
-        """When each worker's last batch began, and when it ended, in nanoseconds of the monotonic clock.
+        """Times at which each worker's last batch began and ended, in nanoseconds of the monotonic clock.
 
         Workers write this down from the first call on; of a batch before it both are 0.
         """

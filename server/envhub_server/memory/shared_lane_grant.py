@@ -25,7 +25,7 @@ class SharedLaneGrant:
         self._client = -1  # a pidfd of its process, since a forked child may hold its end of the socket
 
     def has(self, descriptor: int) -> bool:
-        """Whether this descriptor is the one that is ready when the client has gone."""
+        """True if this descriptor is the one that is ready when the client has gone."""
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
     def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source) -> bool:

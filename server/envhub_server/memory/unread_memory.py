@@ -108,12 +108,12 @@ class UnreadObservations:
     """The copies of observations that clients have asked for, without a session of theirs, and have not read."""
 
     def __init__(self, bytes_max: int) -> None:
-        """Of at most so many bytes per client."""
+        """Bound the bytes per client."""
         self._bytes_max = bytes_max
         self._sent: dict[object, list[weakref.ref[np.ndarray]]] = {}
 
     def refusal(self, client: object, nbytes: int) -> str:
-        """Why the client may not be sent a copy of so many bytes; empty if it may."""
+        """The reason why a copy of this size may not be sent to the client; empty if it may."""
         sent = ((each, [ref for ref in refs if ref() is not None]) for each, refs in self._sent.items())
         self._sent = {each: refs for each, refs in sent if refs}
         unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)

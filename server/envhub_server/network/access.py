@@ -1,4 +1,4 @@
-"""Who may use a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
+"""Admission to a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from envhub.errors import AddressError, KeysError
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
+from envhub_server.log import Logger
 from envhub_server.network import client_liveness, network_peer
 from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
-from envhub_server.network.proxy_page import DENIED, PageEntry
+from envhub_server.network.proxy_page import DENIED, EndedHandshake, PageEntry
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
@@ -29,16 +30,19 @@ REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 OTHERS_S = 1.0  # for libzmq to end the connections of others, before who asks is refused for them
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user, or it is the hub's proxy
 
+log = Logger("envhub.hub")
+
 Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
 
 
 class Access:
-    """Who is behind each connection of one hub, and which connections are to be ended.
+    """Client of each connection of one hub, and the connections to end.
 
     Attributes:
         authenticator: answers libzmq for tcp addresses; None while there are none.
         connections: those that there are.
         connections_ended: how many connections the hub has ended.
+        handshakes_unfinished: how many clients have left before they had shown, or failed to show, a key.
         entries: by the peer of each connection of which a message was read, what the proxy has of it; None where it
             came by itself.
         removed: clients that were removed; the caller ends their sessions, and empties it.
@@ -57,8 +61,7 @@ class Access:
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
-        self._in_handshake = False  # whether the connection whose end is reported next is in its handshake
-        self.connections_ended = 0
+        self.connections_ended = self.handshakes_unfinished = 0
         self.connections = Connections()
         self._check_keys_s = math.inf
         self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
@@ -67,17 +70,17 @@ class Access:
 
     @property
     def open_to_all(self) -> bool:
-        """Whether strangers may reach a tcp address: they need a key, or are let in on purpose."""
+        """True if strangers may reach a tcp address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
     @property
     def handshakes_refused(self) -> int:
-        """How many clients were not let in: they had no key that is known, or others' connections did not end."""
+        """Number of clients were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
 
     @property
     def quotas(self) -> dict[str, Quotas]:
-        """What each client may have that has a key, by its name."""
+        """Rights and quotas of each client with a key, by its name."""
         holders = () if self._keys is None else self._keys.holders.values()
         return {holder.name: holder.quotas for holder in holders if holder.quotas is not None}
 
@@ -114,7 +117,7 @@ class Access:
 
     @property
     def encrypted(self) -> bool:
-        """Whether CURVE encrypts what comes by tcp."""
+        """True if CURVE encrypts what comes by tcp."""
         return self._keys is not None
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class Access:
             self.authenticator.close()
 
     def asked(self) -> bool:
-        """Whether libzmq asks for an answer."""
+        """True if libzmq asks for an answer."""
         if self.authenticator is not None:
             if self._asked is None:
                 self._asked = self.authenticator.asked()
@@ -170,21 +173,25 @@ class Access:
             return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
-    def handshake_failed(self) -> None:
-        """Note that a handshake failed. libzmq reports the end of its connection next, maybe in a later turn."""
-        self._in_handshake = True
+    def handshake_ended(self, ended: EndedHandshake) -> None:
+        """Note a connection to the proxy that ended in its handshake."""
+        if ended.denied or self.authenticator is None:
+            return  # one that was denied is noted as that
+        if why := ended.why_unfinished:
+            self.handshakes_unfinished += 1
+            log.info("handshake_unfinished", host=ended.host, why=why)
+            self._audit.write("handshake_unfinished", "", ended.host, why=why)
+        else:
+            self.authenticator.handshake_failed(ended.host)
 
     def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection; where keys are wanted, note one that ended in its handshake."""
-        known, in_handshake, self._in_handshake = self.connections.get(descriptor), self._in_handshake, False
+        """Forget a connection, and note the end of a client's last one."""
+        known = self.connections.get(descriptor)
         self.connections.ended(descriptor, now_s)
         if known is None:
             return
         self._note_denial(known)
         self.entries.pop(known.peer, None)
-        if in_handshake and known.silent_until_s < math.inf and self._keys is not None:
-            assert self.authenticator is not None
-            self.authenticator.handshake_failed(known.origin)
         if known.holder is not None and not self.connections.has(known.client, known.origin):
             self._audit.write("disconnected", known.client, known.origin)
 
@@ -292,7 +299,7 @@ class Access:
         return ends
 
     def next_s(self) -> float:
-        """When ``check`` is to be called next; infinity where nothing depends on time."""
+        """Time of the next call of ``check``; infinity where nothing depends on time."""
         if self._asked is not None and not self.connections.others:
             return 0.0  # who asks can be answered
         return min(self.connections.next_s(), self._check_keys_s, self._refuse_s)

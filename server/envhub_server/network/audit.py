@@ -14,7 +14,8 @@ from pathlib import Path
 
 from envhub.regular_file import open_regular_file
 from envhub_server.log import Logger, stamped
-from envhub_server.repeats import LEFT_OUT, Repeats, network_of, shortened
+from envhub_server.log_events import LEFT_OUT
+from envhub_server.repeats import Repeats, network_of, shortened
 
 KEYS_READ = "keys_read"
 _NAMES = ("op", "owner")  # of fields of a line, whose values are few, and which count apart what is left out
@@ -119,7 +120,8 @@ def _opened(path: Path) -> int:
         descriptor = os.open(path, _FLAGS, 0o600)
     except OSError as error:
         # ENXIO: a pipe without a reader, or a socket.
-        why = "this is no regular file" if error.errno == errno.ENXIO else error.strerror
+        advice = f"{error.strerror}; name a file in a folder of yours that exists"
+        why = "this is no regular file" if error.errno == errno.ENXIO else advice
         raise AuditError(f"audit {path}: {why}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -128,7 +130,7 @@ def _opened(path: Path) -> int:
 
 
 def _ends_in_half_a_line(path: Path) -> bool:
-    """Whether a hub was cut off in a line, by a full disk or its end; False of a file that may not be read."""
+    """True if a hub was cut off in a line, by a full disk or its end; False of a file that may not be read."""
     with contextlib.suppress(OSError), open_regular_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -1,4 +1,4 @@
-"""Who may connect to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
+"""Admission of connections to a tcp address: libzmq asks (ZAP, RFC 27) in the handshake, and this answers.
 
 A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
 of the handshake no connection may be of another user's process. An insecure hub admits everybody, but libzmq still
@@ -53,7 +53,7 @@ class Authenticator:
         self.asked()  # libzmq signals only what comes after the socket was found to be empty
 
     def asked(self) -> list[bytes] | None:
-        """What libzmq asks now, to be answered before it asks again; None for nothing."""
+        """Request of libzmq, to be answered before it asks again; None for nothing."""
         try:
             return self._asked.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -64,7 +64,7 @@ class Authenticator:
         self._asked.getsockopt(zmq.EVENTS)
 
     def is_unknown(self, frames: list[bytes]) -> bool:
-        """Whether libzmq asks for a client whose key is not known, and is not the one by which the hub tests itself."""
+        """True if libzmq asks for a client whose key is not known, and is not the one by which the hub tests itself."""
         if self._folder is None or len(frames) != 7:
             return False
         return frames[6] != self._throw_away and frames[6] not in self._folder.holders

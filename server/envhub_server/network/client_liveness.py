@@ -1,4 +1,4 @@
-"""Whether the clients of sessions are still connected; the lease of a session runs from when its client is lost.
+"""Connections of the sessions' clients; the lease of a session runs from when its client is lost.
 
 libzmq reports a connection that ends. It does not report every connection that goes silent: libzmq (4.3.5) forgets the
 TTL of a client's ZMTP heartbeat at the client's next message, until the next heartbeat. So this module asks the kernel
@@ -49,7 +49,7 @@ def silent_s(descriptor: int) -> float:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether this process is stopped; False for pid 0, which stands for a process of another namespace."""
+    """True if this process is stopped; False for pid 0, which stands for a process of another namespace."""
     return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -67,7 +67,7 @@ class ClientLiveness:
 
     @property
     def next_s(self) -> float:
-        """When to call ``suspects`` and ``check`` next."""
+        """Time of the next calls of ``suspects`` and ``check``."""
         return min([self._check_s, *(at_s for at_s, _, _ in self._suspects)])
 
     def ended(self, connection: int, now_s: float) -> None:

@@ -27,7 +27,7 @@ PROGRESS_S, PROGRESS_BYTES = 10.0, 1024  # of a message that has begun, so many 
 
 @dataclass
 class KnownConnection:
-    """What is known of one connection."""
+    """Facts of one connection."""
 
     descriptor: int  # which is another connection's once this one has ended
     is_others: bool  # whether its peer is a process of another user, at an address that wants no key
@@ -49,7 +49,7 @@ class KnownConnection:
 
 
 class Connections:
-    """What is known of each connection, by its descriptor. Methods return the connections to end, or say so."""
+    """Facts of each connection, by its descriptor. Methods return the connections to end, or say so."""
 
     def __init__(self) -> None:
         self._known: dict[int, KnownConnection] = {}
@@ -67,7 +67,7 @@ class Connections:
 
     @property
     def others(self) -> bool:
-        """Whether there is a connection of another user's process."""
+        """True if there is a connection of another user's process."""
         return any(each.is_others for each in self._known.values())
 
     def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> KnownConnection:
@@ -77,7 +77,7 @@ class Connections:
         return known
 
     def origin(self, peer: bytes) -> str:
-        """Where this peer is: an IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
+        """Origin of this peer: IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
         return next((each.origin for each in self._known.values() if each.peer == peer), "")
 
     def has(self, client: str, origin: str) -> bool:
@@ -105,7 +105,7 @@ class Connections:
         return known if known.peer == peer else None
 
     def lack(self, holder: Holder) -> str:
-        """Why this client may not have one connection more; empty if it may."""
+        """The reason why this client may not have one connection more; empty if it may."""
         others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
         if holder.quotas is None or others < holder.quotas.connections_max:
             return ""
@@ -177,7 +177,7 @@ class Connections:
         return ends
 
     def next_s(self) -> float:
-        """When ``silent`` and ``unread`` are to be called next."""
+        """Time of the next calls of ``silent`` and ``unread``."""
         return min(self._unread_s, *(each.silent_until_s for each in self._known.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:

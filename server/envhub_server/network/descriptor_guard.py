@@ -88,7 +88,7 @@ class DescriptorGuard:
 
 
 def lack(workers: int) -> str:
-    """Why there are too few descriptors for a session of this many workers; empty if there are enough."""
+    """The reason why there are too few descriptors for a session of this many workers; empty if there are enough."""
     used, wanted, given = in_use(), PER_SESSION + PER_WORKER * workers, given_max()
     if used + wanted <= given:
         return ""
@@ -104,7 +104,7 @@ def workers_left() -> int:
 
 
 def is_high(descriptor: int) -> bool:
-    """Whether a new descriptor of this number is in the reserve; the system gives out the lowest free number."""
+    """True if a new descriptor of this number is in the reserve; the system gives out the lowest free number."""
     return descriptor >= given_max()
 
 
@@ -115,7 +115,7 @@ def given_max() -> int:
 
 
 def in_use() -> int:
-    """How many descriptors this process has open."""
+    """Number of descriptors this process has open."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
     except OSError:  # there is none left to list them

@@ -36,7 +36,7 @@ from envhub.transport.keys import (
 )
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
-from envhub_server.table_check import Spot, TableError, check_table
+from envhub_server.table_check import Spot, TableError, checked_table
 from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
@@ -175,7 +175,7 @@ class KeyFolder:
         return [] if before == problem else [problem]
 
     def _states(self) -> dict[str, object]:
-        """What changes with each client's file, by name."""
+        """Changes of each client's file, by name."""
         found, passed_over = {}, []
         with os.scandir(self._clients) if self._clients.exists() else contextlib.nullcontext(()) as entries:
             for entry in entries:
@@ -236,7 +236,9 @@ class KeyFolder:
             KeysError: there is no such client, or no such key of it, or the file cannot be used that tells its keys.
         """
         if not os.path.lexists(self._file(name)):
-            raise KeysError(f"there is no client {name!r} in {self._clients}")
+            raise KeysError(
+                f"there is no client {name!r} in {self._clients}; `envhub keys list --keys {self.path}` lists them"
+            )
         with self._locked():
             if key is not None:
                 holder, keys = self.holder(name)
@@ -301,7 +303,7 @@ def _no_name(name: str) -> str:
 
 
 def _difference(old: _File | None, new: _File | None) -> str:
-    """What a client may by its new file and not by its old one, or the other way round; None is for no file."""
+    """Differences of a client's rights by its new file and its old one; None is for no file."""
     if new is None:
         return CLIENT_REMOVED
     if new.is_broken:
@@ -319,8 +321,7 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        table = read_toml(text)
-        check_table(table, _ClientFile, Spot(f"{path}: "))
+        table = checked_table(read_toml(text), _ClientFile, Spot(f"{path}: "))
         found = msgspec.convert(table, _ClientFile)
         keys = [key_of(each) for each in found.keys]
     except TableError as error:

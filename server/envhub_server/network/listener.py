@@ -50,7 +50,7 @@ class Listener:
     """
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
-        """Of this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
+        """Listen for this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
         self._router = router
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
@@ -144,7 +144,7 @@ class Listener:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            raise AddressError(f"{lock} cannot be made: {error}") from error
+            raise AddressError(f"{lock} cannot be made: {error.strerror}; bind a path in a folder of yours") from error
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size:  # and no hub's, which are empty
             os.close(descriptor)
@@ -171,7 +171,7 @@ class Listener:
             try:
                 os.link(path, _shut_path(path))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
                 continue
             try:
                 if temporary.is_socket():  # an earlier attempt has left it
@@ -181,7 +181,7 @@ class Listener:
                 client.connect(str(temporary))
                 os.rename(temporary, path)
             except OSError as error:  # the name is too long
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
                 path.unlink(missing_ok=True)
 
     def open(self) -> None:
@@ -190,7 +190,7 @@ class Listener:
             try:
                 os.rename(_shut_path(path), path)
             except OSError as error:
-                log.warning("no_socket_in_place", path=str(path), why=str(error))
+                log.warning("socket_swap_failed", path=str(path), why=str(error))
         self._make_blockers()
 
     def _make_blockers(self) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from envhub.transport.address import environment
 from envhub_server.log import Logger
 from envhub_server.network import network_peer, proxy_page
-from envhub_server.network.proxy_page import PageEntry
+from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 
 FRAMES_SHARE = 2  # of a message's, which a client may have sent and the hub has not read; some are heartbeats
 CLOSE_S = 2.5  # for clients to read the last replies, and for the process to end
 RESTART_S = 1.0  # from one start to the next
+REPORT_BYTES_MAX = 256
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.network.proxy_process import main; "
 
@@ -40,6 +42,7 @@ class ProxyHandle:
 
     Attributes:
         pidfd: readable once the process has ended; negative while there is none.
+        reporting: readable where ``reports`` has some; negative while there is no process.
         restart_s: when to call ``check`` next.
     """
 
@@ -58,7 +61,7 @@ class ProxyHandle:
         self._listeners: Sequence[socket.socket] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self.pidfd = -1
+        self.pidfd = self.reporting = -1
         self._name, self._words = b"", memoryview(b"")
         self._started_s = -math.inf
         self.restart_s = math.inf
@@ -75,7 +78,8 @@ class ProxyHandle:
         control = None
         try:
             words = proxy_page.words_of(page)
-            self._control, control = socket.socketpair()
+            self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control.setblocking(False)
             passed = [control.fileno(), self._hub, page, *(each.fileno() for each in listeners)]
             arguments = [str(os.getpid()), name, *self._options, *map(str, passed)]
             self._process = subprocess.Popen(
@@ -94,9 +98,22 @@ class ProxyHandle:
             if control is not None:
                 control.close()
         self._name, self._words = b"\0" + name.encode() + b"/", words
+        self.reporting = self._control.fileno()
+
+    def reports(self) -> Iterator[EndedHandshake]:
+        """The connections that have ended in their handshakes since the last call, of clients that have no key or one.
+
+        ``reporting`` is negative afterwards if the process has ended.
+        """
+        if self._control is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while message := self._control.recv(REPORT_BYTES_MAX):
+                yield EndedHandshake.unpack(message)
+            self.reporting = -1
 
     def entry(self, descriptor: int) -> PageEntry | None:
-        """What the proxy has of the connection of this descriptor; None where it has none."""
+        """Page's entry of the connection of this descriptor; None where it has none."""
         try:
             with network_peer.copied(descriptor) as connection:
                 name = connection.getpeername() if connection.family == socket.AF_UNIX else b""
@@ -134,7 +151,7 @@ class ProxyHandle:
             self._children.reaped(self._process.pid)
         if self._control is not None:
             self._control.close()
-        self._process, self._control, self.pidfd = None, None, -1
+        self._process, self._control, self.pidfd, self.reporting = None, None, -1, -1
 
     def close(self) -> None:
         """Have it pass on what the hub has sent, and end; the hub's own socket must be closed before."""

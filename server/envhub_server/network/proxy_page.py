@@ -23,6 +23,47 @@ FULL = FULL_FRAMES | FULL_BYTES | FULL_HANDSHAKE
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+@dataclass(frozen=True)
+class EndedHandshake:
+    """A connection that ended before the hub had let its client in, as the proxy tells the hub.
+
+    Attributes:
+        host: the address of the client.
+        spoke: whether the client had said something.
+        answered: whether the hub had.
+        welcomed: whether the client had shown that it knows the hub's public key.
+        denied: whether it was told that its own key is not known.
+    """
+
+    host: str
+    spoke: bool
+    answered: bool
+    welcomed: bool
+    denied: bool
+
+    @property
+    def why_unfinished(self) -> str:
+        """The reason why it proves no attempt to get in without a key; empty if it is one.
+
+        A client looks by a connection whether its hub is back, and leaves a hub that does not answer in time.
+        """
+        if not self.spoke:
+            return "it sent nothing"
+        if not self.answered:
+            return "it ended before the hub had answered"
+        return "it ended before the hub had let it in" if self.welcomed else ""
+
+    def pack(self) -> bytes:
+        """The message that says so."""
+        said = (self.spoke, self.answered, self.welcomed, self.denied)
+        return bytes(said) + self.host.encode()
+
+    @classmethod
+    def unpack(cls, message: bytes) -> EndedHandshake:
+        """The handshake of which this message is."""
+        return cls(message[4:].decode(), *map(bool, message[:4]))
+
+
 def make_page() -> int:
     """The descriptor of a new page, which no process can make smaller or larger.
 
@@ -46,7 +87,7 @@ def words_of(descriptor: int) -> memoryview:
 
 @dataclass(eq=False)
 class PageEntry:
-    """What the page has of one connection, for the hub.
+    """Page's facts of one connection, for the hub.
 
     Attributes:
         host: the address of its client.
@@ -73,7 +114,7 @@ class PageEntry:
 
     @property
     def heard_ns(self) -> int:
-        """When its client last sent something, by the monotonic clock."""
+        """Time at which its client last sent something, by the monotonic clock."""
         return self._word(HEARD_NS)
 
     @property

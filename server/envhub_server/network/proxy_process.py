@@ -7,7 +7,8 @@
 It passes on what clients send, up to a limit of frames and bytes that the hub has not read (``zmtp_framing``). From a
 connection at its limit it reads no more: one whose message is whole waits until the hub has read it. It ends none by
 itself, and knows no client. The hub sees in their common memory (``proxy_page``) which connections are at their limit,
-and ends those of which it cannot read a message.
+and ends those of which it cannot read a message. Of each connection that ended in its handshake the hub is told by a
+message, since it may hear of it too late to see whose it was.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from envhub_server.network.proxy_page import (
     STATE,
     UNREAD_BYTES,
     WORDS,
+    EndedHandshake,
 )
 from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
 
@@ -59,7 +61,9 @@ HOST_CHARS_MAX = 43  # of an address in the name of a connection, which has at m
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, nobody else is let in
 _LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # of the same; the end of what was sent counts as a byte
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _STATES = {FRAMES: FULL_FRAMES, BYTES: FULL_BYTES, HANDSHAKE: FULL_HANDSHAKE}
 
@@ -69,8 +73,10 @@ Handler = Callable[[int], None]
 class Link:
     """One client's connection, and the one to the hub that stands for it."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, hub: socket.socket, slot: int, number: int) -> None:
-        self._proxy, self.client, self.hub, self.slot = proxy, client, hub, slot
+    def __init__(
+        self, proxy: Proxy, client: socket.socket, hub: socket.socket, slot: int, number: int, host: str
+    ) -> None:
+        self._proxy, self.client, self.hub, self.slot, self._host = proxy, client, hub, slot, host
         self._words, self._at, self._number = proxy.words, slot * WORDS, number
         self._frames = ClientFrames(proxy.frames_max, proxy.bytes_max, proxy.curve)
         self._answers = HubFrames(proxy.curve)
@@ -78,6 +84,7 @@ class Link:
         self._held = b""  # not counted yet
         self._to_client = b""
         self._client_ended = self._hub_ended = self._answered = False
+        self._spoke = self._was_told = False  # whether the client, and the hub, have said something to each other
         self.closed = False
         self._paused = False  # whether nothing is read of the client for now
         self._linger_s = 0.0  # until when it waits for its client, once the hub has ended it
@@ -110,6 +117,7 @@ class Link:
             else:
                 self._watch()
             return
+        self._spoke = True
         words, at = self._words, self._at
         words[at + RECEIVED] += count
         words[at + HEARD_NS] = time.monotonic_ns()
@@ -126,7 +134,7 @@ class Link:
 
     @property
     def noticed(self) -> bool:
-        """Whether the hub has noticed the connection."""
+        """True if the hub has noticed the connection."""
         return self._words[self._at + OWNER] == self._number
 
     def _pass_held(self) -> None:
@@ -233,6 +241,7 @@ class Link:
         except OSError:
             self.close()
             return
+        self._was_told = self._was_told or sent > 0
         self._to_client = bytes(data[sent:])
         if self._to_client or waited:
             self._watch()
@@ -269,7 +278,21 @@ class Link:
         if not self.closed:
             self.closed = True
             self._show()
+            if self._proxy.curve and not self._answers.ready:
+                self._report()
             self._proxy.forget(self)
+
+    def _report(self) -> None:
+        answers, spoke = self._answers, self._spoke or self._has_lost_bytes()
+        self._proxy.report(EndedHandshake(self._host, spoke, self._was_told, answers.welcomed, answers.denied))
+
+    def _has_lost_bytes(self) -> bool:
+        """True if the client has sent bytes that the kernel threw away when the connection was reset."""
+        try:
+            info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0]) > 1
+        except (OSError, struct.error):  # a kernel that does not tell
+            return True
 
 
 class Proxy:
@@ -287,9 +310,13 @@ class Proxy:
             curve: whether CURVE encrypts what clients send.
             frames_max: that may pass of a client and are not read.
             bytes_max: of these frames.
-            descriptors: which end when the hub is about to; of the hub's socket; of the page; and of the addresses.
+            descriptors: of a socket to the hub, which ends when the hub is about to; of the socket on which the hub
+                listens; of the page; and of the addresses.
         """
-        self._control, hub, page, *listeners = descriptors
+        control, hub, page, *listeners = descriptors
+        self._control = socket.socket(fileno=control)
+        self._control.setblocking(False)
+        self._reports: deque[EndedHandshake] = deque()
         self.words = proxy_page.words_of(page)
         self.curve, self.frames_max, self.bytes_max = curve, frames_max, bytes_max
         self.chunk = memoryview(bytearray(CHUNK_BYTES))
@@ -312,7 +339,7 @@ class Proxy:
 
     def run(self) -> None:
         """Serve until the hub has ended, and its last replies have gone."""
-        self.handlers[self._control] = self._on_control
+        self.handlers[self._control.fileno()] = self._on_control
         self._epoll.register(self._control, _IN)
         for listener in self._listeners:
             listener.setblocking(False)
@@ -340,6 +367,7 @@ class Proxy:
                 link.look(now_s)
         for _ in range(len(self._connecting)):
             self._connect(*self._connecting.popleft())
+        self._send_reports()
         self._listen()
         self._look_s = max(self._look_s, now_s + LOOK_S * len(self._waiting))
 
@@ -358,13 +386,28 @@ class Proxy:
         self._plan(LINGER_S)
         self._listen()
 
+    def report(self, ended: EndedHandshake) -> None:
+        """Tell the hub of a handshake that has ended."""
+        self._reports.append(ended)
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        try:
+            while self._reports:
+                self._control.send(self._reports[0].pack())
+                self._reports.popleft()
+        except BlockingIOError:
+            self._plan(FULL_CHECK_S)
+        except OSError:  # the hub has ended
+            self._reports.clear()
+
     # --- connections ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         """Accept connections while there is room for more."""
         while self._unnoticed and (self._unnoticed[0].closed or self._unnoticed[0].noticed):
             self._unnoticed.popleft()
-        crowded = len(self._unnoticed) >= UNNOTICED_MAX
+        crowded = len(self._unnoticed) >= UNNOTICED_MAX or len(self._reports) >= REPORTS_MAX
         if crowded:
             self._plan(FULL_CHECK_S)
         wanted = not self._ending and not crowded and len(self._links) < self._links_max
@@ -401,7 +444,7 @@ class Proxy:
             return
         self._number += 1
         slot = self._free.popleft()  # the one that was freed first
-        link = Link(self, client, hub, slot, self._number)
+        link = Link(self, client, hub, slot, self._number, host)
         self._links.add(link)
         self._unnoticed.append(link)
         self._listen()

@@ -1,4 +1,4 @@
-"""What each client may do, and how much it may have: pure."""
+"""Rights and quotas of each client. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Quotas:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a key.
+    """Holder of a key.
 
     Attributes:
         name: of the client; empty for this machine's own user, who needs no key.
@@ -41,12 +41,12 @@ class Holder:
     quotas: Quotas | None = field(default_factory=Quotas)
 
     def may(self, op: Op) -> bool:
-        """Whether the client may send this request."""
+        """True if the client may send this request."""
         return self.right != "observe" or op in _OBSERVERS
 
     @property
     def deploys(self) -> bool:
-        """Whether the client may pass any arguments to envs, and factories where the hub takes them."""
+        """True if the client may pass any arguments to envs, and factories where the hub takes them."""
         return self.right in ("deploy", "admin")
 
     @property
@@ -55,7 +55,7 @@ class Holder:
         return self.right == "admin"
 
     def owns(self, owner: str) -> bool:
-        """Whether a session of this owner is the client's to see and to take over."""
+        """True if a session of this owner is the client's to see and to take over."""
         return owner == self.name or self.administers
 
 

@@ -41,7 +41,7 @@ class SideSocket:
 
     @property
     def open(self) -> bool:
-        """Whether there is a side socket."""
+        """True if there is a side socket."""
         return bool(self._listeners)
 
     def listen(self, address: str) -> None:
@@ -57,7 +57,7 @@ class SideSocket:
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
-            log.warning("no_side_socket", path=path, why=str(error))
+            log.warning("side_socket_missing", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
         self._poller.register(listener.fileno(), self)
@@ -83,7 +83,7 @@ class SideSocket:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, _ = _UCRED.unpack(raw)
         if uid != os.getuid():
-            log.warning("side_refused", pid=pid, uid=uid)
+            log.warning("side_socket_refused", pid=pid, uid=uid)
             connection.close()
             return
         while len(self._pending) >= PENDING_MAX:

@@ -14,6 +14,7 @@ CURVE_BYTES = 33  # that CURVE adds to a frame's body: a name, a nonce, a code a
 HEARTBEAT_BYTES = range(5, 24)  # of the body of a PING or PONG: its name, a time to live, up to 16 bytes of context
 FORGIVEN_MAX = 256  # frames like heartbeats, at each message that the hub reads: libzmq may leave out a PONG
 READY, ERROR = b"\x05READY", b"\x05ERROR"  # commands of a hub's handshake: the client is let in, or is not
+WELCOME = b"\x07WELCOME"[: len(READY)]  # the command by which a hub accepts that a client knows its public key
 HANDSHAKE_BYTES_MAX = 4096  # that a client may send before the hub's READY; libzmq's have 500
 
 # Why no more bytes of a client may pass.
@@ -136,16 +137,17 @@ class HubFrames:
     """Finds in what the hub's libzmq sends to one client whether the client is let in, and answers to heartbeats.
 
     Attributes:
+        welcomed: whether the client has shown that it knows the hub's public key.
         ready: whether the client was let in.
         denied: whether it was told that it is not.
     """
 
     def __init__(self, curve: bool) -> None:
-        """Of a hub whose frames CURVE encrypts, or not."""
+        """Serve a hub whose frames CURVE encrypts, or not."""
         self._curve_bytes = CURVE_BYTES if curve else 0
         self._left = GREETING_BYTES
         self._head = b""  # of a frame, whose other bytes have not come yet
-        self.ready = self.denied = False
+        self.welcomed = self.ready = self.denied = False
 
     def scan(self, data: memoryview) -> int:
         """Look at what comes next; returns how many answers to heartbeats may be in it."""
@@ -168,6 +170,7 @@ class HubFrames:
                 name = bytes(data[at + head : at + head + len(READY)])
                 if len(name) < min(size, len(READY)):
                     break
+                self.welcomed = self.welcomed or name == WELCOME
                 self.ready, self.denied = name == READY, self.denied or name == ERROR
             at += head + size
         self._left = max(0, at - end)

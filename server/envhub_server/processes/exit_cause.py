@@ -15,7 +15,7 @@ VMSTAT = Path("/proc/vmstat")
 
 
 class OutOfMemory(enum.Enum):
-    """Whether the kernel sent a SIGKILL for lack of memory."""
+    """The kernel's part in a SIGKILL, for lack of memory."""
 
     NO = ""
     PERHAPS = ", perhaps out of memory"
@@ -69,7 +69,7 @@ class MemoryKills:
         self._unexplained = 0
 
     def explain(self) -> OutOfMemory:
-        """Whether the kernel killed the worker that was just reaped; every counted kill explains one worker."""
+        """Tell if the kernel killed the worker that was just reaped; every counted kill explains one worker."""
         before = self._everywhere
         self._read_counters()
         if self._unexplained:

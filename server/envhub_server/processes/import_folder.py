@@ -20,7 +20,7 @@ GROUP_OR_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class Weakness:
-    """Why somebody else may write modules into a folder.
+    """The reason why another user can write modules into a folder.
 
     Attributes:
         place: the folder, one above it, or a file.
@@ -60,7 +60,7 @@ def trusted(folder: str) -> str:
 
 
 def weakness_of(path: str) -> Weakness | None:
-    """Who else may write to a file or folder, or replace it; None if nobody may, or there is none."""
+    """Find another user who can write to a file or folder, or replace it; None if there is none."""
     real, found = Path(os.path.realpath(path)), None
     for place in (real, *real.parents):
         try:
@@ -87,7 +87,7 @@ def _writers(status: os.stat_result) -> str:
 
 
 def _is_private(group: int, user: int) -> bool:
-    """Whether a group is that of root, or has no other member than this user, by the name of both."""
+    """True if a group is that of root, or has no other member than this user, by the name of both."""
     if group == ROOT:
         return True
     try:

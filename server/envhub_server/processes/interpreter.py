@@ -55,7 +55,7 @@ OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
 
 @dataclass(frozen=True)
 class InterpreterKey:
-    """What the process of an environment's interpreter starts with; environments with equal keys share a zygote.
+    """Settings with which the process of an environment's interpreter starts; equal keys share a zygote.
 
     Attributes:
         python: the interpreter's program, or the folder of a virtual environment or conda prefix; empty for the hub's.
@@ -75,7 +75,7 @@ class InterpreterKey:
 
     @property
     def is_other(self) -> bool:
-        """Whether it is another interpreter than the hub's."""
+        """True if it is another interpreter than the hub's."""
         return bool(self.python) and os.path.abspath(self.python) != sys.executable
 
 
@@ -108,7 +108,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass
 class Start:
-    """How far the start of an interpreter has come, by what its bootstrap has said.
+    """Progress of an interpreter's start, by the messages of its bootstrap.
 
     Attributes:
         last: the last that it said; an empty one before the first.
@@ -135,7 +135,7 @@ class Start:
             self.python = self.last.python or self.python
 
     def at(self) -> str:
-        """Where it is, in words."""
+        """Describe how far it is."""
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
 
 
@@ -171,7 +171,7 @@ def find(python: str) -> str:
 
 
 def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
-    """What the workers of a public hub get of its environment: what programs need to run, and the named variables."""
+    """The variables of a public hub that its workers get: those that programs need, and those named."""
     kept = {*KEPT_VARIABLES, *names}
     return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
 
@@ -200,7 +200,7 @@ def environment_of(key: InterpreterKey, program: str, environ: Environment) -> E
 
 
 def not_executed(program: str, error: OSError) -> str:
-    """What to tell of a program that the kernel does not execute."""
+    """Describe why the kernel does not execute a program."""
     if error.errno == errno.ENOEXEC:
         with open(program, "rb") as file:
             elf = file.read(4) == b"\x7fELF"
@@ -215,7 +215,7 @@ def not_executed(program: str, error: OSError) -> str:
 
 
 def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
-    """What to tell of an interpreter that ended before it was ready.
+    """Describe why an interpreter ended before it was ready.
 
     Args:
         program: the interpreter's.
@@ -250,13 +250,13 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
 
 
 def starting(program: str, start: Start) -> str:
-    """What to tell of an interpreter that is not ready yet."""
+    """Describe the progress of an interpreter that is not ready yet."""
     python = f" (Python {start.python})" if start.python else ""
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
     return f"{program}{here()}{python} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
-    """What to tell of an interpreter that neither computes nor says anything."""
+    """Describe an interpreter that hangs in its start."""
     python = f" (Python {start.python})" if start.python else ""
     return f"{program}{here()}{python} hangs {start.at()}: run it by hand to see what it waits for"

@@ -1,4 +1,4 @@
-"""How much memory a worker takes, with what it started."""
+"""Memory of a worker and the processes that it started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_bytes(*pids: int) -> int:
 
 
 def inherited_bytes(pid: int, *zygotes: int) -> int:
-    """How much of the memory of a worker, which was just forked, is that of one of these zygotes."""
+    """Amount of of the memory of a worker, which was just forked, is that of one of these zygotes."""
     return min(_memory_of(pid), max(map(_memory_of, zygotes), default=0))
 
 

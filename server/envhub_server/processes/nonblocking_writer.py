@@ -19,7 +19,7 @@ class NonblockingWriter:
 
     @property
     def gone(self) -> bool:
-        """Whether the descriptor has no reader any more."""
+        """True if the descriptor has no reader any more."""
         return any(events & ~select.POLLOUT for _, events in self._poll.poll(0))
 
     def write(self, raw: bytes) -> int:

@@ -127,7 +127,7 @@ class Supervisor:
         return workers
 
     def starting(self, key: InterpreterKey) -> str:
-        """How far the start of this interpreter is, if workers wait for it; else empty."""
+        """Progress of this interpreter's start, if workers wait for it; else empty."""
         own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
         return next(filter(None, (zygote.starting for zygote in own)), "")
 
@@ -226,7 +226,7 @@ class Supervisor:
     # --- orphans ----------------------------------------------------------------------------------------------------
 
     def inherited_bytes(self, pid: int) -> int:
-        """How much of the memory of this worker, which was just born, is its zygote's."""
+        """Amount of of the memory of this worker, which was just born, is its zygote's."""
         return inherited_bytes(pid, *(zygote.pid for zygote in self._zygotes()))
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
@@ -252,7 +252,7 @@ class Supervisor:
         try:
             self._orphan_reaper.sweep(known, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
-            log.warning("orphans_not_seen", why=str(error))
+            log.warning("orphan_sweep_failed", why=str(error))
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
         ended, self._unswept = self._unswept, []
@@ -276,5 +276,5 @@ class Supervisor:
 
 
 def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
-    """Whether a zygote with the one environment serves for the other; a library may read any variable."""
+    """True if a zygote with the one environment serves for the other; a library may read any variable."""
     return started == wanted if key.libraries else start_environment(started) == start_environment(wanted)

@@ -93,7 +93,7 @@ class WorkerHandle:
 
     @property
     def label(self) -> dict[str, Any]:
-        """Who it is, in events of what it prints."""
+        """Fields that name the worker in events of its output."""
         return self._output.label
 
     @property

@@ -56,7 +56,7 @@ class TimerDescriptor:
         self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
 
     def expired(self) -> bool:
-        """Whether the time has passed; True only once."""
+        """True if the time has passed; True only once."""
         try:
             return bool(os.read(self._descriptor, 8))
         except BlockingIOError:
@@ -68,7 +68,7 @@ class TimerDescriptor:
 
 
 class OutputEvents:
-    """What one process prints to a stream, as lines of JSON; each has the process's ``label``."""
+    """Output of one process to a stream, as lines of JSON; each has the process's ``label``."""
 
     def __init__(self, stream: str, label: Mapping[str, Any]) -> None:
         self._stream, self._label = stream, label
@@ -120,6 +120,11 @@ class OutputStream:
         self._room.register(self._timer.fileno(), select.EPOLLIN)
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
+
+    @property
+    def is_paused(self) -> bool:
+        """True while no pipe is read, because the stream's reader is slow: what prints may have to wait."""
+        return bool(self._held)
 
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
         """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on.
@@ -259,6 +264,11 @@ class WorkerOutput:
             for (stream, pipe), tail in zip(self._readers, self._tails, strict=True):
                 stream.add(pipe, tail, self.label)
             undo.pop_all()
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the hub does not read all of it, and the worker may have to wait until it can print."""
+        return any(stream.is_paused for stream, _ in self._readers)
 
     @property
     def tail(self) -> str:

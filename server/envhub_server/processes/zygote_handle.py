@@ -118,12 +118,12 @@ class ZygoteHandle:
 
     @property
     def starting(self) -> str:
-        """How far it is, if it has taken long to start and is not ready yet; else empty."""
+        """Progress of its start, if that takes long; else empty."""
         return starting(self._program, self._start) if self._starting_s and not self.ready else ""
 
     @property
     def alive(self) -> bool:
-        """Whether it can fork workers; a zygote that is being killed has closed its channel."""
+        """True if it can fork workers; a zygote that is being killed has closed its channel."""
         self.on_ready(-1)
         return not self._channel_closed and self._process.poll() is None
 
@@ -196,9 +196,11 @@ class ZygoteHandle:
         if self._timer is None or not self._timer.expired():
             return
         self._starting_s += LOOK_S
-        before, stat = self._cpu_ticks, process_marks.stat(self.pid)
-        self._cpu_ticks = sum(map(int, stat[11:13]))  # of itself and of the kernel for it
-        idle = stat[:1] == [b"S"] and self._cpu_ticks - before < IDLE_TICKS_MAX
+        # A script may compute in a program that it starts.
+        stats = [process_marks.stat(pid) for pid in (self.pid, *process_marks.descendants(self.pid))]
+        before, self._cpu_ticks = self._cpu_ticks, sum(sum(map(int, stat[11:13])) for stat in stats)
+        sleeps = {*(stat[0] for stat in stats if stat)} == {b"S"} and not self._output.is_paused
+        idle = sleeps and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
         may_hang = self.key.is_other or self.key.libraries
         if (self._idle_looks >= IDLE_LOOKS and may_hang) or self._starting_s >= START_S_MAX:

@@ -1066,7 +1066,7 @@ class SessionState:
             return learned
         self._warned = True
         text = better_count_text(num_envs, count, *better, cost, bool(key(self.make)) and by_itself)
-        return [*learned, do.Notify("worker_count_wrong", text)]
+        return [*learned, do.Notify("worker_count_unsuitable", text)]
 
     @property
     def _is_alone(self) -> bool:
@@ -1733,7 +1733,7 @@ def _refusal(message: str) -> Failure:
 def _dropped(said: WorkerSaid) -> do.Warn:
     """A worker has answered what is no longer asked for."""
     kind, number = type(said.message).__name__, said.message.number
-    return do.Warn("answer_dropped", {"worker": said.worker, "message": kind, "of": number})
+    return do.Warn("stale_answer_dropped", {"worker": said.worker, "message": kind, "of": number})
 
 
 _POST_STEP: Instructions = [do.PostStep()]

@@ -387,7 +387,9 @@ class Worker:
             try:
                 self._channel.send(control.Building(0, entry.partition(":")[0]))
                 if missing := why_missing(entry):
-                    self._channel.send(control.FactoryFailed(entry, str(missing), _remedy(missing)))
+                    package = entry.partition(":")[0].partition(".")[0]
+                    is_there = getattr(missing, "name", None) != package
+                    self._channel.send(control.FactoryFailed(entry, str(missing), _remedy(missing), is_there))
             except BaseException as error:
                 self._send_failure(error, None, "factory_failed")
                 text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)

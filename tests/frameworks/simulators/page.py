@@ -18,7 +18,7 @@ themselves without a hub.
 
 Where there are pins, `pip install` gets them besides the package. A package with a Python of *its own* needs another
 Gymnasium, gym or Python than EnvHub. It is in an environment without EnvHub, which has numpy and msgpack besides, and
-which `--python` names ([In another interpreter](../README.md#in-another-interpreter)). What is installed *first* is
+which `--python` names ([Other Pythons](other_pythons.md)). What is installed *first* is
 there when `pip install --no-build-isolation --no-deps` gets the package and its pins. Ids are offered as
 `envhub serve MODULE:ID`, functions as `envhub serve NAME=MODULE:FUNCTION`; those in the table are in
 `tests/frameworks/simulators/factories.py`.

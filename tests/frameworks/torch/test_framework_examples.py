@@ -1,4 +1,4 @@
-"""The examples with SB3, tianshou and TorchRL train until they have learned, and the README's programs run."""
+"""The examples with SB3, tianshou and TorchRL train until they have learned, and the programs of their pages run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from hubs import serve
+from pages import ROOT, blocks
 
-ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "client/examples"
-PROGRAMS = re.findall(r"```python torch\n(.*?)```", (ROOT / "client/README.md").read_text(), re.DOTALL)
+PROGRAMS = blocks("python torch")
 LINES_MAX = 100
 NAMES = ["sb3_ppo.py", "sb3_dqn.py", "tianshou_dqn.py", "torchrl_ppo.py"]
 LEARNED = 475.0  # the mean return of 50 episodes, after as many steps as the example takes by itself
@@ -45,7 +45,7 @@ def test_example_learns(example: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_of_the_readme_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_of_a_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     with serve(tmp_path, "CartPole-v1") as hub:
         program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)

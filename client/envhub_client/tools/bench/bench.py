@@ -1,4 +1,4 @@
-"""What ``envhub bench`` does: time the ways to step the same envs in turn, in one run."""
+"""Command ``envhub bench``: time the ways to step the same envs in turn, in one run."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def measure(
 
 
 def to_async(result: Result, by_way: Mapping[str, Result]) -> float | None:
-    """How many times as fast as ``AsyncVectorEnv``, which is not there with too many envs."""
+    """Number of times as fast as ``AsyncVectorEnv``, which is not there with too many envs."""
     return result.summary.rate / by_way[ASYNC].summary.rate if ASYNC in by_way else None
 
 

@@ -1,4 +1,4 @@
-"""Where the time of one batched step goes, hop by hop: ``envhub bench --budget``."""
+"""Times of the hops of one batched step: ``envhub bench --budget``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FIRST_STEPS_S = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of one way."""
+    """Measurements of one way."""
 
     num_envs: int
     processes: int | None  # that the envs are in; 0 is this one, None where there are no envs
@@ -61,7 +61,7 @@ class Contest(contextlib.ExitStack):
 
     @property
     def ways(self) -> list[str]:
-        """What was added so far."""
+        """Sums of what was added so far."""
         return list(self._entrants)
 
     def add_alone(self) -> None:

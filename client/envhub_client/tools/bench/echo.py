@@ -50,7 +50,7 @@ def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
 
 
 def buffer_bytes(message_bytes: int) -> int:
-    """How large a socket's buffer in the kernel is to be; -1 leaves it to the kernel, where the messages are large."""
+    """Size of a socket's buffer in the kernel; -1 leaves it to the kernel, where the messages are large."""
     return BUFFER_BYTES if QUEUE_MESSAGES_MAX * message_bytes < BUFFER_BYTES else -1
 
 

@@ -1,4 +1,4 @@
-"""What takes part in a contest: something that is ready to step envs, and the task that it steps."""
+"""Entrants of a contest, each of which is ready to step envs, and the task that they step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CannotHost(Exception):
 
 
 class Task:
-    """What every entrant steps: the same envs by the same random actions, drawn beforehand. Spaces are of one env."""
+    """Task of every entrant: the same envs, and the same random actions, drawn beforehand. Spaces are of one env."""
 
     def __init__(self, env: str, num_envs: int) -> None:
         """Make one env and step it: what envs load when they are first used, no entrant shall pay for.
@@ -56,7 +56,7 @@ class Task:
 
     @property
     def factories(self) -> list[Factory]:
-        """What makes each of the envs."""
+        """Factory of each env."""
         return [factory(self.env)] * self.num_envs
 
     @functools.cached_property
@@ -81,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is ready to step."""
+    """Entrant that is ready to step."""
 
     step: Callable[[], object]  # makes one batched step
     env_steps: int  # how many steps of an env that is

@@ -1,4 +1,4 @@
-"""What ``envhub bench --plot`` draws: env-steps/s by way and number of envs, a row of charts for each env."""
+"""Chart of ``envhub bench --plot``: env-steps/s by way and number of envs, a row for each env."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(path: Path) -> None:
 
 
 def times(ratio: float) -> str:
-    """How many times, at most 6 characters below 10,000."""
+    """Number of times, at most 6 characters below 10,000."""
     return f"{ratio:,.{3 if ratio < 0.1 else 2 if ratio < 100 else 0}f}x"
 
 

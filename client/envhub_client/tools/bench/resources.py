@@ -1,4 +1,4 @@
-"""What processes take: CPU time, and memory as PSS, where a page that several of them share counts once in all."""
+"""Use of processes: CPU time, and memory as PSS, where a page that several of them share counts once in all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ except ModuleNotFoundError as error:
 
 @dataclass(frozen=True)
 class Memory:
-    """What this process and all that it started hold at one time."""
+    """Use of this process and all that it started, at one time."""
 
     own: int  # bytes of this process, shared or not (RSS)
     shares: Mapping[int, int]  # by pid, bytes of each process, a shared page in equal parts (PSS)
 
 
 def memory(known: Memory | None = None) -> Memory:
-    """What is held now; of other processes what is known of them, if anything is: to ask hundreds takes seconds."""
+    """Measure this process now; of other processes take the known values, since asking hundreds takes seconds."""
     this = psutil.Process()
     shares = {} if known is None else dict(known.shares)
     for process in (this, *(this.children(recursive=True) if known is None else ())):
@@ -63,5 +63,5 @@ def cpu_seconds_of_others() -> float:
 
 
 def physical_cpus() -> int:
-    """How many cores this machine has, where the hardware threads of one core count once."""
+    """Number of cores this machine has, where the hardware threads of one core count once."""
     return psutil.cpu_count(logical=False) or 1

@@ -14,7 +14,7 @@ WARM_UP = 0.1  # of the time of a measurement
 
 @dataclass(frozen=True)
 class Summary:
-    """What the repeats of one way say."""
+    """Summary of the repeats of one way."""
 
     rate: float  # env-steps/s, the median of the repeats
     slowest: float  # env-steps/s of the slowest repeat

@@ -1,4 +1,4 @@
-"""What ``envhub bench`` steps besides Gymnasium's envs: images, simulators that compute, and simulators that wait."""
+"""Envs of ``envhub bench`` besides Gymnasium's: images, simulators that compute, and simulators that wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         super().reset(seed=seed)
         self._steps = 0
         return self._observation, {}
@@ -75,7 +75,7 @@ OWN: dict[str, Factory] = {name: globals()[name] for name in _NAMES}
 
 
 def factory(name: str) -> Factory:
-    """What makes the env of this name: one of ``OWN``, or a Gymnasium id."""
+    """Factory of the env of this name: one of ``OWN``, or a Gymnasium id."""
     return OWN.get(name) or partial(_by_id, name)
 
 

@@ -1,4 +1,4 @@
-"""What ``envhub conformance`` checks of a hub, from outside: the protocol frame by frame, and Gymnasium's contract."""
+"""Checks of a hub from outside by ``envhub conformance``: the protocol frame by frame, and Gymnasium's contract."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the hub is not known to break this promise."""
+        """True if the hub is not known to break this promise."""
         return not self.why
 
 

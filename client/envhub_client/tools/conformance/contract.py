@@ -31,7 +31,7 @@ class Broken(AssertionError):
 
 
 class NotChecked(Exception):
-    """Why a promise could not be put to the test."""
+    """The reason why a promise could not be put to the test."""
 
 
 def require(condition: bool, why: str) -> None:

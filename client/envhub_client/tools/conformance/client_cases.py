@@ -1,0 +1,652 @@
+"""The cases by which a client is tested: what happens on the way, and the rules that the client keeps meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Failure, Op, Reset
+from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, PRELUDE, VERSION, Frames, Prelude
+from envhub.values import codec
+from envhub_client.tools.conformance.counting_envs import NAME, NUM_ENVS, SEEDS, STEPS
+from envhub_client.tools.conformance.scripted_hub import Heard, Record, Script, header
+
+FAULT_STEP = 3  # the step that most scripts interfere with
+SLOW_S = 3.5  # the time of a slow step
+LATE_S = 2.5  # the time of a step that the client gives up after 1 s
+PAUSE_S = 0.5  # the shortest time between two copies of a request on one connection
+ANSWER_S = 2.0  # in which a client says something on a new connection
+CRASHED = 128  # of exit statuses, the first that shells and programs use for signals
+UNKNOWN_PUSH, UNKNOWN_FIELD, UNKNOWN_CODE = 70, "field_of_a_later_version", "code_of_a_later_version"
+LEVELS = ("basic", "resilient", "parts", "attach")
+
+
+_FIRST = (Op.MAKE, Op.ATTACH)
+
+
+class NotShown(Exception):
+    """A client did not get as far as a rule; says what did not come."""
+
+
+Judge = Callable[[Record], str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of a client's program.
+
+    Attributes:
+        level: of PROTOCOL.md.
+        program: the program that the client runs.
+        about: what happens, for people.
+        script: makes the script.
+        rules: judges by the rule's text; each returns why the client broke the rule, or an empty text. It raises
+            ``NotShown`` where the client did not get so far, and ``DecodeError`` for a header that cannot be read.
+    """
+
+    level: str
+    program: str
+    about: str
+    script: Callable[[], Script]
+    rules: Mapping[str, Judge]
+
+
+# --- what happens -----------------------------------------------------------------------------------------------------
+
+
+class _AtReply(Script):
+    """Does something to the reply of the ``nth`` request of an op and of each of its copies; of each request with 0."""
+
+    def __init__(self, op: Op, nth: int = 0) -> None:
+        super().__init__()
+        self._op, self._nth = op, nth
+
+    def _is_at(self, heard: Heard) -> bool:
+        found = heard.op == self._op and self._nth in (0, heard.nth)
+        self.fault = self.fault or found
+        return found
+
+
+class _Refuse(_AtReply):
+    def __init__(self, failure: Failure, op: Op, nth: int = 0) -> None:
+        super().__init__(op, nth)
+        self._failure = failure
+
+    def refusal(self, heard: Heard) -> Failure | None:
+        return self._failure if self._is_at(heard) else None
+
+
+class _Rewrite(_AtReply):
+    """Puts other values into fields of a reply."""
+
+    def __init__(self, op: Op, **fields: object) -> None:
+        super().__init__(op)
+        self._fields = fields
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        return [_with_fields(reply, self._fields)] if self._is_at(heard) else [reply]
+
+
+class _UnknownFields(Script):
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if len(reply[0]) == PRELUDE.size:
+            return [reply]  # a Done has no header
+        self.fault = True
+        return [_with_fields(reply, {UNKNOWN_FIELD: [1, {"a": "b"}]})]
+
+
+class _Double(Script):
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        self.fault = True
+        return [reply, reply]
+
+
+class _Disorder(Script):
+    """Puts before each reply to a step two that are none: the one to the next request, and one of another session."""
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if heard.op != Op.STEP:
+            return [reply]
+        self.fault = True
+        found = Prelude.unpack(reply[0])
+        false = [bytes(len(frame)) for frame in reply[1:]]
+        later, other = found._replace(seq=found.seq + 1), found._replace(token=found.token[::-1])
+        return [[later.pack(), *false], [other.pack(), *false], reply]
+
+
+class _UnknownPush(Script):
+    """Puts before each reply to a step a push that has its token and seq."""
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if heard.op != Op.STEP:
+            return [reply]
+        self.fault = True
+        found = Prelude.unpack(reply[0])
+        ping = Prelude(Op.PING, found.hub_id, bytes(16), 0)
+        return [[found._replace(op=UNKNOWN_PUSH).pack() + b"\x80"], [ping.pack()], reply]
+
+
+class _ShortFrame(_AtReply):
+    """Takes one env's observation out of a reply."""
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if not self._is_at(heard):
+            return [reply]
+        return [[reply[0], reply[1][: len(reply[1]) // NUM_ENVS], *reply[2:]]]
+
+
+class _OtherVersion(_AtReply):
+    """Reaches a hub of the next major version, which is to say, reaches this one with the last."""
+
+    def arrives(self, heard: Heard) -> Sequence[bytes] | None:
+        if not self._is_at(heard):
+            return heard.message
+        other = heard.prelude._replace(major=VERSION[0] + 1)
+        return [other.pack() + header(heard), *heard.message[1:]]
+
+
+class _LoseReplies(_AtReply):
+    """Loses the first replies to a request."""
+
+    def __init__(self, op: Op, nth: int, count: int) -> None:
+        super().__init__(op, nth)
+        self._left = count
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if not self._is_at(heard) or not self._left:
+            return [reply]
+        self._left -= 1
+        return []
+
+
+class _LoseRequest(_AtReply):
+    """Ends the connection by which a request comes, which does not reach the hub, so often."""
+
+    def __init__(self, op: Op, nth: int, count: float) -> None:
+        super().__init__(op, nth)
+        self._left, self._cut = count, False
+
+    def arrives(self, heard: Heard) -> Sequence[bytes] | None:
+        self._cut = self._is_at(heard) and self._left > 0
+        self._left -= self._cut
+        return None if self._cut else heard.message
+
+    def cuts(self, heard: Heard) -> bool:
+        return self._cut
+
+
+class _Slow(_AtReply):
+    def __init__(self, op: Op, nth: int, seconds: float) -> None:
+        super().__init__(op, nth)
+        self._seconds = seconds
+
+    def takes_s(self, heard: Heard) -> float:
+        return self._seconds if self._is_at(heard) else 0.0
+
+
+class _CutWhileRunning(_Slow):
+    def __init__(self, op: Op, nth: int, seconds: float) -> None:
+        super().__init__(op, nth, seconds)
+        self._was_cut = False
+
+    def cuts(self, heard: Heard) -> bool:
+        cut = self._is_at(heard) and not self._was_cut
+        self._was_cut = self._was_cut or cut
+        return cut
+
+
+class _Late(_Slow):
+    """Also sends the reply once more, before the reply to the RESET that follows."""
+
+    _reply: Frames | None = None
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if self._is_at(heard):
+            self._reply = reply
+        if heard.op == Op.RESET and self._reply is not None:
+            return [self._reply, reply]
+        return [reply]
+
+
+class _Stop(_AtReply):
+    def stops(self, heard: Heard) -> bool:
+        return self._is_at(heard)
+
+
+class _Restart(_AtReply):
+    _ended = False
+
+    def restarts(self, heard: Heard) -> bool:
+        ends = self._is_at(heard) and not self._ended
+        self._ended = self._ended or ends
+        return ends
+
+
+class _ForeignRow(_AtReply):
+    """Names in a reply to RECEIVE a row that is not there."""
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        if not self._is_at(heard):
+            return [reply]
+        count = len(reply[1]) // 8
+        return [[reply[0], NUM_ENVS.to_bytes(8, "little") * count, *reply[2:]]]
+
+
+def _with_fields(reply: Frames, fields: Mapping[str, object]) -> Frames:
+    """The reply with these fields in its header."""
+    found = codec.decode(bytes(reply[0][PRELUDE.size :]))
+    return [bytes(reply[0][: PRELUDE.size]) + codec.encode({**found, **fields}), *reply[1:]]
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _finishes(record: Record) -> str:
+    """The program is executed to its end, with the right values."""
+    _require_fault(record)
+    return _finished(record)
+
+
+def _finished(record: Record) -> str:
+    if not record.heard:
+        raise NotShown("nothing came")
+    if record.wrong:
+        return record.wrong[0]
+    if record.limit:
+        return record.limit
+    if not record.of(Op.CLOSE):
+        return f"the program was to go on to CLOSE; the last that came is {_name(record.heard[-1])}"
+    if record.status:
+        return f"the program was to end with status 0, and ended with {record.status}"
+    return ""
+
+
+def _tells(pending: int = 0, besides: Collection[Op] = ()) -> Judge:
+    """An error ends the program: no further request comes but those that were under way, ``pending`` of them.
+
+    The ops in ``besides`` are left to another rule.
+    """
+
+    def judge(record: Record) -> str:
+        _require_fault(record)
+        later = [heard for heard in record.after_fault() if heard.is_request and heard.op not in besides]
+        if len(later) > pending:
+            return f"an error was to end the program, and {_name(later[pending])} came after it: {_hex(later[pending])}"
+        if record.limit:
+            return f"an error was to end the program, and {record.limit}"
+        if record.status == 0:
+            return "the program was to end with an error, and ended with status 0"
+        if record.status is not None and (record.status < 0 or record.status >= CRASHED):
+            return f"the program was to end with an error, and crashed with status {record.status}"
+        return ""
+
+    return judge
+
+
+def _says_hello(record: Record) -> str:
+    if not record.heard:
+        raise NotShown("nothing came")
+    first = record.heard[0]
+    due = Prelude(Op.HELLO, 0, bytes(16), 1, VERSION[0], first.prelude.minor)
+    if first.prelude != due:
+        return f"the first prelude was to be HELLO with hub id 0, zero token and seq 1: {_hex(first)}"
+    messages.unpack(messages.Hello, header(first))
+    return ""
+
+
+def _counts(record: Record) -> str:
+    """The requests of the session carry the hub's id, one token, and numbers that rise."""
+    found = record.of(*messages.SESSION_OPS)
+    if not found:
+        raise NotShown("no request of a session came")
+    if found[0].op != Op.MAKE or found[0].prelude.seq != 1:
+        return f"the session's first request was to be MAKE with seq 1: {_hex(found[0])}"
+    for before, heard in itertools.pairwise(found):
+        if heard.prelude.token != before.prelude.token:
+            return f"{_name(heard)} has another token than {_name(before)}"
+        if heard.prelude.seq <= before.prelude.seq:
+            return f"{_name(heard)} has seq {heard.prelude.seq}, more than {before.prelude.seq} was due"
+    if strangers := [heard for heard in found if heard.prelude.hub_id != found[0].prelude.hub_id]:
+        return f"{_name(strangers[0])} has another hub id than the reply to HELLO: {_hex(strangers[0])}"
+    if len({*found[0].prelude.token}) < 4:
+        return "the token was to be 16 random bytes"
+    return ""
+
+
+def _follows_program(record: Record) -> str:
+    """The requests are those of the program, with its numbers."""
+    ops = [heard.op for heard in record.of(*messages.SESSION_OPS)]
+    due = [Op.MAKE, Op.RESET, *[Op.STEP] * STEPS, Op.CALL, Op.CLOSE]
+    if ops != due[: len(ops)]:
+        return f"{' '.join(op.name for op in due)} was due, {' '.join(map(_op_name, ops))} came"
+    if ops != due:
+        return _finished(record)
+    seeds = messages.unpack(Reset, header(record.of(Op.RESET)[0])).seeds
+    if seeds != SEEDS:
+        return f"RESET has seeds {seeds}, {SEEDS} was due"
+    return _finished(record)
+
+
+def _repeats_bytes(op: Op, nth: int) -> Judge:
+    """Each copy of a request has the same bytes, and the program goes on."""
+
+    def judge(record: Record) -> str:
+        copies = record.copies(op, nth)
+        _require_fault(record)
+        if different := next((copy for copy in copies if copy.message != copies[0].message), None):
+            return f"the same bytes were due again, {_hex(copies[0])}; {_hex(different)} came"
+        if len(copies) < 2:
+            return f"{_name(copies[0])} was to be sent again, and the next is {_next(record, copies[0])}"
+        return _finished(record)
+
+    return judge
+
+
+def _pauses(op: Op, nth: int) -> Judge:
+    def judge(record: Record) -> str:
+        copies = record.copies(op, nth)
+        if len(copies) < 2:
+            raise NotShown(f"{_op_name(op)} {nth} was not sent again")
+        pauses_s = [later.at_s - copy.at_s for copy, later in itertools.pairwise(copies)]
+        # One may be short: a client asks at once when it learns that a connection was made.
+        if sum(pause_s < PAUSE_S for pause_s in pauses_s) > 1:
+            shown = ", ".join(f"{pause_s:.2f}" for pause_s in pauses_s[:8])
+            return f"copies were to be {HEARTBEAT_S:g} s apart, and {len(copies)} came with pauses of {shown} s"
+        return ""
+
+    return judge
+
+
+def _asks_while_running(record: Record) -> str:
+    copies = record.copies(Op.STEP, FAULT_STEP)
+    if not copies:
+        raise NotShown(f"STEP {FAULT_STEP} did not come")
+    key = copies[0].prelude.token, copies[0].prelude.seq
+    began_s, ended_s = record.running[key]
+    beats = [heard for heard in record.of(Op.HEARTBEAT) if began_s < heard.at_s < ended_s]
+    due, most = int(SLOW_S / HEARTBEAT_S) - 1, int(SLOW_S / PAUSE_S)
+    if not due <= len(beats) <= most:
+        return f"a HEARTBEAT each second was due, at least {due}; {len(beats)} came in {SLOW_S} s"
+    if wrong := next((beat for beat in beats if (beat.prelude.token, beat.prelude.seq) != key), None):
+        return f"HEARTBEAT was to have the token of STEP {FAULT_STEP} and seq {key[1]}: {_hex(wrong)}"
+    return _finished(record)
+
+
+def _waits_while_running(op: Op, nth: int) -> Judge:
+    """No copy of a request comes on its connection while the hub says that it runs."""
+
+    def judge(record: Record) -> str:
+        copies = record.copies(op, nth)
+        if not copies:
+            raise NotShown(f"{_op_name(op)} {nth} did not come")
+        again = [copy for copy in copies[1:] if copy.at_s < record.running[copy.prelude.token, copy.prelude.seq][1]]
+        return f"{_name(copies[0])} was sent again while the hub said that it was running" if again else ""
+
+    return judge
+
+
+def _returns(record: Record) -> str:
+    """The client says on a new connection whose it is, and goes on."""
+    _require_fault(record)
+    later = record.after_fault()
+    before = record.heard[(record.fault or 1) - 1]
+    if not later:
+        return "the client was to connect again, and nothing came after the connection had ended"
+    if later[0].at_s - before.at_s > ANSWER_S:
+        waited_s = later[0].at_s - before.at_s
+        return f"a message on a new connection was due at once, and the first, {_name(later[0])}, took {waited_s:.1f} s"
+    return _finished(record)
+
+
+def _waits_for_given_up(record: Record) -> str:
+    steps, resets = record.copies(Op.STEP, FAULT_STEP), record.of(Op.RESET)
+    if not steps or len(resets) < 2:
+        raise NotShown(f"STEP {FAULT_STEP} and a RESET after it did not come")
+    key = steps[0].prelude.token, steps[0].prelude.seq
+    running_s = record.running[key][1]
+    if resets[1].at_s < running_s:
+        early_s = running_s - resets[1].at_s
+        return f"RESET was due once the STEP that was given up had ended, and came {early_s:.1f} s before that"
+    asked = [heard for heard in record.of(Op.HEARTBEAT) if (heard.prelude.token, heard.prelude.seq) == key]
+    return "" if asked else "HEARTBEAT with the seq of the STEP that was given up was due, and none came"
+
+
+def _drops_late_reply(record: Record) -> str:
+    if len(record.of(Op.RESET)) < 2:
+        raise NotShown("no RESET came after the STEP that was given up")
+    return _finished(record)
+
+
+def _gives_up(record: Record) -> str:
+    _require_fault(record)
+    copies = record.copies(Op.STEP, FAULT_STEP)
+    if len(copies) > CUTS_MAX:
+        return f"the request was due at most {CUTS_MAX} times, and came {len(copies)} times"
+    return _tells(pending=len(copies))(record)
+
+
+def _makes_once(record: Record) -> str:
+    _require_fault(record)
+    count = len(record.of(*_FIRST))
+    return "" if count == 1 else f"one request was due, and {count} came"
+
+
+def _greets_no_more(record: Record) -> str:
+    """No HELLO comes after the refusal but a copy that was on its way."""
+    _require_fault(record)
+    hellos = record.of(Op.HELLO)
+    late_s = hellos[-1].at_s - hellos[0].at_s
+    return "" if late_s < PAUSE_S else f"HELLO {len(hellos)} came {late_s:.1f} s after the first, which was refused"
+
+
+def _require_fault(record: Record) -> None:
+    if record.fault is None:
+        last = _name(record.heard[-1]) if record.heard else "nothing"
+        raise NotShown(f"the client did not get so far: the last that came is {last}")
+
+
+def _next(record: Record, heard: Heard) -> str:
+    later = [other for other in record.heard[record.heard.index(heard) + 1 :] if other.op != Op.HEARTBEAT]
+    return f"{_name(later[0])}: {_hex(later[0])}" if later else "nothing"
+
+
+def _op_name(op: int) -> str:
+    return Op(op).name if op in Op.__members__.values() else f"op {op}"
+
+
+def _name(heard: Heard) -> str:
+    return f"{_op_name(heard.op)} {heard.nth} (seq {heard.prelude.seq})"
+
+
+def _hex(heard: Heard) -> str:
+    """The first frame of a message without its token, which is a secret of real sessions."""
+    first = heard.message[0]
+    return f"{first[:16].hex(' ')} (token) {first[32:96].hex(' ')}"
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+_NO_ROOM = Failure("limit", "hub", "this hub has no room for another session")
+_LATER = Failure(UNKNOWN_CODE, "request", "a later version refuses this")
+_GONE = Failure("session_lost", "session", "this hub has no such session")
+
+CASES: Mapping[str, Case] = {
+    "plain": Case(
+        "basic",
+        "steps",
+        "nothing goes wrong",
+        Script,
+        {
+            "the first message is a HELLO": _says_hello,
+            "requests carry the hub's id, one token and rising numbers": _counts,
+            "the requests and their values are those of the program": _follows_program,
+        },
+    ),
+    "unknown_fields": Case(
+        "basic",
+        "steps",
+        "every reply map has a field that this version does not know",
+        _UnknownFields,
+        {"an unknown field is ignored": _finishes},
+    ),
+    "int_for_float": Case(
+        "basic",
+        "steps",
+        "Made has the integer 1 in `step_s`, a float",
+        lambda: _Rewrite(Op.MAKE, step_s=1),
+        {"an integer is accepted where a float is wanted": _finishes},
+    ),
+    "float_for_int": Case(
+        "basic",
+        "steps",
+        "Made has the float 2.5 in `num_envs`, an integer",
+        lambda: _Rewrite(Op.MAKE, num_envs=NUM_ENVS + 0.5),
+        {"a float is refused where an integer is wanted": _tells()},
+    ),
+    "doubled_replies": Case(
+        "basic", "steps", "every reply comes twice", _Double, {"the second copy of a reply is dropped": _finishes}
+    ),
+    "odd_replies": Case(
+        "basic",
+        "steps",
+        "before each reply to STEP, replies with a later seq and with another token come",
+        _Disorder,
+        {"a reply to another request is dropped": _finishes},
+    ),
+    "unknown_push": Case(
+        "basic",
+        "steps",
+        f"before each reply to STEP, a push with the unknown op {UNKNOWN_PUSH} and a PING come",
+        _UnknownPush,
+        {"an unknown push is dropped": _finishes},
+    ),
+    "unknown_code": Case(
+        "basic",
+        "steps",
+        f"STEP {FAULT_STEP} fails with the code `{UNKNOWN_CODE}`",
+        lambda: _Refuse(_LATER, Op.STEP, FAULT_STEP),
+        {"a failure with an unknown code is an error": _tells()},
+    ),
+    "short_frame": Case(
+        "basic",
+        "steps",
+        f"the observation frame of the reply to STEP {FAULT_STEP} has one env",
+        lambda: _ShortFrame(Op.STEP, FAULT_STEP),
+        {"a frame of another number of envs is refused": _tells()},
+    ),
+    "refused_make": Case(
+        "basic",
+        "steps",
+        "MAKE fails with `limit`",
+        lambda: _Refuse(_NO_ROOM, Op.MAKE),
+        {"a refused MAKE is an error": _tells(besides=_FIRST), "a refused MAKE is not sent again": _makes_once},
+    ),
+    "unsupported_version": Case(
+        "basic",
+        "steps",
+        "HELLO fails with `unsupported_version`",
+        lambda: _OtherVersion(Op.HELLO),
+        {"another version is an error": _tells(), "the HELLO is not sent again": _greets_no_more},
+    ),
+    "lost_replies": Case(
+        "resilient",
+        "steps",
+        f"the first three replies to STEP {FAULT_STEP} are lost",
+        lambda: _LoseReplies(Op.STEP, FAULT_STEP, 3),
+        {
+            "a request whose reply was lost is sent again as it was": _repeats_bytes(Op.STEP, FAULT_STEP),
+            "copies of a request are a second apart": _pauses(Op.STEP, FAULT_STEP),
+        },
+    ),
+    "lost_request": Case(
+        "resilient",
+        "steps",
+        f"the connection ends before STEP {FAULT_STEP} reaches the hub",
+        lambda: _LoseRequest(Op.STEP, FAULT_STEP, 1),
+        {"a request that was lost with its connection is sent again": _repeats_bytes(Op.STEP, FAULT_STEP)},
+    ),
+    "cut": Case(
+        "resilient",
+        "steps",
+        f"the connection ends while STEP {FAULT_STEP} runs",
+        lambda: _CutWhileRunning(Op.STEP, FAULT_STEP, 1.5),
+        {"a session goes on over another connection": _returns},
+    ),
+    "endless_cuts": Case(
+        "resilient",
+        "steps",
+        f"each connection ends at STEP {FAULT_STEP}",
+        lambda: _LoseRequest(Op.STEP, FAULT_STEP, float("inf")),
+        {f"a request that ends {CUTS_MAX} connections is given up": _gives_up},
+    ),
+    "slow_step": Case(
+        "resilient",
+        "steps",
+        f"STEP {FAULT_STEP} takes {SLOW_S} s",
+        lambda: _Slow(Op.STEP, FAULT_STEP, SLOW_S),
+        {
+            "HEARTBEAT asks each second after a request that runs": _asks_while_running,
+            "a request that runs is not sent again": _waits_while_running(Op.STEP, FAULT_STEP),
+        },
+    ),
+    "late_reply": Case(
+        "resilient",
+        "give_up",
+        f"STEP {FAULT_STEP} takes {LATE_S} s; its reply comes then, and once more before the reply to RESET",
+        lambda: _Late(Op.STEP, FAULT_STEP, LATE_S),
+        {
+            "the next request waits for the end of one that was given up": _waits_for_given_up,
+            "the reply to a request that was given up is dropped": _drops_late_reply,
+        },
+    ),
+    "goodbye": Case(
+        "resilient",
+        "steps",
+        f"the hub stops after STEP {FAULT_STEP}: it sends GOODBYE, and refuses requests with `draining`",
+        lambda: _Stop(Op.STEP, FAULT_STEP),
+        {"a hub that stops is an error": _tells(pending=1)},
+    ),
+    "restart": Case(
+        "resilient",
+        "steps",
+        f"the hub ends at STEP {FAULT_STEP}, and another hub answers at its address",
+        lambda: _Restart(Op.STEP, FAULT_STEP),
+        {"the loss of the hub is an error": _tells(pending=1)},
+    ),
+    "parts": Case("parts", "parts", "nothing goes wrong", Script, {"rows are sent and received by parts": _finished}),
+    "foreign_row": Case(
+        "parts",
+        "parts",
+        f"the reply to RECEIVE 2 names row {NUM_ENVS}, which is not there",
+        lambda: _ForeignRow(Op.RECEIVE, 2),
+        {"a row that was not sent is refused": _tells()},
+    ),
+    "attach": Case("attach", "attach", "nothing goes wrong", Script, {"a session is taken over": _finished}),
+    "refused_attach": Case(
+        "attach",
+        "attach",
+        "ATTACH fails with `session_lost`",
+        lambda: _Refuse(_GONE, Op.ATTACH),
+        {"a refused ATTACH is an error": _tells(besides=_FIRST), "a refused ATTACH is not sent again": _makes_once},
+    ),
+}
+
+PROGRAMS: Mapping[str, str] = {
+    "steps": f"""\
+  MAKE     num_envs {NUM_ENVS}, name "{NAME}"
+  RESET    seeds {SEEDS}
+  STEP     {STEPS} times; the action of each env is the first number of its last observation, as int64
+  CALL     check, with three positional arguments, each a list with a number per env: the sums of the rewards,
+           how many episodes have ended, and the sums of the number "n" of the infos, all since the last RESET
+  CLOSE""",
+    "give_up": f"""\
+  As steps, but STEP {FAULT_STEP} is given up after 1 s. Then it goes on with RESET, {STEPS} STEPs, CALL and CLOSE.""",
+    "parts": """\
+  MAKE and RESET as in steps. Then four times: SEND of env 1, SEND of env 0, and RECEIVE with min_envs 1 until both
+  have come. Then CALL and CLOSE as in steps.""",
+    "attach": """\
+  OBSERVE and ATTACH with the token of a session that is there (32 hexadecimal digits, the third argument). Then STEP,
+  CALL and CLOSE as in steps; the first actions are of the observations that OBSERVE gave.""",
+}

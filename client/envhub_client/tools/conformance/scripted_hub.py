@@ -1,0 +1,348 @@
+"""A hub that tests a client: the hub's half of the protocol, and a script of what happens to its messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from envhub.errors import AddressError, RemoteProtocolError
+from envhub.protocol import messages
+from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
+from envhub.protocol.messages import REPLY, Failure, HeartbeatReply, Make, Op
+from envhub.protocol.prelude import FRAMES_MAX, PRELUDE, Frames, Prelude
+from envhub.transport import address as addresses
+from envhub.transport import sockets
+from envhub_client.tools.conformance.counting_envs import FRAME_BYTES_MAX, NAME, NUM_ENVS, CountingSession, made
+
+QUEUE_MESSAGES_MAX = 16
+HEARD_MAX, HEARD_BYTES_MAX = 2000, 1 << 24  # of one case
+QUIET_S = 2.0  # after which a client without a connection does not come back
+LAST_S = 0.2  # after a program's end, for what it has sent
+_POLL_S = 0.1
+
+Status = Callable[[], int | None]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message of the client; ``nth`` counts the requests of its op, to which a copy does not add."""
+
+    at_s: float
+    connection: int
+    prelude: Prelude
+    message: tuple[bytes, ...]
+    nth: int
+
+    @property
+    def op(self) -> int:
+        """The op of the prelude."""
+        return self.prelude.op
+
+    @property
+    def is_request(self) -> bool:
+        """True if it asks for something to be done, which a HELLO, a HEARTBEAT and a CLOSE do not."""
+        return self.op >= Op.MAKE and self.op != Op.CLOSE
+
+
+@dataclass
+class Record:
+    """Record of a client's messages in one case.
+
+    Attributes:
+        heard: its messages.
+        wrong: what was wrong about them, whatever the case.
+        fault: how many messages had come when the script first interfered; None if it has not.
+        running: the seconds from and until which each request ran, by token and seq.
+        status: the exit status of the client's program; None if it is not known.
+        limit: which limit of the case was reached; empty for none.
+    """
+
+    heard: list[Heard] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    fault: int | None = None
+    running: dict[tuple[bytes, int], tuple[float, float]] = field(default_factory=dict)
+    status: int | None = None
+    limit: str = ""
+
+    def of(self, *ops: Op) -> list[Heard]:
+        """The messages with these ops."""
+        return [heard for heard in self.heard if heard.op in ops]
+
+    def copies(self, op: Op, nth: int) -> list[Heard]:
+        """The copies of one request, the first included."""
+        return [heard for heard in self.heard if (heard.op, heard.nth) == (op, nth)]
+
+    def after_fault(self) -> list[Heard]:
+        """The messages since the script first interfered."""
+        return [] if self.fault is None else self.heard[self.fault :]
+
+
+class Script:
+    """Faults of the messages of one case; none as it stands.
+
+    Attributes:
+        fault: the script has interfered.
+    """
+
+    def __init__(self) -> None:
+        self.fault = False
+
+    def arrives(self, heard: Heard) -> Sequence[bytes] | None:
+        """The frames that reach the hub in place of this message; None if it is lost."""
+        return heard.message
+
+    def cuts(self, heard: Heard) -> bool:
+        """True if the connection ends once the message has reached the hub."""
+        return False
+
+    def restarts(self, heard: Heard) -> bool:
+        """True if the hub ends at this message, which is lost, and another hub takes its place."""
+        return False
+
+    def stops(self, heard: Heard) -> bool:
+        """True if the hub begins to stop once it has answered this request."""
+        return False
+
+    def takes_s(self, heard: Heard) -> float:
+        """The seconds that the envs take for this request."""
+        return 0.0
+
+    def refusal(self, heard: Heard) -> Failure | None:
+        """The failure of this request; None if it is executed."""
+        return None
+
+    def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
+        """The messages that the client gets in place of this reply to a request."""
+        return [reply]
+
+
+class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
+    """A hub at an address, for one case after another.
+
+    Attributes:
+        address: where it listens, with the port.
+        former_token: the token of a session that is there already, for a client that attaches.
+    """
+
+    def __init__(self, bind: str) -> None:
+        """Listen at ``bind``, such as ``tcp://127.0.0.1:0`` for any free port.
+
+        Raises:
+            AddressError: this is no address of tcp, or it cannot be listened at.
+        """
+        import zmq
+
+        if not bind.startswith("tcp://"):
+            raise AddressError(f"{bind} is no address of tcp, such as tcp://127.0.0.1:0")
+        self._context = zmq.Context()
+        self._router = sockets.open_socket(self._context, zmq.ROUTER, FRAME_BYTES_MAX, QUEUE_MESSAGES_MAX)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._monitor = sockets.open_monitor(self._router, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._accepted_event = zmq.EVENT_ACCEPTED
+        self.former_token = secrets.token_bytes(16)
+        try:
+            if not bind.endswith((":0", ":*")):
+                sockets.choose_family(self._router, addresses.parse(bind))
+            self._router.bind(bind)
+        except zmq.ZMQError as error:
+            self.__exit__()
+            raise AddressError(f"{bind} cannot be listened at: {error}") from error
+        self.address = self._router.last_endpoint.decode()
+        self._connections: set[int] = set()  # the descriptors of those that have not ended
+        self._ids: list[int] = []
+        self._former_ids: set[int] = set()
+        self._begin(Script())
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._router.monitor(None, 0)
+        self._monitor.close()
+        self._context.destroy(linger=0)
+
+    def run(self, script: Script, status: Status | None, seconds: float) -> Record:
+        """Serve one case until the client is done, or for ``seconds``; returns what came of the client.
+
+        ``status`` returns the exit status of the client's program once it has ended, and None before. Where it is None,
+        the client is done when it has left.
+        """
+        self._begin(script)
+        deadline_s = time.monotonic() + seconds
+        while not self._record.limit:
+            self._serve_once(min([_POLL_S, *(due_s - time.monotonic() for due_s, _, _ in self._due)]))
+            if status is None and self._has_left():
+                break
+            if status is not None and self._record.status is None:
+                self._record.status = status()
+                if self._record.status is not None:
+                    deadline_s = min(deadline_s, time.monotonic() + LAST_S)
+            if time.monotonic() >= deadline_s:
+                if self._record.status is None:
+                    self._record.limit = f"it did not end within {seconds:g} s"
+                break
+        return self._record
+
+    def _begin(self, script: Script) -> None:
+        self._script, self._record = script, Record()
+        self._former_ids.update(self._ids)
+        self._ids.clear()
+        self._asked: dict[tuple[bytes, int], Heard] = {}
+        self._count = self._bytes = 0
+        self._idle_since_s: float | None = None
+        self._new_hub()
+
+    def _new_hub(self) -> None:
+        """Begin a hub with an id of its own, and the session that a client may attach to."""
+        self._protocol = HubProtocol(secrets.randbits(63) | 1)
+        self._ids.append(self._protocol.hub_id)
+        self._session = CountingSession(self.former_token, self._record.wrong)
+        self._due: list[tuple[float, Heard, Incoming]] = []
+        make = Prelude(Op.MAKE, self._protocol.hub_id, self.former_token, 1).pack()
+        former = self._protocol.receive(b"former", -2, [make + messages.pack(Make(NUM_ENVS, NAME))])
+        assert former is not None
+        self._protocol.answer(former, made())
+        self._protocol.outgoing.clear()
+
+    def _has_left(self) -> bool:
+        """True if the client has sent something, and has no connection and does not come back."""
+        if self._connections or not self._record.heard:
+            self._idle_since_s = None
+            return False
+        now_s = time.monotonic()
+        self._idle_since_s = self._idle_since_s or now_s
+        return bool(self._record.of(Op.CLOSE)) or now_s - self._idle_since_s >= QUIET_S
+
+    # --- the socket -------------------------------------------------------------------------------------------------
+
+    def _serve_once(self, wait_s: float) -> None:
+        import zmq
+
+        self._router.poll(max(0, int(wait_s * 1000) + 1))
+        self._read_monitor()
+        try:
+            peer = sockets.receive_peer(self._router)
+            frames = sockets.receive(self._router, FRAMES_MAX)
+        except zmq.Again:
+            frames = []
+        if frames and frames[-1].more:
+            self._record.limit = f"a message has more than {FRAMES_MAX} frames"
+        elif frames:
+            self._hear(peer, sockets.connection_of(frames), tuple(frame.bytes for frame in frames))
+        now_s = time.monotonic()
+        for due in [due for due in self._due if due[0] <= now_s]:
+            self._due.remove(due)
+            self._answer(*due[1:])
+
+    def _read_monitor(self) -> None:
+        while self._monitor.poll(0):
+            event, descriptor = sockets.read_monitor(self._monitor)
+            change = self._connections.add if event == self._accepted_event else self._connections.discard
+            change(descriptor)
+
+    def _cut(self, connection: int) -> None:
+        """End a connection, given by its descriptor, if it has not ended.
+
+        libzmq may have closed it, and the descriptor is another's then; the monitor has reported the end by then. So
+        what the monitor has reported is read once the descriptor is held.
+        """
+        with contextlib.suppress(OSError):  # libzmq has closed it, or the client has ended the connection
+            held = os.dup(connection)
+            try:
+                self._read_monitor()
+                if connection in self._connections:
+                    with socket.socket(fileno=os.dup(held)) as shared:
+                        shared.shutdown(socket.SHUT_RDWR)
+            finally:
+                os.close(held)
+
+    def _hear(self, peer: bytes, connection: int, message: tuple[bytes, ...]) -> None:
+        self._count += 1
+        self._bytes += sum(map(len, message))
+        if self._count > HEARD_MAX or self._bytes > HEARD_BYTES_MAX:
+            self._record.limit = f"it sent {self._count} messages of {self._bytes} bytes together"
+            return
+        try:
+            prelude = Prelude.unpack(message[0])
+        except RemoteProtocolError as error:
+            self._record.wrong.append(f"{error}: {message[0][:48].hex()}")
+            return
+        if prelude.hub_id in self._former_ids:
+            return  # of a client of an earlier case
+        heard = self._note(connection, prelude, message)
+        if self._script.restarts(heard):
+            self._note_fault()
+            self._new_hub()
+            self._cut(connection)
+            return
+        arrived = self._script.arrives(heard)
+        if arrived is not None:
+            self._execute(peer, connection, [*arrived], heard)
+        if self._script.cuts(heard):
+            self._protocol.connection_ended(connection)
+            self._cut(connection)
+        self._note_fault()
+
+    def _note(self, connection: int, prelude: Prelude, message: tuple[bytes, ...]) -> Heard:
+        key = prelude.token, prelude.seq
+        now_s, is_heartbeat = time.monotonic(), prelude.op == Op.HEARTBEAT
+        nth = len({heard.prelude.seq for heard in self._record.heard if heard.op == prelude.op})
+        if key in self._asked and self._asked[key].op == prelude.op:
+            nth = self._asked[key].nth
+        elif not is_heartbeat:
+            nth += 1
+        heard = Heard(now_s, connection, prelude, message, nth)
+        if not is_heartbeat:
+            self._asked.setdefault(key, heard)
+        self._record.heard.append(heard)
+        return heard
+
+    def _note_fault(self) -> None:
+        if self._record.fault is None and self._script.fault:
+            self._record.fault = len(self._record.heard)
+
+    def _send_outgoing(self) -> None:
+        for peer, frames in self._protocol.outgoing:
+            prelude = Prelude.unpack(frames[0])
+            asked = self._asked.get((prelude.token, prelude.seq))
+            is_reply = prelude.op & REPLY and prelude.op != REPLY | Op.HEARTBEAT
+            for message in self._script.replies(asked, frames) if asked is not None and is_reply else [frames]:
+                self._router.send_multipart([peer, *message])
+        self._protocol.outgoing.clear()
+        self._note_fault()
+
+    # --- the hub ----------------------------------------------------------------------------------------------------
+
+    def _execute(self, peer: bytes, connection: int, frames: Frames, heard: Heard) -> None:
+        request = self._protocol.receive(peer, connection, frames)
+        if request is not None and request.op == Op.HEARTBEAT:
+            self._protocol.answer(request, HeartbeatReply("running"))
+        elif request is not None:
+            due_s = heard.at_s + self._script.takes_s(heard)
+            self._record.running[request.token, request.seq] = heard.at_s, due_s
+            self._due.append((due_s, heard, request))
+        self._send_outgoing()
+
+    def _answer(self, heard: Heard, request: Incoming) -> None:
+        result = self._script.refusal(heard) or self._session.outcome(request)
+        if isinstance(result, Failure):
+            self._protocol.fail(request, result)
+        else:
+            self._protocol.answer(request, *result)
+        if request.op == Op.CLOSE or (request.op in (Op.MAKE, Op.ATTACH) and isinstance(result, Failure)):
+            self._protocol.forget(request.token)
+        elif request.op == Op.ATTACH:
+            self._protocol.forget(self.former_token)
+        self._send_outgoing()
+        if self._script.stops(heard):
+            self._protocol.draining = True
+            self._protocol.goodbye(request.token, SHUTTING_DOWN)
+            self._protocol.forget(request.token)
+            self._send_outgoing()
+
+
+def header(heard: Heard) -> bytes:
+    """The header of a message."""
+    return heard.message[0][PRELUDE.size :]

@@ -1,0 +1,78 @@
+"""The checks of this repository, for developers and CI; ``nox --list`` lists them.
+
+All but ``frameworks`` run in the active environment, in which ``pip install -e ".[dev]"`` has been run.
+"""
+
+from __future__ import annotations
+
+import nox
+
+# The limit is for tests that hang: a machine of CI may be several times slower than a developer's.
+PATIENT = ("--timeout", "600", "-o", "faulthandler_timeout=590")
+# The tests that choose no lane, which `long` runs once more by messages.
+ANY_LANE = "any_space contract defects drop_in equality faults wrappers"
+# Processes of pytest. Training takes all of a CPU. Ray starts processes of its own.
+SIDE_BY_SIDE = {"torch": 2, "rllib": 0, "vector": 2}
+
+nox.options.sessions = ["lint", "unit"]
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style and types."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(venv_backend="none")
+def unit(session: nox.Session) -> None:
+    """Run the pure tests and the golden frames, in less than a minute."""
+    session.run("pytest", "-q", "tests/unit", "tests/conformance", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def coverage(session: nox.Session) -> None:
+    """Hold the branch coverage of the pure rooms by the pure tests."""
+    session.run("coverage", "run", "-m", "pytest", "-q", "-n", "0", "tests/unit", "tests/conformance")
+    session.run("coverage", "report", "--skip-covered")
+
+
+@nox.session(venv_backend="none")
+def long(session: nox.Session) -> None:
+    """Run what `pytest` leaves out: the full matrix, and the tests of any lane by messages."""
+    session.run("pytest", "-q", "-m", "long and not chaos", *PATIENT, *session.posargs)
+    files = [f"tests/integration/test_{name}.py" for name in ANY_LANE.split()]
+    session.run("pytest", "-q", "--lane", "wire", *files)
+
+
+@nox.session(venv_backend="none")
+def full(session: nox.Session) -> None:
+    """Run everything but the chaos tests and benchmarks."""
+    session.notify("lint")
+    session.notify("coverage")
+    session.run("pytest", "-q")
+    session.notify("long")
+    for folder in SIDE_BY_SIDE:
+        session.notify(f"frameworks({folder})")
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+@nox.parametrize("folder", [nox.param(name, id=name) for name in SIDE_BY_SIDE])
+def frameworks(session: nox.Session, folder: str) -> None:
+    """Run the tests of training frameworks, in an environment for each folder."""
+    session.install("-q", "-e", ".", "-r", f"tests/frameworks/{folder}/requirements.txt")
+    processes = str(SIDE_BY_SIDE[folder])
+    session.run("pytest", "-q", "-n", processes, "-m", "not benchmark and not chaos", f"tests/frameworks/{folder}")
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Run the programs and check the links, tables and names of all pages."""
+    session.run("pytest", "-q", "-m", "not chaos", "-k", "readme or page or protocol_document", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Time EnvHub beside its yardsticks; no time fails a test."""
+    session.run("pytest", "-m", "benchmark", "-n", "0", "-s", *session.posargs)

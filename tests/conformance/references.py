@@ -1,0 +1,168 @@
+"""Writes the references in the pages: options, from what takes them, and the public names, from their docstrings.
+
+cd tests && python -m conformance.references
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any, get_type_hints
+
+from conformance.option_keywords import OF_A_SESSION, described
+from envhub_client.make import make_vec
+from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
+from envhub_server import table_check
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.record_settings import RecordSettings
+
+import envhub
+from envhub.hub_options import HubOptions
+from envhub.recording.options import RecordOptions
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
+REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
+INTERNAL = ("close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
+WIDTH = 118
+CELL_MAX = 100  # characters of a text that is a cell as a whole
+
+
+def updated(page: str) -> str:
+    """The text of a page with its references as the code has them."""
+    return REFERENCE.sub(lambda found: f"{found[1]}\n{REFERENCES[found[2]]()}\n{found[4]}", page)
+
+
+def reference(head: str, cells: Mapping[str, str], texts: Mapping[str, str]) -> str:
+    """A table with each text, or of a long one the beginning; the whole of those is below the table."""
+    lines = [f"| {head} | |", f"|---|{'---|' * head.count('|')}---|"]
+    more = []
+    for name, cell in cells.items():
+        text = re.sub("`+", "`", texts[name])
+        brief = text if len(text) <= CELL_MAX else re.split(r"[.:;](?=\s)", text)[0]
+        lines.append(f"| `{name}` {cell}| {sentence(brief).rstrip('.')} |")
+        if brief != text:
+            whole = f"**`{name}`**: {sentence(text)}"
+            more += [*textwrap.wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
+    return "\n".join([*lines, "", *more])
+
+
+def sentence(text: str) -> str:
+    """The text with its first letter as at the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def value(default: Any) -> str:
+    """A default as a program writes it."""
+    return f"`{default.value!r}`" if hasattr(default, "value") else f"`{default!r}`"
+
+
+def of_client(options: Any) -> str:
+    """The fields of a dataclass of the client's."""
+    fields = {each.name: f"| {value(each.default)} " for each in dataclasses.fields(options)}
+    return reference("keyword | default", fields, described(options))
+
+
+def of_make_vec() -> str:
+    """The keywords of ``make_vec`` itself."""
+    parameters = inspect.signature(make_vec).parameters
+    names = ("hub", "autoreset_mode", "env_kwargs", *OF_A_SESSION)
+    cells = {name: f"| {value(parameters[name].default)} " for name in names}
+    return reference("keyword | default", cells, described(make_vec))
+
+
+def of_hub() -> str:
+    """The options of ``envhub serve`` that are keys of its file."""
+    pieces = re.split(r"^(\w+)$", (inspect.getdoc(HubOptions) or "").split("-" * 10)[1], flags=re.MULTILINE)[1:]
+    texts = {name: " ".join(text.split()) for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
+    return reference("key | allowed", dict(allowed(HubOptions)), texts)
+
+
+def of_envs() -> str:
+    """The keys of the table of an environment."""
+    return reference("key | allowed", dict(allowed(EnvSettings)), described(EnvSettings))
+
+
+def of_records() -> str:
+    """The keys of the table ``record``."""
+    texts = {**described(RecordOptions), "folder": described(RecordSettings)["folder"]}
+    return reference("key | allowed", dict(allowed(RecordSettings)), texts)
+
+
+def allowed(options: Any) -> Iterator[tuple[str, str]]:
+    """What a hub's file may say of each field of a dataclass."""
+    hints = get_type_hints(options)
+    for each in dataclasses.fields(options):
+        yield each.name, f"| {table_check._described(hints[each.name], each.name)} "
+
+
+def of_functions() -> str:
+    """The functions of ``envhub``."""
+    functions = {name: each for name, each in public().items() if inspect.isfunction(each)}
+    return names("function", {f"envhub.{name}": each for name, each in functions.items()})
+
+
+def of_classes() -> str:
+    """The classes of ``envhub`` but its errors, each with its own public methods and properties."""
+    lines = []
+    for name, each in public().items():
+        if isinstance(each, type) and not issubclass(each, Exception):
+            lines += [f"### `envhub.{name}`", "", f"{beginning(each)}.", ""]
+            if members := own_members(each):
+                lines += [names("member", members), ""]
+    return "\n".join(lines)
+
+
+def public() -> dict[str, Any]:
+    """The public names of ``envhub`` that are functions or classes."""
+    return {name: getattr(envhub, name) for name in envhub.__all__ if callable(getattr(envhub, name))}
+
+
+def own_members(kind: type) -> dict[str, Any]:
+    """The public methods and properties that a class has from EnvHub, but not from another public class."""
+    if dataclasses.is_dataclass(kind):
+        return {}  # its docstring has its fields
+    classes = [each for each in public().values() if isinstance(each, type) and each is not kind]
+    others = {base for each in classes if each in kind.__mro__ for base in each.__mro__}
+    places = [vars(each) for each in kind.__mro__ if each.__module__.startswith("envhub") and each not in others]
+    found = {name: each for place in reversed(places) for name, each in place.items() if name not in INTERNAL}
+    return {
+        name: each
+        for name, each in sorted(found.items())
+        if not name.startswith("_") and isinstance(each, (FunctionType, property)) and inspect.getdoc(each)
+    }
+
+
+def names(head: str, documented: Mapping[str, Any]) -> str:
+    """A table of names, each with the beginning of its docstring."""
+    rows = [f"| `{name}` | {beginning(each)} |" for name, each in documented.items()]
+    return "\n".join([f"| {head} | |", "|---|---|", *rows])
+
+
+def beginning(documented: Any) -> str:
+    """The first sentence of a docstring."""
+    first = " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+    return re.sub("`+", "`", re.split(r"[.](?=\s|$)", first)[0]).replace("|", "\\|")
+
+
+REFERENCES = {
+    "functions": of_functions,
+    "classes": of_classes,
+    "session": of_make_vec,
+    "hosting": lambda: of_client(HostingOptions),
+    "faults": lambda: of_client(FaultOptions),
+    "hub": of_hub,
+    "envs": of_envs,
+    "record": of_records,
+}
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(updated(path.read_text()))

@@ -1,0 +1,203 @@
+"""``envhub conformance --client`` passes a client that keeps PROTOCOL.md, and fails one by the rule that it breaks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from envhub_client.tools.conformance.client_cases import CASES, LEVELS
+from envhub_client.tools.conformance.client_conformance import FAILED, NOT_SHOWN, PASSED, RuleVerdict, judged
+from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Record, ScriptedHub
+from hubs import free_port
+from page_client import PageClient, execute
+from wrong_clients import WRONG
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Op
+from envhub.protocol.prelude import NO_SESSION, Prelude
+from envhub.values import codec
+
+CLIENT = Path(__file__).parents[1] / "support/conforming_client.py"
+DOCUMENT = Path(__file__).parents[2] / "envhub/protocol/PROTOCOL.md"
+CASE_S = 15.0
+RULES = [(name, rule) for name, case in CASES.items() for rule in case.rules]
+
+
+def conformance(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "envhub", "conformance", "--client", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def verdicts_in(ran: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
+    verdicts = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {(verdict["case"], verdict["rule"]): f"{verdict['result']} {verdict['why']}".strip() for verdict in verdicts}
+
+
+def examined(kind: type[PageClient], name: str) -> list[RuleVerdict]:
+    """The verdicts on a client of this process in one case."""
+    ended, statuses = threading.Event(), []
+    case = CASES[name]
+    with ScriptedHub("tcp://127.0.0.1:0") as hub:
+        arguments = [hub.address, *([hub.former_token.hex()] if case.program == "attach" else [])]
+
+        def run() -> None:
+            statuses.append(execute(kind, case.program, arguments, ended))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            record = hub.run(case.script(), lambda: statuses[0] if statuses else None, CASE_S)
+        finally:
+            ended.set()
+            thread.join()
+    assert statuses, "the client ended with an error of its own"
+    return judged(name, case, record)
+
+
+def results(kind: type[PageClient], names: Sequence[str] = tuple(CASES)) -> dict[tuple[str, str], RuleVerdict]:
+    """The verdicts on a client by all rules of these cases, which run at the same time."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = [verdict for verdicts in pool.map(partial(examined, kind), names) for verdict in verdicts]
+    return {(verdict.case, verdict.rule): verdict for verdict in found}
+
+
+@pytest.mark.long
+def test_client_of_this_repository_passes_all_levels_by_the_command_of_the_document() -> None:
+    (example,) = re.findall(r"^```sh\nenvhub conformance --client (.*?)\n```", DOCUMENT.read_text(), re.M | re.S)
+    options = shlex.split(example.replace("python client.py", f"{sys.executable} {CLIENT}"))
+    ran = conformance("--json", *options)
+    assert verdicts_in(ran) == dict.fromkeys(RULES, PASSED), ran.stderr
+    assert ran.returncode == 0
+
+
+def test_client_passes_by_each_rule_and_the_cases_are_of_the_levels() -> None:
+    found = results(PageClient)
+    assert {rule: (verdict.result, verdict.why) for rule, verdict in found.items()} == dict.fromkeys(
+        RULES, (PASSED, "")
+    )
+    assert {case.level for case in CASES.values()} == {*LEVELS}
+
+
+def test_each_rule_has_a_client_that_breaks_it() -> None:
+    assert [*WRONG] == RULES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", RULES, ids=": ".join)
+def test_wrong_client_fails_by_the_rule_that_it_breaks_and_by_no_other(rule: tuple[str, str]) -> None:
+    found = results(WRONG[rule])
+    assert {key: verdict.why for key, verdict in found.items() if verdict.result == FAILED}.keys() == {rule}
+
+
+def by_hand(program: Callable[[str], object], *options: str) -> tuple[dict[tuple[str, str], str], int]:
+    """The verdicts on a client that connects by itself, and the exit status."""
+    bind = f"tcp://127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(program, bind)
+        ran = conformance("--json", "--bind", bind, *options)
+        client.result()
+    return verdicts_in(ran), ran.returncode
+
+
+@pytest.mark.long
+def test_client_that_connects_by_itself_is_tested_and_a_case_without_a_client_is_not_shown() -> None:
+    def steps(address: str) -> int:
+        return execute(PageClient, "steps", [address], threading.Event())
+
+    verdicts, status = by_hand(steps, "--case", "odd_replies", "--case", "cut", "--timeout", "4")
+    assert status == 2
+    assert list(verdicts.values()) == [PASSED, "not shown the client did not get so far: the last that came is nothing"]
+
+
+def flood(address: str) -> None:
+    """Send more HELLOs than a case takes."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.sndhwm = 0, 0
+        socket.connect(address)
+        for _ in range(HEARD_MAX + 100):
+            socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\x80")
+        while socket.poll(300):  # the hub has ended once it is silent
+            socket.recv_multipart()
+
+
+def test_client_that_floods_the_hub_ends_its_case_by_the_limit() -> None:
+    case = CASES["unknown_fields"]
+    with ScriptedHub("tcp://127.0.0.1:0") as hub, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(flood, hub.address)
+        (verdict,) = judged("unknown_fields", case, hub.run(case.script(), None, CASE_S))
+        client.result()
+    assert (verdict.result, verdict.why) == (
+        FAILED,
+        f"it sent {HEARD_MAX + 1} messages of {41 * (HEARD_MAX + 1)} bytes together",
+    )
+
+
+def garble(address: str) -> None:
+    """Send what no client sends."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        socket.send(b"HTTP" + bytes(50))
+        socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\xc1")
+        assert socket.poll(5000)
+        hub_id, token = Prelude.unpack(socket.recv()).hub_id, bytes(range(16))
+        fields = messages.pack(messages.Make(1, "Conformance-v0"))
+        for seq, op, header in [
+            (1, Op.MAKE, fields),
+            (2, Op.RESET, messages.pack(messages.Reset([1]))),
+            (3, Op.STEP, b""),
+            (4, Op.CALL, messages.pack(messages.Call("check", codec.encode([[np.zeros(2)] * 3, {}])))),
+            (5, Op.SEND, messages.pack(messages.Send([7], b""))),
+            (6, Op.RECEIVE, messages.pack(messages.Receive(1))),
+            (7, Op.CLOSE, b"\x80"),
+        ]:
+            socket.send(Prelude(op, hub_id, token, seq).pack() + header)
+            assert socket.poll(5000)
+            socket.recv_multipart()
+
+
+def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_hub() -> None:
+    case = CASES["plain"]
+    with ScriptedHub("tcp://127.0.0.1:0") as hub, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(garble, hub.address)
+        record = hub.run(case.script(), None, CASE_S)
+        client.result()
+    begin = [
+        "the first frame does not",
+        "MAKE has num_envs 1, 2 was",
+        "the action codes are ,",
+        "the arguments of check are",
+    ]
+    begin += ["SEND names the rows [7]", "RECEIVE came while no row"]
+    assert [text.startswith(words) for text, words in zip(record.wrong, begin, strict=True)] == [True] * len(begin)
+    first, *_ = judged("plain", case, record)
+    assert first.result == FAILED and first.why.startswith("a header cannot be read")
+
+
+def test_rule_is_not_shown_where_nothing_came() -> None:
+    for name, case in CASES.items():
+        assert {verdict.result for verdict in judged(name, case, Record())} == {NOT_SHOWN}, name
+
+
+ENDS = {"os.abort()": "crashed with status -6", "sys.exit(0)": "ended with status 0"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ENDS)
+def test_program_that_crashes_or_ends_as_if_nothing_had_failed_has_told_of_no_error(end: str) -> None:
+    program = f"import os, sys; sys.path.insert(0, {str(CLIENT.parent)!r}); import conforming_client\n"
+    program += f"try: conforming_client.steps(sys.argv[2])\nexcept Exception: {end}"
+    ran = conformance("--json", "--case", "unknown_code", "--run", shlex.join([sys.executable, "-c", program]))
+    (verdict,) = verdicts_in(ran).values()
+    assert ran.returncode == 1 and verdict == f"{FAILED} the program was to end with an error, and {ENDS[end]}"

@@ -1,0 +1,116 @@
+"""What an arena tells of its rows, without a worker."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from envhub.arena.layout import Layout
+from envhub.arena.memory import DRIVER_CLIENT, LARGE, STATUS_INFO, STATUS_RAISED, Arena, allocate
+from envhub.values.leaf import Leaf
+
+LAYOUT = Layout(3, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    descriptor = allocate(LAYOUT, 1 << 20)
+    try:
+        yield Arena(LAYOUT, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_arena_of_a_process_that_may_have_no_large_file_has_no_large_infos() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LAYOUT.nbytes(), before[1]))
+    try:
+        descriptor = allocate(LAYOUT, 1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.fstat(descriptor).st_size == LAYOUT.nbytes()
+    arena = Arena(LAYOUT, descriptor)
+    os.close(descriptor)
+    assert arena.large_infos.shape[1] == 0
+
+
+def test_process_without_addresses_for_large_infos_maps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = allocate(LAYOUT, 1 << 20)
+    lengths, mapped = [], mmap.mmap
+
+    class Short(mapped):
+        """Memory in a process that has no addresses for more than an arena without large infos."""
+
+        def __new__(cls, fileno: int, length: int) -> Short:
+            lengths.append(length)
+            if length > LAYOUT.nbytes():
+                raise OSError("Cannot allocate memory")
+            return mapped.__new__(cls, fileno, length)
+
+    monkeypatch.setattr(mmap, "mmap", Short)
+    arena = Arena(LAYOUT, descriptor)
+    os.close(descriptor)
+    assert lengths[0] > lengths[1] == LAYOUT.nbytes() and arena.large_infos.shape[1] == 0
+
+
+def test_observations_are_those_of_each_rows_last_step(arena: Arena) -> None:
+    (leaf,) = arena.observations
+    leaf[:] = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    for done, slots in (([2, 2, 2], [0, 0, 0]), ([1, 2, 3], [1, 0, 1])):
+        arena.done[:] = done
+        steps, given, (copied,) = arena.last_observations()
+        assert given.all() and steps.tolist() == done
+        np.testing.assert_array_equal(copied, leaf[slots, range(3)])
+
+
+def test_row_that_steps_all_the_while_is_not_given(arena: Arena) -> None:
+    class Stepping(np.ndarray):
+        """The words of which row 1 is done once more whenever anybody looks."""
+
+        def __getitem__(self, key: object) -> np.ndarray:
+            arena.done.view(np.ndarray)[1] += 1
+            return np.array(super().__getitem__(key))
+
+    arena.done = arena.done.view(Stepping)
+    _, given, _ = arena.last_observations()
+    assert given.tolist() == [True, False, True]
+
+
+def test_client_may_post_until_it_is_told_otherwise(arena: Arena) -> None:
+    assert not arena.client_may_post and not arena.revoked
+    arena.hand_over(DRIVER_CLIENT)
+    assert arena.client_may_post
+    arena.wind_up()
+    assert not arena.client_may_post and not arena.revoked
+    arena.revoke()
+    assert arena.revoked
+
+
+def test_rows_of_which_the_hub_has_heard_more(arena: Arena) -> None:
+    assert not arena.said_by_channel().any() and not arena.noted()
+    arena.status[0] = STATUS_RAISED
+    arena.info_length[1:] = LAYOUT.info_bytes + 1
+    arena.info_template[2], arena.rooms[2] = LARGE, LAYOUT.info_bytes + 1
+    assert arena.noted() and arena.said_by_channel().tolist() == [True, True, False]
+
+
+def test_infos_of_one_form_are_read_at_once_and_others_by_template(arena: Arena) -> None:
+    arena.status[:], arena.info_template[:], arena.info_length[:] = STATUS_INFO, 7, 8
+    arena.infos[:, :8] = np.arange(3, dtype=np.uint8)[:, None]
+    assert arena.info_form() == (7, 8)
+    small, (rows,) = arena.all_infos()
+    assert not small and rows.template == 7 and rows.data.tolist() == arena.infos[:, :8].tolist()
+    arena.info_template[0], arena.info_template[2] = 0, 9
+    assert arena.info_form() is None
+    small, columns = arena.all_infos()
+    assert [(row, bytes(blob)) for row, blob in small] == [(0, bytes(8))]
+    assert [(each.template, each.rows.tolist()) for each in columns] == [(7, [1]), (9, [2])]
+    arena.info_length[1] = 0
+    assert [each.template for each in arena.columns(np.arange(3))] == [9]
+    arena.info_template[:] = 0
+    assert arena.columns(np.arange(3)) == []

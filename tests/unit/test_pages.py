@@ -1,0 +1,319 @@
+"""The pages are whole: links lead somewhere, every page is found, and what they list is what the code has."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
+from envhub_server import operator_bounds, repeats
+from envhub_server.catalog import hub_file
+from envhub_server.config import Limits
+from envhub_server.hub import recordings, replay_writer, stats
+from envhub_server.ipc import channel, journal, replay_file, set_attributes
+from envhub_server.log import LINES_MAX
+from envhub_server.memory import unread_memory
+from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
+from envhub_server.network.rights import RIGHTS, Quotas
+from envhub_server.processes import memory_use, worker_output
+from envhub_server.session import failure_text, restarts
+from pages import MANUAL, PAGES, ROOT, blocks, section
+
+from envhub import cli, errors
+from envhub.arena import layout
+from envhub.env_failure import EnvFailure
+from envhub.protocol import messages, prelude, validation
+from envhub.recording import recorder_handle
+from envhub.transport import sockets
+from envhub.values import codec, leaf
+
+SERVER = ROOT / "server/docs"
+FOLDERS = ("envhub", "server", "client")
+CODE = {path: path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+PARAGRAPH_LINES_MAX = 8
+KEYWORDS = [each.name for options in (FaultOptions, HostingOptions, EnvFailure) for each in dataclasses.fields(options)]
+# Where the blocks with a mark run; a block without one runs in ``tests/integration/test_readme.py``.
+MARKS = {
+    "python torch": "tests/frameworks/torch/test_framework_examples.py",
+    "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
+    "python old": "tests/integration/test_readme.py",
+    "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text_of(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """The file and the anchor of each link of a page that leads to a file."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def table(page: Path, title: str) -> list[list[str]]:
+    """The cells of the rows of a section's tables."""
+    lines = [line for line in section(page, title).splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row, line in zip(rows, lines, strict=True) if not line.startswith("|---")][1:]
+
+
+# --- links, and how a page reads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for path, anchor in links(page):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), f"{name_of(path)}#{anchor}"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, left = {ROOT / "README.md"}, [ROOT / "README.md"]
+    while left:
+        found = {path for path, _ in links(left.pop()) if path.suffix == ".md"} - reached
+        reached |= found
+        left += found
+    assert [name_of(page) for page in PAGES if page not in reached] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paragraphs_are_short(page: Path) -> None:
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-|#]|\d+\. )", text_of(page)):
+        assert len(paragraph.strip().splitlines()) <= PARAGRAPH_LINES_MAX, paragraph
+
+
+def test_indexes_fit_a_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    for index in ("client/README.md", "server/README.md"):
+        assert len((ROOT / index).read_text().splitlines()) <= 40
+
+
+def test_every_program_is_run_by_a_test() -> None:
+    marks = {mark for page in MANUAL for mark in re.findall(r"^```(python.*)$", page.read_text(), re.MULTILINE)}
+    assert marks == {"python", *MARKS}
+    for mark, test in MARKS.items():
+        assert f'"{mark}"' in (ROOT / test).read_text()
+
+
+def test_commands_are_understood() -> None:
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [line.partition("#")[0] for line in lines if line.startswith("envhub ") and "[" not in line]
+    assert len(commands) >= 20
+    for command in commands:
+        _, _, unknown = cli.app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)[:3]
+        assert not unknown, command
+
+
+def test_files_of_hubs_are_understood(tmp_path: Path) -> None:
+    texts = blocks("toml", [page for page in MANUAL if page.name != "keys.md"])
+    assert len(texts) >= 3
+    for text in texts:
+        (tmp_path / "hub.toml").write_text(text)
+        assert hub_file.read(tmp_path / "hub.toml").envs
+
+
+def test_code_points_to_pages_that_exist() -> None:
+    for path, text in CODE.items():
+        for target in re.findall(r"[\w/.-]*\w\.md\b", text):
+            assert [page for page in PAGES if f"/{page}".endswith(f"/{target}")], f"{path}: {target}"
+
+
+def test_map_of_folders_is_whole() -> None:
+    page = ROOT / "envhub/docs/architecture.md"
+    (shown,) = (block for block in blocks("", [page]) if block.startswith("envhub/"))
+    packages = {"envhub": "envhub", "server": "server/envhub_server", "client": "client/envhub_client"}
+    for line in shown.splitlines():
+        name = line.partition("/")[0]
+        if name in packages:
+            rooms = {path.parent.name for path in (ROOT / packages[name]).glob("*/__init__.py")}
+            named = {*re.findall(r"(\w+)/(?=[,;\s]|$)", line.partition("/")[2])}
+            assert named - {"docs", "examples"} == rooms, name
+        assert (ROOT / name).is_dir()
+
+
+# --- what the pages list ----------------------------------------------------------------------------------------------
+
+
+def test_variables_are_those_that_the_code_reads() -> None:
+    page = SERVER / "environment_variables.md"
+    shown = {row[0].strip("`") for title in ("Of programs and commands", "Of a worker") for row in table(page, title)}
+    assert shown == {name for text in CODE.values() for name in re.findall(r"\bENVHUB_[A-Z_]*[A-Z]\b", text)}
+
+
+def test_exit_statuses_are_those_of_the_command() -> None:
+    rows = table(SERVER / "exit_statuses.md", "Exit statuses")
+    assert {int(row[0]) for row in rows} == {0, cli.EXIT_FAILED, cli.EXIT_USAGE, cli.EXIT_KEYS}
+    commands = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert all(f"def {name}(" in CODE[ROOT / "envhub/cli.py"] for name in commands)
+
+
+def test_errors_are_the_codes() -> None:
+    shown = set()
+    for names, bases, *_ in table(ROOT / "client/docs/errors.md", "Errors"):
+        for name in re.findall(r"`(\w+)`", names):
+            shown.add(name)
+            known = {base.__name__ for base in getattr(errors, name).__mro__}
+            assert {each.rpartition(".")[2] for each in re.findall(r"`([\w.]+)`", bases)} <= known, name
+    own = {
+        name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, errors.EnvHubError)
+    }
+    assert shown == own - {"EnvHubError", "ProtocolError"}
+
+
+def test_fields_of_a_failure_are_named() -> None:
+    text = (ROOT / "client/docs/failures.md").read_text()
+    assert all(f"`{field.name}`" in text for field in dataclasses.fields(EnvFailure))
+
+
+def test_rights_and_quotas_are_the_codes() -> None:
+    page = SERVER / "keys.md"
+    assert [row[0].strip("`") for row in table(page, "Rights")] == [*RIGHTS]
+    (quotas,) = blocks("toml", [page])
+    shown = {name: int(number) for name, number in re.findall(r"^(\w+_max) = ([\d_]+)$", quotas, re.MULTILINE)}
+    assert shown == vars(Quotas())
+
+
+def test_events_are_logged() -> None:
+    nodes = (node for text in CODE.values() for node in ast.walk(ast.parse(text)))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    tables = re.findall(r"^\|.*\|$", (SERVER / "troubleshooting.md").read_text(), re.MULTILINE)
+    shown = {name for line in tables for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", line)}
+    shown |= {*re.findall(r"`([a-z]+(?:_[a-z]+)+)`", section(SERVER / "monitoring.md", "The log"))}
+    missing = shown - texts - {*KEYWORDS}
+    assert not missing, missing
+
+
+def test_counters_are_the_codes() -> None:
+    text = section(SERVER / "monitoring.md", "Counters")
+    counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
+    assert counters == keys_returned(stats.stats)
+    assert keys_returned(stats.described) <= {*re.findall(r"`(\w+)`", text)}
+
+
+def keys_returned(function: Callable[..., object]) -> set[str]:
+    """The keys of the dict that a function returns."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    (found,) = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
+    assert isinstance(found, ast.Dict)
+    return {ast.literal_eval(key) for key in found.keys if key is not None}
+
+
+LIMITS = {
+    "sessions": Limits().sessions_max,
+    "envs, all sessions together": Limits().envs_max,
+    "envs of a session": Limits().envs_per_session_max,
+    "shared memory, all sessions together": Limits().arena_bytes_max,
+    "leaves of an observation or an action space": leaf.LEAVES_MAX,
+    "a time that a client sets": validation.SECONDS_MAX,
+    "time for a session's envs to close, that a client sets": Limits().close_s_max,
+    "`restarts_max` that a client sets": validation.RESTARTS_MAX,
+    "spares of a session, unless its operator says more": Limits().spares_max,
+    "workers and spares of a session that its operator says": operator_bounds.PROCESSES_MAX,
+    "bytes of memory that the operator says, unless 0, at least": operator_bounds.BYTES_MIN,
+    "bytes of memory that the operator says, at most": operator_bounds.BYTES_MAX,
+    "processes of a worker whose memory counts for `memory_max`": memory_use.PROCESSES_MAX,
+    "values of attributes of a session, which are set again on new envs": set_attributes.BYTES_MAX,
+    "one frame from a client": Limits().message_bytes_max,
+    "one frame from the hub": prelude.FRAME_BYTES_MAX,
+    "frames of a message": prelude.FRAMES_MAX,
+    "header of a request, besides the bytes that the hub passes on unread": codec.HEADER_BYTES_MAX,
+    "items in a header": codec.HEADER_ITEMS_MAX,
+    "lists and maps around an item": codec.HEADER_DEPTH_MAX,
+    "a worker's message, such as the results of a call on its envs": channel.WORKER_MESSAGE_BYTES_MAX,
+    "items of a worker's message, such as names of envs": channel.WORKER_LIMITS.items_max,
+    "results of a call that the hub joins in one frame": Limits().message_bytes_max,
+    "replies of a session that has ended and that its client does not read": unread_memory.UNREAD_S,
+    "an info's place in the arena": Limits().info_bytes,
+    "an info, besides the observation in it": Limits().info_bytes_max,
+    "a worker's output that is kept": worker_output.TAIL_BYTES,
+    "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
+    "parts of journals that wait to be written as replays, in all": replay_writer.WAITING_BYTES_MAX,
+    "parts of journals of one session that wait": replay_writer.WAITING_BYTES_MAX // 2,
+    "actions and observations of an env in a replay": replay_file.HISTORY_BYTES_MAX,
+    "time for replays to be written when the hub ends": replay_writer.CLOSE_S,
+    "recordings that are written at a time, of sessions that have ended, too": recordings.RECORDINGS_MAX,
+    "memory of all recordings together, each with twice its `queue_bytes`": Limits().recordings_memory_bytes_max,
+    "orders to the process of a recording about one worker": recorder_handle.ORDER_BYTES_MAX,
+    "orders that wait for the process of a recording": recorder_handle.ORDERS_WAITING_MAX,
+    "the wait of a session that is recorded for the process that writes": recordings.START_S,
+    "time for recordings to be written when the hub ends": recordings.WRITE_S,
+    "time for recordings to be written when the hub is stopped twice": recordings.WRITE_AT_ONCE_S,
+    "connections that wait to be accepted, by ipc": listener.IPC_BACKLOG,
+    "connections that wait to be accepted, by tcp without the proxy": listener.TCP_BACKLOG,
+    "connections that wait to be accepted, by the proxy": listener.PROXIED_BACKLOG,
+    "connections of the proxy, of which each has two descriptors": proxy_page.SLOTS,
+    "the handshake of a new connection": sockets.HANDSHAKE_MS / 1000,
+    "the first message of a new connection": connections.HELLO_S,
+    "messages of a connection that cannot be read, until it is ended": connections.MALFORMED_MAX,
+    "unread frames of a connection that the proxy passes on": proxy.FRAMES_SHARE * prelude.FRAMES_MAX,
+    "bytes of a message that has begun, by the proxy, within 10 s, at least": connections.PROGRESS_BYTES,
+    "bytes that a client sends by the proxy before it is admitted": zmtp_framing.HANDSHAKE_BYTES_MAX,
+    "clients with keys": key_folder.CLIENTS_MAX,
+    "keys of a client": key_folder.KEYS_PER_CLIENT_MAX,
+    "lines of one event in 10 s, of one client and place, in the audit file": repeats.LINES_MAX,
+    "lines of one event in 10 s, in the log": LINES_MAX,
+    "a text in a line": repeats.FIELD_CHARS_MAX,
+    "making one env, and its first step": messages.Faults().init_s,
+    "a reset of one env": messages.Faults().reset_s,
+    "a step of one env": messages.Faults().step_s,
+    "a call on one env": messages.Faults().call_s,
+    "all envs of a session to close": messages.Faults().close_s,
+    "a step's wait for envs that are built again": messages.Faults().restart_wait_s,
+}
+# No name of the code has these alone.
+UNNAMED = {
+    "observations that one key has asked for by OBSERVE and not read, or one of any size",
+    "unfinished messages of one client, by all its connections",
+    "equal lines of one event in 10 s",
+}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "PiB": 1 << 50, "days": 24 * 3600}
+
+
+def test_limits_are_the_codes() -> None:
+    page = SERVER / "limits.md"
+    titles = ("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log and audit")
+    shown = {}
+    for title in (*titles, "Deadlines"):
+        for row in table(page, title):
+            number, _, unit = row[1].partition(" ")
+            shown[re.split(r" \(|;", row[0])[0]] = float(number.replace(",", "")) * UNITS.get(unit, 1)
+    assert shown.keys() == LIMITS.keys() | UNNAMED
+    assert {name: shown[name] for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
+
+
+def test_numbers_in_the_texts_are_the_codes() -> None:
+    text = " ".join((SERVER / "limits.md").read_text().split())
+    for sentence in (
+        f"it grows up to {layout.LARGE_INFO_BYTES_MAX >> 20} MiB",
+        f"started again after {restarts.DELAY_S} s",
+        f"up to {restarts.DELAY_MAX_S:.0f} s",
+        f"{restarts.JITTER:.0%} longer or shorter".replace("%", " %"),
+        f"Within {restarts.WINDOW_S:.0f} s one worker may end {messages.Faults().restarts_max} times",
+        f"all workers together {restarts.ALL_MAX} times",
+    ):
+        assert sentence in text, sentence
+    replays = (SERVER / "replays.md").read_text()
+    assert f"{journal.TICKS_MAX:,} batches and {journal.RING_BYTES_MAX >> 20} MiB" in replays
+    assert f"`--replays-max` ({Limits().replays_max})" in replays

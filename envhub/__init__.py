@@ -28,7 +28,7 @@ _HOMES = {
     "MakeKeywords": "envhub_client.option_keywords",
     "RecordOptions": "envhub.recording.options",
     "SessionOptions": "envhub_client.session.options",
-    "Sizing": "envhub_client.session.session",
+    "Sizing": "envhub_client.session.description",
     "connect": "envhub_client.client",
     "legacy_infos": "envhub_client.frameworks.cleanrl",
     "make": "envhub_client.make",

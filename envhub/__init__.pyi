@@ -9,10 +9,10 @@ from envhub_client.frameworks.cleanrl import legacy_infos as legacy_infos
 from envhub_client.make import make as make
 from envhub_client.make import make_vec as make_vec
 from envhub_client.option_keywords import MakeKeywords as MakeKeywords
+from envhub_client.session.description import Sizing as Sizing
 from envhub_client.session.faults import FaultOptions as FaultOptions
 from envhub_client.session.hosting import HostingOptions as HostingOptions
 from envhub_client.session.options import SessionOptions as SessionOptions
-from envhub_client.session.session import Sizing as Sizing
 from envhub_server.serve import serve as serve
 from envhub_server.worker.env_runner import EnvRunner as EnvRunner
 

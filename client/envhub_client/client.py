@@ -9,7 +9,8 @@ from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S
+from envhub_client.connection.connection import connect as connect_to
 from envhub_client.frames import hiding_frames
 from envhub_client.observer import Observer, token_bytes
 
@@ -60,7 +61,7 @@ class Client(AbstractContextManager["Client"]):
     def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
         self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
         self._timeout = timeout
-        self._connection = Connection(address, timeout=timeout)
+        self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
 
     @hiding_frames
@@ -107,13 +108,15 @@ class Client(AbstractContextManager["Client"]):
         """
         from envhub_client.envs.vector_env import HubVectorEnv
         from envhub_client.session.options import SessionOptions
+        from envhub_client.session.session import Session
 
         session = token_bytes(token)
         if observe:
-            return Observer(Connection(self._hub, timeout=self._timeout), session, self._timeout)
+            return Observer(connect_to(self._hub, timeout=self._timeout), session, self._timeout)
         if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
-        return HubVectorEnv(self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        return HubVectorEnv(attached)
 
     @hiding_frames
     def sessions(self) -> list[dict[str, Any]]:
@@ -154,7 +157,7 @@ class Client(AbstractContextManager["Client"]):
             return self._connection.ask(op, Question(), timeout=self._timeout).message
         except HubLost as lost:
             try:
-                connection = Connection(self._hub, timeout=min(self._timeout, RETURN_S))
+                connection = connect_to(self._hub, timeout=min(self._timeout, RETURN_S))
             except HubUnreachable:
                 raise lost from None
             self._connection.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
@@ -20,9 +19,11 @@ from envhub.errors import RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
+from envhub.recording.program_recorder import check_packages
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.values import codec
+from envhub_client.envs.origin import Origin
 from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -39,6 +40,7 @@ from envhub_client.session.options import (
     ObservationMode,
     SessionOptions,
 )
+from envhub_client.session.session import Session
 from envhub_client.wrapper_names import WrapperLike, named_wrappers
 
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
@@ -120,7 +122,10 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     Raises:
         HubUnreachable: no hub answered, or none can run here.
         RequestRefused: the hub does not make this, or one side cannot compress so.
-        Exception: as for ``HubVectorEnv``.
+        RuntimeError: the envs' spaces differ.
+        UnsupportedSpace: a space has no form on the network, or cannot be recorded.
+        ModuleNotFoundError: with ``record``, Minari, or PyAV for films, is not installed.
+        Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
     """
     num_envs = _checked_num_envs(num_envs)
     guarded: str | Secret[str] | None = addresses.guarded(hub)
@@ -147,11 +152,10 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         if wrappers:
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
         factories = _with_arguments(env, num_envs, each or [arguments])
-        return _recording(_by_factories(factories, num_envs, guarded, options, vector), factories, [])
+        return _by_factories(factories, num_envs, guarded, options, vector)
     address = None if num_workers == 0 else guarded or addresses.of_environment()
     try:
-        made = _by_name(env, num_envs, address, options, arguments, each, vector, wrapping)
-        return _recording(made, env, each or [arguments])
+        return _by_name(env, num_envs, address, options, arguments, each, vector, wrapping)
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
@@ -215,13 +219,13 @@ def _by_name(
     wrapping: tuple[list[str], list[dict[str, Any]]],
 ) -> HubVectorEnv:
     """Envs with these arguments, or with those of ``each``, if that has any."""
+    name, given = env.id if isinstance(env, EnvSpec) else env, each or [arguments]
     if isinstance(env, EnvSpec) and address is None and not vector and not wrapping[0]:
         # The whole spec travels: what it says need not be registered, here or there.
-        factories = [functools.partial(gymnasium.make, env, **one) for one in each or [arguments]]
+        factories = [functools.partial(gymnasium.make, env, **one) for one in given]
         factories = factories if each else factories * num_envs
-        envs = _by_factories(factories, num_envs, None, options)
-        envs.adopt_spec(env, {**_spec_arguments(env), **arguments})
-        return envs
+        origin = Origin(name, given, env, {**_spec_arguments(env), **arguments})
+        return _vector_env(None, make_of_factories(factories), options, origin)
     entries, wrapper_kwargs = wrapping
     if isinstance(env, EnvSpec):
         of_spec, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
@@ -231,16 +235,15 @@ def _by_name(
     unknown = codec.as_pickle if address is None and options.hosting.python is None else codec.refuse
     make = Make(
         num_envs,
-        env if isinstance(env, str) else env.id,
+        name,
         codec.encode(arguments, unknown),
         wrappers=entries,
         wrapper_kwargs=[codec.encode(one, unknown) for one in wrapper_kwargs],
         kwargs_each=[codec.encode(one, unknown) for one in each],
         vector=vector,
     )
-    envs = _session(address, make, options)
-    envs.adopt_spec(env if isinstance(env, EnvSpec) else gymnasium.registry.get(env), arguments)
-    return envs
+    spec = env if isinstance(env, EnvSpec) else gymnasium.registry.get(env)
+    return _vector_env(address, make, options, Origin(name, given, spec, arguments))
 
 
 def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
@@ -276,34 +279,16 @@ def _by_factories(
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    return _session(hub, replace(make_of_factories(factories), vector=vector), options)
+    make = replace(make_of_factories(factories), vector=vector)
+    return _vector_env(hub, make, options, Origin([env] if callable(env) else factories))
 
 
-def _session(address: str | Secret[str] | None, make: Make, options: SessionOptions) -> HubVectorEnv:
-    return (HubVectorEnv if options.record is None else RecordedVectorEnv)(address, make, options)
-
-
-def _recording(envs: HubVectorEnv, env: EnvLike, arguments: Sequence[dict[str, Any]]) -> HubVectorEnv:
-    """These envs, which are recorded from now on, if they are to be."""
-    if isinstance(envs, RecordedVectorEnv):
-        if isinstance(env, (EnvSpec, str)):
-            envs.begin_recording(env.id if isinstance(env, EnvSpec) else env, arguments)
-        else:
-            described = [_described(factory) for factory in ([env] if callable(env) else env)]
-            names = dict.fromkeys(name for name, _ in described)
-            envs.begin_recording(", ".join(names), [arguments for _, arguments in described])
-    return envs
-
-
-def _described(factory: Any) -> tuple[str, dict[str, Any]]:
-    """Name of a factory, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
-    function, arguments = factory, {}
-    if isinstance(factory, functools.partial):
-        function, arguments = factory.func, factory.keywords
-        with contextlib.suppress(TypeError, ValueError):  # which have no signature, or no such arguments
-            arguments = inspect.signature(function).bind_partial(*factory.args, **factory.keywords).arguments
-    name = getattr(function, "__qualname__", "")
-    return (f"{function.__module__}:{name}" if name else repr(factory)), dict(arguments)
+def _vector_env(address: str | Secret[str] | None, make: Make, options: SessionOptions, origin: Origin) -> HubVectorEnv:
+    if not isinstance(options.record, RecordOptions):
+        return HubVectorEnv(Session(HubVectorEnv.__name__, address, make, options), origin)
+    check_packages(bool(options.record.film))
+    session = Session(RecordedVectorEnv.__name__, address, make, options)
+    return RecordedVectorEnv(session, origin, options.record)
 
 
 _KEYWORDS = (

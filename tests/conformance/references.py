@@ -29,7 +29,7 @@ from envhub.recording.options import RecordOptions
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
 REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
-INTERNAL = ("adopt_spec", "close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
+INTERNAL = ("close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
 WIDTH = 118
 CELL_MAX = 100  # characters of a text that is a cell as a whole
 
@@ -128,7 +128,8 @@ def own_members(kind: type) -> dict[str, Any]:
     """The public methods and properties that a class has from EnvHub, but not from another public class."""
     if dataclasses.is_dataclass(kind):
         return {}  # its docstring has its fields
-    others = {each for each in public().values() if isinstance(each, type) and each is not kind}
+    classes = [each for each in public().values() if isinstance(each, type) and each is not kind]
+    others = {base for each in classes if each in kind.__mro__ for base in each.__mro__}
     places = [vars(each) for each in kind.__mro__ if each.__module__.startswith("envhub") and each not in others]
     found = {name: each for place in reversed(places) for name, each in place.items() if name not in INTERNAL}
     return {

@@ -185,7 +185,9 @@ def test_hub_offers_no_hub(hub: ServedHub) -> None:
 
 def waits(envs: envhub.HubVectorEnv, thread: threading.Thread) -> bool:
     """Whether this thread waits for the step, as nobody else can then."""
-    return envs._session.state.value == "step" and f"owner={thread.ident} " in repr(envs._session.connection.in_use)
+    return envs._session.pending.state.value == "step" and f"owner={thread.ident} " in repr(
+        envs._session.connection.in_use
+    )
 
 
 def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:

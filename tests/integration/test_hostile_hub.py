@@ -362,8 +362,8 @@ def test_hub_that_floods_a_client_and_ends_does_not_end_it() -> None:
     program = """
 import sys, time, envhub
 from envhub.protocol.messages import Op, Question
-from envhub_client.connection import connection
-connection.HEARTBEAT_MS = 50
+from envhub_client.connection import zeromq_transport
+zeromq_transport.HEARTBEAT_MS = 50
 client = envhub.connect(sys.argv[1])
 client._connection.send(Op.HEALTH, Question())
 time.sleep(0.3)

@@ -20,7 +20,7 @@ import sims
 import zmq
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.connection import connect
 from envhub_client.connection.local_sockets import OwnHub
 from hubs import ServedHub, interrupted_after, signalled_in_a_wait, stopped, wait_until, worker_processes
 
@@ -280,12 +280,12 @@ def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub, i
     path = hub.ipc.removeprefix("ipc://")
     own = OwnHub(os.pidfd_open(hub.process.pid), os.open(path, os.O_PATH), os.open(f"{path}.side", os.O_PATH))
     known = own if is_own else None
-    places.during(lambda: Connection(hub.ipc, own=known)).close()
+    places.during(lambda: connect(hub.ipc, own=known)).close()
     gc.collect()
     before = descriptors()
     for place in places.found:
         interrupt = Interrupt(1, place)
-        connection = interrupt.during(lambda: Connection(hub.ipc, own=known))
+        connection = interrupt.during(lambda: connect(hub.ipc, own=known))
         if connection is not None:
             connection.close()
         del connection
@@ -313,12 +313,12 @@ class InterruptInPyzmq(Interrupt):
 def test_interrupt_while_pyzmq_opens_a_socket_ends_the_connecting(hub: ServedHub) -> None:
     """The interrupt's traceback holds the socket, while the connection waits for the end of all of its sockets."""
     places, raised = PlacesOfPyzmq(), 0
-    places.during(lambda: Connection(hub.ipc)).close()
+    places.during(lambda: connect(hub.ipc)).close()
     opening = [(place, n) for place, n in places.found.items() if place.function in ("__init__", "socket")]
     for place, times in opening:
         for time_passed in range(1, times + 1):
             interrupt = InterruptInPyzmq(time_passed, place)
-            connection = interrupt.during(lambda: Connection(hub.ipc))
+            connection = interrupt.during(lambda: connect(hub.ipc))
             if connection is not None:
                 connection.close()
             raised += interrupt.raised
@@ -364,7 +364,7 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
 def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None:
     """The CLOSE goes by another connection than the MAKE that was given up, as after an interrupt in its sending."""
     token = os.urandom(16)
-    with closing(Connection(hub.tcp, token)) as late, closing(Connection(hub.tcp, token)) as early:
+    with closing(connect(hub.tcp, token)) as late, closing(connect(hub.tcp, token)) as early:
         early.give_up()
         early.send(Op.CLOSE, Close(terminate=True))
         assert early.wait(20).message.code == "session_lost"

@@ -169,7 +169,7 @@ def test_interrupted_send_that_never_left_costs_no_result_of_others(
             raise KeyboardInterrupt
 
         lane = envs._session.lane
-        target = (lane._driver, "post_rows") if lane.name == "shared" else (lane._connection, "_send")
+        target = (lane._driver, "post_rows") if lane.name == "shared" else (lane._connection._transport, "send")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(*target, interrupt)
             envs.send([7], [2])

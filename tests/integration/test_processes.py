@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.connection import connect
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_server.network import descriptor_guard
 from envhub_server.processes.zygote_process import ZygoteProcess
@@ -223,7 +223,7 @@ def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_hav
     hub.start()
     try:
         assert not [*folder.iterdir()]
-        with closing(Connection(hub.address, own=hub.own)) as connection:
+        with closing(connect(hub.address, own=hub.own)) as connection:
             assert connection.welcome.private
     finally:
         hub.stop()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zmq
 from envhub_client.connection.broken_handshakes import BROKEN_MAX
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve, stopped
 from new_keys import address_of, admitted
@@ -85,15 +85,15 @@ class Failures:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.at_third: Callable[[], object] = bool
-        real = Connection._on_refusal
+        real = ZeroMqTransport._on_refusal
 
-        def on_refusal(connection: Connection, event: int, value: int) -> bool:
+        def on_refusal(transport: ZeroMqTransport, event: int, value: int) -> bool:
             self.count += 1
             if self.count == BROKEN_MAX:
                 self.at_third()
-            return real(connection, event, value)
+            return real(transport, event, value)
 
-        monkeypatch.setattr(Connection, "_on_refusal", on_refusal)
+        monkeypatch.setattr(ZeroMqTransport, "_on_refusal", on_refusal)
 
 
 @pytest.fixture

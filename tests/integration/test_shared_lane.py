@@ -327,7 +327,7 @@ def test_session_goes_on_after_interrupts_anywhere_in_a_step() -> None:
                 envs.step([0, 0, 0])
         except KeyboardInterrupt:
             interrupts += 1
-        if envs._session.state.value != "default":
+        if envs._session.pending.state.value != "default":
             with contextlib.suppress(envhub.LocalProtocolError):  # it was done, and interrupted when it said so
                 envs.step_wait(timeout=10)
         before = envs.get_attr("count")

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from envhub_client import client as client_module
-from envhub_client.session import session
+from envhub_client.session import maker
 from hubs import HERE, ServedHub, serve
 
 import envhub
@@ -312,7 +312,7 @@ def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol_client, "REFUSED_S", 0.2)
-    monkeypatch.setattr(session, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(maker, "CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "RETURN_S", 0.1)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:

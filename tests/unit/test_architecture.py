@@ -37,7 +37,7 @@ PURE = [
 ]
 STEP_PATH = [
     "envhub/transport/sockets.py",
-    "client/envhub_client/connection/connection.py",
+    "client/envhub_client/connection/zeromq_transport.py",
     "server/envhub_server/network/listener.py",
     "server/envhub_server/hub/hub.py",
 ]
@@ -148,7 +148,7 @@ ROOMS = {
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
         "tools": {
-            *("connection", "envs", "private_hub"),
+            *("connection", "envs", "private_hub", "session"),
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
     },

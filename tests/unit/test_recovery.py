@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from envhub_client.batch import Batch
+from envhub_client.session.maker import SessionMaker
+from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
+from envhub_client.session.renewal import SessionRenewal
 
 from envhub.errors import HubLost
-from envhub.protocol.messages import Reset
+from envhub.protocol.messages import Make, Reset
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
@@ -39,7 +40,7 @@ class Hub:
         self.first = first
         self.loose = False  # whether its blobs have observations of no fixed size, too
         self.tries = 0
-        self.settled = 0
+        self.settled = self.given_up = 0
         self.raises: Exception | None = None  # in the next part
 
     def _check(self, what: str) -> None:
@@ -47,6 +48,9 @@ class Hub:
         if self.lost:
             raise HubLost(f"hub {self.first} is lost")
         self.posted.append(what)
+
+    def give_up(self) -> None:
+        self.given_up += 1
 
     def settle(self) -> bool:
         self.settled += 1
@@ -117,19 +121,19 @@ class Hubs:
     def __init__(self, count: int = 9) -> None:
         self.left = [Hub(100 * number) for number in range(count)]
         self.now = self.left.pop(0)
-        self.lane = RecoveringLane(self.now, self._renew)  # type: ignore[arg-type]
+        self.lane = RecoveringLane(self.now, self)  # type: ignore[arg-type]
         self.losses: list[str] = []  # after which another one was made
-        self.interrupts = 0  # that come right after the adoption of a lane
+        self.interrupts = 0  # that come when another hub has made the envs
 
-    def _renew(self, loss: HubLost, adopt: Callable[[Hub], None]) -> None:
+    def renew(self, loss: HubLost) -> Hub:
         if not self.left:
             raise HubLost(f"{loss}, and no other")
         self.losses.append(str(loss))
         self.now = self.left.pop(0)
-        adopt(self.now)
         if self.interrupts:
             self.interrupts -= 1
             raise KeyboardInterrupt
+        return self.now
 
     def post(self) -> None:
         self.lane.settle()
@@ -348,13 +352,20 @@ def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
     assert truncated(part) == [1] and hubs.lane.outstanding == 0
 
 
-def test_stopped_lane_looks_for_no_other_hub() -> None:
+def test_stopped_renewal_makes_no_other_session() -> None:
+    renewal = SessionRenewal(SessionMaker(None, Make(1), SessionOptions()))
+    renewal.stop()
+    loss = HubLost("lost")
+    with pytest.raises(HubLost) as caught:
+        renewal.renew(loss)
+    assert caught.value is loss
+
+
+def test_what_is_given_up_is_given_up_on_the_lane_that_is_held() -> None:
     hubs = Hubs()
-    hubs.now.lost = True
-    hubs.lane.stop()
-    with pytest.raises(HubLost):
-        hubs.step()
-    assert len(hubs.left) == 8
+    hubs.post()
+    hubs.lane.give_up()
+    assert hubs.now.given_up == 1
 
 
 # --- what is begun, given up and told ---------------------------------------------------------------------------------
@@ -387,15 +398,6 @@ def test_lost_lane_is_not_settled_again() -> None:
     settled = first.settled
     hubs.lane.settle()
     assert first.settled == settled and truncated(hubs.lane.wait(None)) == [0, 1, 2]
-
-
-def test_stopped_lane_tries_its_lost_hub_once() -> None:
-    hubs = Hubs()
-    hubs.now.lost = True
-    hubs.lane.stop()
-    with pytest.raises(HubLost, match="hub 0 is lost"):
-        hubs.step()
-    assert hubs.now.tries == 1 and hubs.losses == []
 
 
 def test_last_loss_is_the_one_that_is_raised() -> None:

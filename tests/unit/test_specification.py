@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import zmq
-from envhub_client.connection import connection
+from envhub_client.connection import zeromq_transport
 from envhub_client.tools.conformance import client_cases, scripted_hub
 from envhub_server.config import HubConfig, Limits, Timing
 from envhub_server.hub import hub
@@ -406,7 +406,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, connection, prelude.FRAME_BYTES_MAX))
+    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, zeromq_transport, prelude.FRAME_BYTES_MAX))
     for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:

@@ -1,4 +1,4 @@
-"""The arguments of constructors, of ``reset``, checked with Gymnasium's texts, and of ``send``."""
+"""The arguments of constructors, of ``reset``, checked with Gymnasium's texts, of ``step`` and of ``send``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from multiprocessing import get_all_start_methods
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space
+
+from envhub.errors import SpaceMismatch
+from envhub.values import spaces
+from envhub.values.misfit import misfit
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
@@ -78,6 +84,19 @@ def checked_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
     if rows.min() < 0 or rows.max() >= num_envs or len(np.unique(rows)) < len(rows):
         raise ValueError(f"env_ids must be different numbers from 0 to {num_envs - 1}, got {env_ids!r}")
     return rows.astype(np.int64)
+
+
+def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
+    """The leaves of a batch of this many actions of a space.
+
+    Raises:
+        SpaceMismatch: they do not nest as the space does.
+    """
+    try:
+        return spaces.flatten(space, actions)
+    except (LookupError, TypeError, ValueError) as error:
+        why = misfit(batch_space(space, count), actions, "actions") or error
+        raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
 
 
 def check_start_method(name: str | None) -> None:

@@ -21,6 +21,7 @@ from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import ModeName, ObservationMode, SessionOptions
+from envhub_client.session.session import Session
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -95,7 +96,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
             TypeError, ValueError: no such option.
             ValueError: there is no such ``context``, ``worker`` is a function, ``max_concurrency`` no positive integer
                 or given besides ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
-            Exception: as for ``HubVectorEnv``.
+            Exception: as for ``envhub.make_vec``.
         """
         if isinstance(worker, str) and not all(worker.partition(":")):
             raise ValueError(f"worker={worker!r} is no name of a class, which is written 'module:Class'")
@@ -136,7 +137,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
             hosting=hosting_options,
         )
         make = make_of_factories(factories, worker)
-        super().__init__(None, make, options)
+        super().__init__(Session(type(self).__name__, None, make, options))
         if shared_memory and not _is_gymnasiums(self.single_observation_space):
             self.close(terminate=True)
             raise ValueError(

@@ -10,7 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from envhub.registration import REMOTE
-from envhub_client.session.session import own_spec
+from envhub_client.session.specs import own_spec
 
 
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:

@@ -7,52 +7,38 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, logger
+from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import (
-    EnvTimeout,
-    Forked,
-    HubTimeout,
-    RemoteProtocolError,
-    RequestRefused,
-    RestartsExhausted,
-    SpaceMismatch,
-    WorkerDied,
-)
-from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, pack_rows, unpack_rows
-from envhub.secret import Secret
+from envhub.errors import ConnectionInUse, Forked, HubTimeout, SpaceMismatch
+from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
-from envhub.values.misfit import misfit
-from envhub.vector_errors import SessionBusy
-from envhub_client.batch import Batch
-from envhub_client.deadline import Deadline
-from envhub_client.envs.arguments import checked_env_ids, options_of, seeds_of, split_mask
+from envhub.vector_errors import NothingPending, SessionBusy
+from envhub_client.envs.arguments import checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
+from envhub_client.envs.batch_reader import BatchReader, PartReturn
+from envhub_client.envs.callable_vector_env import CallableVectorEnv
 from envhub_client.envs.exclusive import exclusive
-from envhub_client.frames import hiding_frames
+from envhub_client.envs.origin import Origin
+from envhub_client.envs.rendering import Rendering
+from envhub_client.envs.step_observer import StepObserver, StepReturn
 from envhub_client.observer import Seen, seen
-from envhub_client.results.observations import Observations
-from envhub_client.results.rendered import NOT_RESET, Frames
-from envhub_client.results.rewards import Rewards
-from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Session, Sizing
+from envhub_client.session.base import VectorSession
+from envhub_client.session.description import Sizing
 
-StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
-PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
+# After these a reset or step that was begun can still be waited for, or none was.
+_STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
-class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
     """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
@@ -65,66 +51,57 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             unless this program has registered the same, and has registered or given all arguments.
     """
 
-    _session: Session
+    env_spec: EnvSpec | None
+    _observers: tuple[StepObserver, ...] = ()
 
-    def __init__(
-        self,
-        address: str | Secret[str] | None,
-        make: Make | Attach,
-        options: SessionOptions,
-        timeout: float | None = None,
-    ) -> None:
-        """Make a session and wait until its envs are built, or take one over; arguments and errors as ``Session``."""
-        self._session = Session(type(self).__name__, address, make, options, timeout)
+    def __init__(self, session: VectorSession, origin: Origin | None = None) -> None:
+        """Use the envs of this session, which the vector env closes; ``origin`` says what the program asked for.
+
+        Raises:
+            ValueError, TypeError: its spaces cannot be batched as its observation mode says; the session is closed.
+        """
+        self._session = session
         try:
-            self._adopt(self._session)
+            self._describe()
+            if origin is not None:
+                self.env_spec = self.env_spec or origin.spec
+                self.spec = origin.vector_spec(session.description, trusts_hub=session.values.allow_pickle)
         except BaseException:
-            self._session.close(terminate=True, finish=lambda: False)
+            session.close(terminate=True, finish=lambda: False)
             raise
 
-    def _adopt(self, session: Session) -> None:
-        self.num_envs = session.num_envs
-        self.autoreset_mode = session.options.autoreset_mode
-        self.metadata = {**session.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = session.render_mode
-        self.env_spec, self.named = session.env_spec, session.named
-        self.single_action_space = session.action_space
+    def _describe(self) -> None:
+        session, description = self._session, self._session.description
+        self.num_envs = description.num_envs
+        self.autoreset_mode = description.autoreset_mode
+        self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = description.render_mode
+        self.env_spec = description.env_spec
+        self.named = description.named
+        self.single_action_space = description.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)
-        self._frames = Frames(self.num_envs, self.render_mode)
-        space, same_step = session.observation_spaces[0], self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._observations = Observations(space, self.num_envs, session.allow_pickle, same_step)
-        self._rewards = Rewards()
-        mode = session.options.observation_mode
+        self._action_leaves = description.action_leaves
+        self._reader = BatchReader(session)
+        self._rendering = Rendering(self.num_envs, self.render_mode, session.options.faults)
+        space, mode = description.observation_spaces[0], description.observation_mode
         self.single_observation_space = space
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
             spaces.check_equivalent(self.single_observation_space, space, "different")
         elif mode == "different":
-            self.observation_space = batch_differing_spaces(session.observation_spaces)
+            self.observation_space = batch_differing_spaces(description.observation_spaces)
         else:
             self.observation_space = batch_space(space, self.num_envs)
-
-    def adopt_spec(self, spec: EnvSpec | None, arguments: dict[str, Any]) -> None:
-        """Say in ``spec`` what was made, as ``gymnasium.make_vec`` does, by the env's spec, else by the one given."""
-        self.env_spec = self.env_spec or spec
-        if self.env_spec is None:
-            return
-        self.spec = copy.deepcopy(self.env_spec)
-        if spec is not None and not self._session.allow_pickle:  # what is run is this program's choice, not the hub's
-            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
-                setattr(self.spec, name, copy.deepcopy(getattr(spec, name)))
-        mode = "vector_entry_point" if self._session.vector else "async"
-        self.spec.kwargs = {**arguments, "num_envs": self.num_envs, "vectorization_mode": mode}
 
     @property
     def closed(self) -> bool:
         """Whether the session is over, or left to another process by ``detach``."""
-        return self._session.closed
+        return self._session.pending.closed
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        self._session.closed = closed
+        self._session.pending.closed = closed
 
     @property
     def address(self) -> str | None:
@@ -152,7 +129,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def vector(self) -> bool:
         """Whether the envs of each worker are one vector env, whose rows step together."""
-        return self._session.vector
+        return self._session.description.vector
 
     @property
     def compression(self) -> str:
@@ -162,17 +139,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def represented(self) -> dict[str, str]:
         """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
-        return dict(self._observations.represented)
-
-    @property
-    def single_reward_space(self) -> Space[Any] | None:
-        """The ``reward_space`` of the first env, as envs with several objectives have it.
-
-        It is None where the env has none, for ``vector=True``, and for a hub that cannot tell. Errors as for
-        ``call_some``.
-        """
-        can_tell = self._session.speaks(1) and not self.vector
-        return self.get_attr("reward_space", [0])[0] if can_tell and self.has_attr("reward_space", [0])[0] else None
+        return dict(self._reader.observations.represented)
 
     @property
     def reward_shape(self) -> tuple[int, ...]:
@@ -189,18 +156,8 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             ValueError: the envs' reward space has axes. So does each step whose rewards have axes, from now on.
             Exception: as for ``call_some``.
         """
-        self._rewards.refused_for = who
-        self._rewards.check(self.reward_shape)
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Every env's ``np_random_seed``."""
-        return self.get_attr("np_random_seed")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Copies of every env's random generator."""
-        return self.get_attr("np_random")
+        self._reader.rewards.refused_for = who
+        self._reader.rewards.check(self.reward_shape)
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
@@ -226,7 +183,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.reset_async(seed, options)
             return self.reset_wait()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
@@ -263,20 +220,36 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         else:
             mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
             reset = Reset(seeds, mask, self._options(passed_on))
+        self._last_reset = reset
         self._session.begin_reset(reset, resets_all)
 
     def _options(self, options: dict[str, Any] | None) -> bytes:
-        return b"" if options is None else self._session.encode(options)
+        return b"" if options is None else self._session.values.encode(options)
 
     @exclusive
-    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset_wait(self, timeout: float | None = None, *, by_env: bool = False) -> tuple[Any, dict[Any, Any]]:
         """Wait for the reset begun by ``reset_async``.
+
+        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout)
+        try:
+            result = self._session.pending.wait(AsyncState.WAITING_RESET, self._reader.reset, self, timeout, by_env)
+            for observer in self._observers:
+                observer.reset_ended(self, self._last_reset, result[0])
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        return result
+
+    def _break_off(self, error: BaseException) -> None:
+        """Tell the observers that what was begun ended by this error, unless it can be waited for again."""
+        if not isinstance(error, _STILL_PENDING):
+            for observer in self._observers:
+                observer.broken_off(error)
 
     @exclusive
     def reset_each(
@@ -289,19 +262,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         try:
             self.reset_async(seed, options, masked=masked, env_ids=env_ids)
-            return self._session.wait(AsyncState.WAITING_RESET, self._reset_result, None, True)
+            return self.reset_wait(by_env=True)
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
-
-    def _reset_result(self, timeout: float | None, by_env: bool = False) -> tuple[Any, Any]:
-        batch = self._session.lane.wait(timeout)
-        infos = self._infos(batch, by_env)
-        return self._observations.batch(batch.observations), infos
-
-    def _infos(self, batch: Batch, by_env: bool) -> dict[Any, Any]:
-        infos = self._observations.take(batch)
-        return infos.by_env() if by_env else infos.batched(self)
 
     # --- step ---------------------------------------------------------------------------------------------------------
 
@@ -329,7 +293,7 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
@@ -340,30 +304,33 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        self._session.check_free("step_async")
-        parts = [actions] if self._flat_actions else self._parts(actions, self.num_envs)
         session = self._session
-        codes, arrays, elements = pack(parts, session.action_leaves, self.num_envs)
+        session.check_free("step_async")
+        parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
+        codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
-        session.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
-
-    def _parts(self, actions: Any, count: int) -> list[Any]:
-        """The leaves of the actions of so many envs."""
-        try:
-            return spaces.flatten(self.single_action_space, actions)
-        except (LookupError, TypeError, ValueError) as error:
-            why = misfit(batch_space(self.single_action_space, count), actions, "actions") or error
-            raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
+        session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+        for observer in self._observers:
+            observer.step_begun(actions)
 
     @exclusive
-    def step_wait(self, timeout: float | None = None) -> StepReturn:
+    def step_wait(self, timeout: float | None = None, *, by_env: bool = False) -> StepReturn:
         """Wait for the step begun by ``step_async``.
+
+        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        return self._session.wait(AsyncState.WAITING_STEP, self._step_result, timeout)
+        try:
+            result = self._session.pending.wait(AsyncState.WAITING_STEP, self._reader.step, self, timeout, by_env)
+            for observer in self._observers:
+                observer.step_ended(self, result)
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        return result
 
     @exclusive
     def step_wait_each(self) -> StepReturn:
@@ -372,15 +339,17 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Interrupted, the step is not to be waited for again: the next request drops its result.
         """
         try:
-            return self._session.wait(AsyncState.WAITING_STEP, self._step_result, None, True)
+            return self.step_wait(by_env=True)
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
 
     @exclusive
     def drop_pending(self) -> None:
         """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
-        self._session.drop_pending()
+        for observer in self._observers:
+            observer.broken_off(None)
+        self._session.pending.drop()
 
     @exclusive
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
@@ -389,25 +358,23 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             self.step_async(actions)
             return self.step_wait_each()
         except BaseException as error:
-            self._session.forget_pending(error)
+            self._session.pending.forget(error)
             raise
-
-    def _step_result(self, timeout: float | None, by_env: bool = False) -> StepReturn:
-        arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
-        assert rewards is not None and terminations is not None and truncations is not None
-        has_infos = rows or groups or self._observations.loose  # mostly no env has any
-        found = self._observations.take(batch) if has_infos else None
-        if found is not None or self._rewards.shape:
-            rewards = self._rewards.of(rewards, found)
-        infos: dict[Any, Any] = {} if found is None else found.by_env() if by_env else found.batched(self)
-        observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
-        return observations, rewards, terminations, truncations, infos
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
     def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
-        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
+        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``.
+
+        Raises:
+            ValueError: the envs are recorded.
+        """
+        self._check_parts()
         self.reset_async(seed, options)
+
+    def _check_parts(self) -> None:
+        for observer in self._observers:
+            observer.check_parts()
 
     @exclusive
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -420,17 +387,16 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             env_ids: different numbers of envs; None is every env.
 
         Raises:
-            ValueError: an env is under way, or is none of these; no env has moved.
+            ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
             SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
+        self._check_parts()
         self._session.check_free("send", among_others=True)
-        if self._session.connection.protocol.pending is Op.RECEIVE:
-            text = "Calling `send` after a `recv` that timed out, which is to be called again first."
-            raise SessionBusy(text, "recv")
         rows = checked_env_ids(env_ids, self.num_envs)
-        codes, arrays, elements = pack(self._parts(actions, len(rows)), self._session.action_leaves, len(rows))
+        parts = parts_of_actions(self.single_action_space, actions, len(rows))
+        codes, arrays, elements = pack(parts, self._action_leaves, len(rows))
         if elements:
             raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
@@ -463,265 +429,30 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._recv(min_envs, timeout, by_env=True)
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
-        if self._session.state is AsyncState.WAITING_RESET:
-            observations, infos = self._session.wait(AsyncState.WAITING_RESET, self._reset_result, timeout, by_env)
-            observations = observations if self._session.options.copy else copy.deepcopy(observations)
+        session = self._session
+        if session.pending.state is AsyncState.WAITING_RESET:
+            observations, infos = self.reset_wait(timeout, by_env=by_env)
+            observations = observations if session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
-        self._session.check_free("recv", among_others=True)
-        lane = self._session.lane
-        self._session.check_received()
+        session.check_free("recv", among_others=True)
+        session.check_received()
         min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
-        outstanding = lane.outstanding
-        batch = lane.wait_rows(min(min_envs or outstanding, outstanding), timeout)
-        arrays, rewards, terminations, truncations, _, _, env_ids = batch
-        assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
-        found = self._observations.take(batch)
-        rewards = self._rewards.of(rewards, found, env_ids.tolist())
-        infos = found.by_env() if by_env else found.batched_of(env_ids)
-        observations = self._observations.batch(arrays, env_ids.tolist())
-        lane.taken(env_ids)
-        return observations, rewards, terminations, truncations, infos, env_ids
+        outstanding = session.lane.outstanding
+        return self._reader.rows(min(min_envs or outstanding, outstanding), timeout, by_env)
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))
-        return pack_rows((row, self._session.encode(list(parts))) for row, parts in rows)
-
-    # --- calls --------------------------------------------------------------------------------------------------------
-
-    @exclusive
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute; one result per env, in order.
-
-        Raises:
-            AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
-            ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
-            RequestRefused: the name begins with an underscore, and the hub is not private.
-            EncodeError: an argument cannot be sent to a hub on the network.
-        """
-        try:
-            self.call_async(name, *args, **kwargs)
-            return self.call_wait()
-        except BaseException as error:
-            self._session.forget_pending(error)
-            raise
-
-    @exclusive
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Begin a call.
-
-        Raises:
-            SessionBusy: another request is pending.
-            SessionClosed: after ``close``.
-        """
-        self._check_call("call_async", name)
-        call = self._call_of(name, args, kwargs)
-        self._session.begin_call(call)
-        self._pending_call = call
-
-    def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
-        """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
-        arguments = self._session.encode([list(args), kwargs])
-        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
-
-    @exclusive
-    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the call begun by ``call_async``.
-
-        Raises:
-            HubTimeout: not done within ``timeout`` seconds; wait again.
-            NothingPending: no call was begun.
-        """
-        wanted, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
-        try:
-            results = self._results(self._session.wait_call(timeout), wanted)
-        except (WorkerDied, EnvTimeout) as error:
-            call = self._rendering_again(error, self._pending_call)
-        else:
-            if not self._lacks_a_frame(results, self._pending_call):
-                return self._completed(results, self._pending_call, wanted)
-            call = replace(self._pending_call, reset_first=True)
-        self._session.begin_call(call)
-        self._pending_call = call
-        return self.call_wait(None if deadline is None else deadline.left_s())
-
-    @exclusive
-    def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
-
-        Raises:
-            ValueError: ``env_ids`` are not different numbers of envs.
-            Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
-        """
-        rows = self._checked_rows("call_some", name, env_ids)
-        return self._called_at_once(self._call_of(name, args, kwargs, rows), rows)
-
-    def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
-        """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
-        self._check_call(what, name)
-        if env_ids is None:
-            return []
-        self._session.require(1, "calls of some envs")
-        return [*map(int, checked_env_ids(env_ids, self.num_envs))]
-
-    def _results(self, reply: Reply, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The result of each wanted env, ``NOT_RESET`` where an env was left alone.
-
-        Raises:
-            RemoteProtocolError: the reply does not have one result of each of them.
-            DecodeError: a result cannot be unpickled.
-        """
-        try:
-            if len(reply.frames) == 1:
-                rows: Sequence[tuple[int, Any]] = unpack_rows(reply.frames[0], self.num_envs)
-            else:
-                rows = [*zip(sorted(wanted), reply.frames, strict=True)]
-            if [row for row, _ in rows] != sorted(wanted):
-                raise ValueError(f"results of envs {[row for row, _ in rows]}")
-        except ValueError as error:
-            raise RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        results = {row: self._session.decode(blob) if blob else NOT_RESET for row, blob in rows}
-        return tuple(results[row] for row in wanted)
-
-    @exclusive
-    def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
-
-        Raises:
-            AttributeError: the envs have no such attribute.
-            Exception: as for ``call_some``.
-        """
-        rows = self._checked_rows("attr_is_callable", name, env_ids)
-        return self._called_at_once(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
-
-    @exclusive
-    def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
-
-        Errors as for ``call_some``.
-        """
-        rows = self._checked_rows("has_attr", name, env_ids)
-        self._session.require(1, "has_attr")
-        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="exists"), rows)
-
-    @exclusive
-    def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether a wrapper of every env, or of each of these, is of this class or extends it.
-
-        ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
-
-        Raises:
-            TypeError: ``wrapper`` is neither.
-            Exception: as for ``call_some``.
-        """
-        if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
-            raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
-        name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
-        self._session.check_free("is_wrapped")
-        self._session.require(1, "is_wrapped")
-        rows = [] if env_ids is None else [*map(int, checked_env_ids(env_ids, self.num_envs))]
-        return self._called_at_once(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
-
-    def _check_call(self, what: str, name: Any) -> None:
-        self._session.check_free(what)
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
-        if name.startswith("_") and not self._session.allow_pickle:
-            raise RequestRefused(
-                f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
-                "and calls no such method; use a public name, or a private hub (hub=None)"
-            )
-
-    def _called_at_once(self, call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The results of these envs, or of all if none is named; errors as for ``_results``, and what an env raised."""
-        wanted = wanted or range(self.num_envs)
-        while True:
-            try:
-                results = self._results(self._session.ask(Op.CALL, call), wanted)
-            except (WorkerDied, EnvTimeout) as error:
-                call = self._rendering_again(error, call)
-                continue
-            if not self._lacks_a_frame(results, call):
-                return self._completed(results, call, wanted)
-            call = replace(call, reset_first=True)
-
-    def _completed(self, results: tuple[Any, ...], call: Call, wanted: Sequence[int]) -> tuple[Any, ...]:
-        """The results of the call; if it renders, a frame for every env."""
-        return self._frames.complete(results, wanted) if call.skip_unreset else results
-
-    def _lacks_a_frame(self, results: tuple[Any, ...], call: Call) -> bool:
-        """Whether the call is to be made once more, with ``reset_first``, to see how large frames are."""
-        return call.skip_unreset and not call.reset_first and self._frames.lacks_one(results)
-
-    def _rendering_again(self, error: WorkerDied | EnvTimeout, call: Call) -> Call:
-        """The call to make after one that ended so: an env that died is made again, and left alone until its reset.
-
-        Raises:
-            WorkerDied, EnvTimeout: the error, where the call does not render, or the session's policy is to raise.
-        """
-        faults = self._session.options.faults
-        policy = faults.on_timeout if isinstance(error, EnvTimeout) else faults.on_crash
-        if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
-            raise error
-        if call.reset_first:
-            self._frames.give_up()
-        return replace(call, reset_first=False)
-
-    @hiding_frames
-    def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
-        """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
-        return self.call(name) if env_ids is None else self.call_some(env_ids, name)
-
-    @exclusive
-    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
-
-        Raises:
-            RequestRefused: the name begins with an underscore, and the hub is not private.
-            ValueError: a list or tuple of another length.
-            Exception: as for ``call_some``.
-        """
-        rows = self._checked_rows("set_attr", name, env_ids)
-        count = len(rows) or self.num_envs
-        if not isinstance(values, (list, tuple)):
-            values = [values]
-        elif len(values) != count:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {count} environments."
-            )
-        encoded = [self._session.encode(value) for value in values]
-        if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
-            encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
-        self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
-
-    @exclusive
-    def render(self, env_ids: Any = None) -> tuple[Any, ...]:
-        """The rendered frame of every env, or of these; the others are not rendered.
-
-        An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
-        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
-        the envs' ``render``.
-
-        Args:
-            env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.
-
-        Raises:
-            WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
-            Exception: as for ``call_some``.
-        """
-        rows = self._checked_rows("render", "render", env_ids)
-        return self._called_at_once(self._call_of("render", (), {}, rows), rows)
+        return pack_rows((row, self._session.values.encode(list(parts))) for row, parts in rows)
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     @property
     def token(self) -> str:
         """The key to this session, with which ``Client.attach`` takes it over or observes it. Keep it as a password."""
-        return self._session.connection.protocol.token.hex()
+        return self._session.token
 
     @exclusive
     def detach(self) -> str:
@@ -736,7 +467,12 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             SessionClosed: after ``close``.
         """
         self._session.detach()
+        self._close_observers()
         return self.token
+
+    def _close_observers(self) -> None:
+        for observer in self._observers:
+            observer.close()
 
     @exclusive
     def observe(self) -> Seen:
@@ -745,11 +481,10 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             SessionLost: the session has ended, or was taken over.
         """
-        session = self._session
-        session.check_free("observe")
-        request = Observe(session.connection.protocol.token, described=True)
-        return seen(session.ask(Op.OBSERVE, request), self._observations)
+        self._session.check_free("observe")
+        return seen(self._session.observe(), self._reader.observations)
 
+    @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
 
@@ -762,10 +497,13 @@ class HubVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
-        self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+        try:
+            self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+        finally:
+            self._close_observers()
 
     def _finish_pending(self, timeout: float | None) -> bool:
-        name = self._session.state.value
+        name = self._session.pending.state.value
         logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
         try:
             getattr(self, f"{name}_wait")(timeout)

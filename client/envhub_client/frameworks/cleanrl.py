@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from envhub_client.envs.arguments import seeds_of
-from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
+from envhub_client.envs.step_observer import StepReturn
+from envhub_client.envs.vector_env import HubVectorEnv, Options
 
 _OLD_NAMES = {"final_obs": "final_observation"}
 

@@ -17,7 +17,8 @@ from minari.data_collector import EpisodeBuffer
 from envhub.values.spaces import assemble, flatten
 from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.recoverable import environment
-from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
+from envhub_client.envs.step_observer import StepReturn
+from envhub_client.envs.vector_env import HubVectorEnv, Options
 
 
 def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_id: str, **kwargs: Any) -> Recorder:

@@ -1,51 +1,28 @@
-"""A vector env for tianshou's collectors, its high-level factory, and what leaves out what a crash cut short."""
+"""A vector env for tianshou's collectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import create_empty_array, iterate
-from tianshou.data import AsyncCollector as TianshouAsyncCollector
-from tianshou.data import CollectStats, VectorReplayBuffer
-from tianshou.env import BaseVectorEnv, VectorEnvWrapper
-from tianshou.highlevel.env import EnvFactory, EnvMode, VectorEnvType
+from tianshou.env import BaseVectorEnv
 from typing_extensions import Unpack
 
 from envhub.env_failure import EnvFailure
-from envhub.errors import HubTimeout
 from envhub.values.spaces import Anything, SpacesDiffer
-from envhub.vector_errors import NothingPending, SessionBusy
-from envhub_client.deadline import Deadline
+from envhub.vector_errors import NothingPending
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks import composed_actions
 from envhub_client.frameworks.attributes import attributes, call
 from envhub_client.frameworks.by_value import by_value
 from envhub_client.frameworks.decided_options import refuse_decided
-from envhub_client.make import EnvLike, make, make_vec
+from envhub_client.frameworks.tianshou_steps import Ids, Part, PartialSteps, stacked
+from envhub_client.make import EnvLike, make_vec
 from envhub_client.option_keywords import MakeKeywords
 
 StepReturn = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-Ids = int | Sequence[int] | np.ndarray | None
-
-INVALID = "invalid_transition"  # in the info of a step that is none of the env's
-DRAWS_MAX = 100
-
-
-class _Part(NamedTuple):
-    """Results of some envs, with the infos by env."""
-
-    observations: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    infos: dict[int, dict[str, Any]]
-    rows: np.ndarray
 
 
 def _made(env_fns: EnvLike, num_envs: int, **options: Any) -> HubVectorEnv:
@@ -132,18 +109,23 @@ class TianshouVectorEnv(BaseVectorEnv):
         self.env_num = count
         self.wait_num = wait_num or count
         self.timeout = timeout
-        self.waiting_id: list[int] = []
-        self.ready_id = list(range(count))
         self.failures: dict[int, EnvFailure] = {}
         self._all = np.arange(count)
         self._all_ids = list(range(count))
-        self._steps_parts = not isinstance(self.envs.single_action_space, Anything)
+        self._has_parts = not isinstance(self.envs.single_action_space, Anything)
         self._flat_actions = not composed_actions.is_composed(self.envs.single_action_space)
         self._space_seeds: list[int | None] = [None] * count
-        self._sent: Any = None  # the last actions that were sent by parts
-        self._held: list[_Part] = []  # results that came while other envs were waited for
-        self._ended = np.zeros(count, bool)  # envs whose episode has ended since their last reset
-        self._interrupted = False  # by Ctrl-C, in a step whose results nobody asks for again
+        self._steps = PartialSteps(self.envs, self.wait_num, timeout, self.is_async)
+
+    @property
+    def waiting_id(self) -> list[int]:
+        """The envs that are stepping, or whose results have not been returned."""
+        return self._steps.waiting
+
+    @property
+    def ready_id(self) -> list[int]:
+        """The others."""
+        return self._steps.ready
 
     # --- attributes ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +190,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         ids = self._wrap_id(id)
         if self.is_async:
             self._assert_id(ids)
-            self._receive_all()
+            self._steps.receive_all()
         return self._rows(ids)
 
     def _rows(self, ids: Any) -> list[int]:
@@ -238,54 +220,22 @@ class TianshouVectorEnv(BaseVectorEnv):
         rows = self._rows(ids)
         if not rows:
             raise ValueError("reset needs the number of an env")
-        by_step = seed is None and options is None and self._steps_parts and self._ended[rows].all()
-        if by_step and (self._under_way() or self.envs.lane == "shared"):
-            with _Draining(self):
-                observations, by_env = self._reset_by_step(rows)
+        by_step = seed is None and options is None and self._has_parts and self._steps.ended[rows].all()
+        if by_step and (self._steps.under_way or self.envs.lane == "shared"):
+            observations, by_env = self._steps.reset(rows)
         else:
-            self._receive_all()
+            self._steps.receive_all()
             seeds = None if seed is None else [seed] * self.env_num
             unique = sorted(set(rows))
             observations, by_env = self.envs.reset_each(seeds, options, env_ids=unique)
-            stacked = self._stacked(observations)
-            observations = stacked if rows == self._all_ids else self._stacked(stacked[rows])
-        self._ended[rows] = False
+            batch = stacked(self.envs, observations)
+            observations = batch if rows == self._all_ids else stacked(self.envs, batch[rows])
+        self._steps.ended[rows] = False
         for row, info in by_env.items():
             self._take_failure(row, info)
         infos = np.empty(len(rows), object)
         infos[:] = [by_env.get(row, {}) for row in rows]
         return observations, infos
-
-    def _reset_by_step(self, rows: list[int]) -> tuple[np.ndarray, dict[int, dict[str, Any]]]:
-        """Reset envs that have ended, as a step of theirs does, and hold what other envs return meanwhile.
-
-        Unlike a reset proper it does not wait for all envs under way, and on the shared lane does not go by the hub.
-        """
-        observations: dict[int, Any] = {}
-        infos: dict[int, dict[str, Any]] = {}
-        # An env whose worker takes its time to come back is truncated once more.
-        while asked := [row for row in dict.fromkeys(rows) if row not in observations or INVALID in infos[row]]:
-            self._send(self._ignored_actions(len(asked)), asked)
-            missing = set(asked)
-            while missing:
-                part = _Part(*self.envs.recv_each(min_envs=1))
-                own = np.isin(part.rows, asked)
-                if not own.all():
-                    self._held.append(self._some_of(part, ~own))
-                each = self._stacked(part.observations)
-                for place in np.flatnonzero(own).tolist():
-                    row = int(part.rows[place])
-                    observations[row], infos[row] = each[place], part.infos.get(row, {})
-                    missing.discard(row)
-        return self._stacked([observations[row] for row in rows]), infos
-
-    def _ignored_actions(self, count: int) -> Any:
-        """Actions for envs whose step is a reset, of the dtype of those under way: by parts there is but one."""
-        if isinstance(self._sent, np.ndarray):
-            return np.repeat(self._sent[:1], count, axis=0)
-        if self._flat_actions and self._sent is not None:
-            return [self._sent[0]] * count
-        return create_empty_array(self.envs.single_action_space, count)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
         """Seed every env, and what is returned as its action space; ``i`` is ``[i, i + 1, ...]``.
@@ -311,7 +261,7 @@ class TianshouVectorEnv(BaseVectorEnv):
                 found[row] = call(self.envs, row, "seed", seeds[row])
         if rest := [row for row in rows if not own[row]]:
             self.envs.reset_each(seeds, None, env_ids=rest)
-            self._ended[rest] = False
+            self._steps.ended[rest] = False
         self._space_seeds = seeds
         return found
 
@@ -344,24 +294,20 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert len(action) == len(ids)
         actions = self._batched(action)
         if ids is self._all_ids or (len(ids) == self.env_num and np.array_equal(ids, self._all)):
-            self._ended.fill(False)  # and so it stays if the step raises
+            ended = self._steps.ended
+            ended.fill(False)  # and so it stays if the step raises
             observations, *results, by_env = self.envs.step_each(actions)
-            np.logical_or(results[1], results[2], out=self._ended)
-            return self._returned(ids, self._stacked(observations), results, by_env)
+            np.logical_or(results[1], results[2], out=ended)
+            return self._returned(ids, stacked(self.envs, observations), results, by_env)
         rows = self._rows(ids)
-        self._ended[rows] = False
-        with _Draining(self):
-            self.envs.send(actions, rows)
-            part = _Part(*self.envs.recv_each())
-        return self._in_order(part, ids, rows)
+        return self._in_order(self._steps.step(actions, rows), ids, rows)
 
-    def _in_order(self, part: _Part, ids: Any, rows: list[int]) -> StepReturn:
+    def _in_order(self, part: Part, ids: Any, rows: list[int]) -> StepReturn:
         """The results of these envs in the order in which they were named; the hub's ascends."""
         places = np.searchsorted(part.rows, rows)
         arrays = (part.rewards, part.terminations, part.truncations)
         results = [array[places] for array in arrays]
-        self._ended[part.rows] = part.terminations | part.truncations
-        observations = self._stacked(self._stacked(part.observations)[places])
+        observations = stacked(self.envs, stacked(self.envs, part.observations)[places])
         return self._returned(ids, observations, results, part.infos)
 
     def _returned(
@@ -394,99 +340,19 @@ class TianshouVectorEnv(BaseVectorEnv):
             return action
         return composed_actions.batched(self.envs.single_action_space, action)
 
-    # --- observations -------------------------------------------------------------------------------------------------
-
-    def _stacked(self, observations: Any) -> np.ndarray:
-        """Observations in an array, of objects where tianshou has objects."""
-        if isinstance(observations, np.ndarray) and observations.dtype != object:
-            return observations
-        if isinstance(self.envs.single_observation_space, (Dict, Tuple)) and isinstance(observations, (dict, tuple)):
-            observations = iterate(self.envs.observation_space, observations)
-        each = list(observations)
-        if isinstance(each[0], tuple):
-            raise TypeError("Tuple observation space is not supported. ", "Please change it to array or dict space")
-        try:
-            return np.stack(each)
-        except ValueError:  # of several shapes
-            stacked = np.empty(len(each), object)
-            stacked[:] = each
-            return stacked
-
-    # --- steps of some envs while others are under way ----------------------------------------------------------------
-
     def _step_among_others(self, action: Any, id: Ids, ids: Any) -> StepReturn:
         named: set[int] = set()
         if action is not None:
             self._assert_id(ids)
             assert len(action) == len(ids)
-            rows = self._rows(ids)
-            self._send(self._batched(action), rows)
-            self.waiting_id.extend(rows)
-            self.ready_id = [row for row in self.ready_id if row not in set(rows)]
+            self._steps.begin(self._batched(action), self._rows(ids))
         elif not self.waiting_id:
             raise NothingPending("Calling `step` without an action while no env is stepping.", "step")
         elif id is not None:
             named = set(self._rows(ids))
-        with _Draining(self):
-            self._receive(named)
-        parts, self._held = self._held, []
-        done = np.concatenate([part.rows for part in parts])
-        results = [np.concatenate([part[field] for part in parts]) for field in (1, 2, 3)]
-        by_env = {row: info for part in parts for row, info in part.infos.items()}
-        stacked = [self._stacked(part.observations) for part in parts]
-        observations = stacked[0] if len(stacked) == 1 else self._stacked([each for part in stacked for each in part])
-        self._ended[done] = results[1] | results[2]
-        returned = done.tolist()
-        self.waiting_id = [row for row in self.waiting_id if row not in set(returned)]
-        self.ready_id.extend(returned)
-        return self._returned(returned, observations, results, by_env)
-
-    def _send(self, actions: Any, rows: list[int]) -> None:
-        self._sent = actions
-        while True:
-            try:
-                self.envs.send(actions, rows)
-                return
-            except SessionBusy:  # over the network, a wait that timed out has to end first
-                if not self._under_way():
-                    raise
-            with _Draining(self):
-                self._hold(None)
-
-    def _under_way(self) -> int:
-        """How many envs are under way in the hub."""
-        return len(self.waiting_id) - sum(len(part.rows) for part in self._held)
-
-    def _receive(self, named: set[int]) -> None:
-        """Hold the results of as many envs as a step waits for, and of all that are named."""
-        deadline = None if self.timeout is None or named else Deadline(self.timeout)
-        wanted = min(self.wait_num, len(self.waiting_id))
-        named = named & set(self.waiting_id)
-        while self._under_way():
-            held = {row for part in self._held for row in part.rows.tolist()}
-            if named <= held and (named or len(held) >= wanted):
-                return
-            try:
-                self._hold(None if deadline is None else deadline.left_s(), 1 if named else wanted - len(held))
-            except HubTimeout:
-                if self._held:
-                    return
-                self._hold(None)
-
-    def _hold(self, timeout: float | None, min_envs: int = 1) -> None:
-        self._held.append(_Part(*self.envs.recv_each(min_envs, timeout)))
-
-    def _receive_all(self) -> None:
-        """Hold the results of all envs under way: nothing but steps is possible before."""
-        if left := self._under_way():
-            with _Draining(self):
-                self._hold(None, left)
-
-    def _some_of(self, part: _Part, mask: np.ndarray) -> _Part:
-        rows = part.rows[mask]
-        infos = {row: info for row, info in part.infos.items() if row in set(rows.tolist())}
-        observations = self._stacked(part.observations)[mask]
-        return _Part(observations, part.rewards[mask], part.terminations[mask], part.truncations[mask], infos, rows)
+        part = self._steps.receive(named)
+        results = part.rewards, part.terminations, part.truncations
+        return self._returned(part.rows.tolist(), part.observations, results, part.infos)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -505,22 +371,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
     def _assert_is_not_closed(self) -> None:
         super()._assert_is_not_closed()
-        if self._interrupted:
-            self._drop_under_way()
-            self._interrupted = False
-
-    def _drop_under_way(self) -> None:
-        """Wait until no env is under way; results that have not reached the caller are dropped."""
-        self._held, self.waiting_id, self.ready_id = [], [], list(self._all_ids)
-        self._ended.fill(False)
-        while True:
-            try:
-                self.envs.recv()
-            except NothingPending:
-                return
-            except Exception:  # of another env, or the session is over
-                if self.envs.closed:
-                    return
+        self._steps.settle()
 
     def close(self) -> None:
         """End the session.
@@ -531,191 +382,3 @@ class TianshouVectorEnv(BaseVectorEnv):
         super()._assert_is_not_closed()
         self.envs.close()
         self.is_closed = True
-
-
-class _Draining:
-    """If the block raises, nothing is under way after it; results that have not reached the caller are dropped.
-
-    After Ctrl-C the next method does that, so that Ctrl-C does not wait for envs; only if ``is_async`` are they still
-    under way, and a step without an action returns their results.
-    """
-
-    def __init__(self, owner: TianshouVectorEnv) -> None:
-        self._owner = owner
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None:
-            return
-        if issubclass(kind, Exception):
-            self._owner._drop_under_way()
-        else:
-            self._owner._interrupted = not self._owner.is_async
-
-
-# --- what a crash cut short -------------------------------------------------------------------------------------------
-
-
-def _was_cut(infos: Any) -> bool:
-    """Whether the last of these infos, a ``Batch`` of an episode, is that of an episode cut short."""
-    invalid = infos.get(INVALID)
-    return invalid is not None and bool(invalid[-1])
-
-
-@dataclass(kw_only=True)
-class WholeEpisodeStats(CollectStats):
-    """``Collector(..., collect_stats_class=WholeEpisodeStats)`` leaves out episodes that a worker's end cut short.
-
-    They are in none of ``returns``, ``lens`` and ``n_collected_episodes``, unless a collection has no whole episode:
-    tianshou's trainers need a result of each test. For ``collect(n_episode=...)`` a cut episode is one of them.
-
-    Attributes:
-        n_cut_episodes: how many were cut.
-        cut_returns, cut_lens: of those that were left out.
-    """
-
-    n_cut_episodes: int = 0
-    cut_returns: np.ndarray = field(default_factory=lambda: np.array([], dtype=float))
-    cut_lens: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))
-
-    def update_at_episode_done(
-        self, episode_batch: Any, episode_return: float, refresh_sequence_stats: bool = False
-    ) -> None:
-        """Count an episode."""
-        if not _was_cut(episode_batch.info):
-            super().update_at_episode_done(episode_batch, episode_return, refresh_sequence_stats)
-            return
-        self.n_cut_episodes += 1
-        self.cut_returns = np.append(self.cut_returns, episode_return)
-        self.cut_lens = np.append(self.cut_lens, len(episode_batch))
-
-    def refresh_all_sequence_stats(self) -> None:
-        """Sum up at the end of a collection."""
-        if self.n_cut_episodes and not self.n_collected_episodes:
-            self.returns, self.lens = self.cut_returns, self.cut_lens
-            self.n_collected_episodes: int = self.n_cut_episodes
-        super().refresh_all_sequence_stats()
-
-
-class _Watched(VectorEnvWrapper):
-    """Notes of each episode that ends whether it was cut short."""
-
-    def __init__(self, venv: Any) -> None:
-        super().__init__(venv)
-        self.cut: list[bool] = []
-
-    @property
-    def waiting_id(self) -> list[int]:
-        waiting: list[int] = self.venv.waiting_id
-        return waiting
-
-    def step(self, action: Any, id: Ids = None) -> Any:
-        result = self.venv.step(action, id)
-        self.cut.extend(INVALID in info for info in result[4][result[2] | result[3]])
-        return result
-
-
-class AsyncCollector(TianshouAsyncCollector):
-    """tianshou's ``AsyncCollector``, with ``WholeEpisodeStats``: it takes no ``collect_stats_class`` itself."""
-
-    def __init__(self, policy: Any, env: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(policy, _Watched(env), *args, **kwargs)
-
-    def _collect(self, *args: Any, **kwargs: Any) -> Any:
-        self.env.cut.clear()
-        stats = super()._collect(*args, **kwargs)
-        cut = np.array(self.env.cut, bool)
-        return WholeEpisodeStats(
-            n_collected_episodes=int((~cut).sum()),
-            n_collected_steps=stats.n_collected_steps,
-            returns=stats.returns[~cut],
-            lens=stats.lens[~cut],
-            n_cut_episodes=int(cut.sum()),
-            cut_returns=stats.returns[cut],
-            cut_lens=stats.lens[cut],
-        )
-
-
-class ValidReplayBuffer(VectorReplayBuffer):
-    """A ``VectorReplayBuffer`` that draws no step with which an episode was cut short.
-
-    They stay in it, as the ends of their episodes, and so in what is read as a whole, by ``sample(0)``.
-    """
-
-    def sample_indices(self, batch_size: int | None) -> np.ndarray:
-        """Indices of steps, drawn with replacement; of all steps for 0 or None."""
-        indices: np.ndarray = super().sample_indices(batch_size)
-        invalid = self.info.get(INVALID) if batch_size and batch_size > 0 and len(self) else None
-        if invalid is None:
-            return indices
-        for _ in range(DRAWS_MAX):
-            drawn_invalid = invalid[indices]
-            if not drawn_invalid.any():
-                break
-            indices[drawn_invalid] = super().sample_indices(int(drawn_invalid.sum()))
-        return indices
-
-
-# --- the high-level interface -----------------------------------------------------------------------------------------
-
-
-class HubEnvFactory(EnvFactory):
-    """An ``EnvFactory`` for the experiment builders of ``tianshou.highlevel``: all envs live in a hub.
-
-    Seeds are those of ``EnvFactoryRegistered``, and so are results.
-    """
-
-    def __init__(
-        self,
-        task: str | Callable[[], gymnasium.Env[Any, Any]],
-        *,
-        render_mode_training: str | None = None,
-        render_mode_test: str | None = None,
-        render_mode_watch: str | None = "human",
-        **options: Unpack[MakeKeywords],
-    ) -> None:
-        """Say what is to be made.
-
-        Args:
-            task: an id, or a factory, which takes no render mode.
-            render_mode_training: of the envs to train with.
-            render_mode_test: of the envs to test with.
-            render_mode_watch: of the env to watch; ``"human"`` opens a window where the hub is.
-            **options: keywords of ``envhub.make_vec``, such as ``hub`` and ``num_workers``, and arguments for the env.
-        """
-        super().__init__(VectorEnvType.SUBPROC)  # which is not used: ``create_venv`` is our own
-        self.task = task
-        self.render_modes = {
-            EnvMode.TRAINING: render_mode_training,
-            EnvMode.TEST: render_mode_test,
-            EnvMode.WATCH: render_mode_watch,
-        }
-        self.options = options
-
-    def _options(self, mode: EnvMode) -> dict[str, Any]:
-        render_mode = self.render_modes[mode]
-        return {**self.options, **({"render_mode": render_mode} if render_mode and isinstance(self.task, str) else {})}
-
-    def _create_env(self, mode: EnvMode) -> gymnasium.Env[Any, Any]:
-        options = {name: value for name, value in self._options(mode).items() if name != "num_workers"}
-        with by_value(self.task, "tianshou"):
-            return make(self.task, **options)
-
-    def create_env(self, mode: EnvMode, seed: int | None = None) -> gymnasium.Env[Any, Any]:
-        """One env, reset with the seed if there is one; errors as for ``envhub.make``."""
-        env = self._create_env(mode)
-        if seed is not None:
-            env.reset(seed=seed)
-        return env
-
-    def create_venv(self, num_envs: int, mode: EnvMode, seed: int | None = None) -> TianshouVectorEnv:
-        """A vector env of ``num_envs`` envs, of one to watch; errors as for ``TianshouVectorEnv``."""
-        num_envs = 1 if mode is EnvMode.WATCH else num_envs
-        rng = self._create_rng(seed)
-        for _ in range(num_envs):  # tianshou draws a seed for each factory, which the ones after them replace
-            self._next_seed(rng)
-        envs = TianshouVectorEnv(self.task, num_envs, **self._options(mode))
-        envs.seed([self._next_seed(rng) for _ in range(num_envs)])
-        return envs

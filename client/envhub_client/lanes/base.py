@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch
@@ -16,8 +17,8 @@ class Lane(Protocol):
     """How the envs of a session are stepped. One reset or step of all envs is under way at a time, or steps of some.
 
     What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
-    that has returned returns the same again. Every method but ``taken`` may raise ``HubLost``, and any other
-    ``EnvHubError`` of the session.
+    that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise ``HubLost``, and any
+    other ``EnvHubError`` of the session.
     """
 
     num_envs: int
@@ -29,6 +30,16 @@ class Lane(Protocol):
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+
+    def give_up(self) -> None:
+        """Give up what was begun, if anything was: its results are dropped."""
+
+    def lose(self, loss: HubLost) -> None:
+        """Go on with another hub, since a request other than a reset or step found this one lost.
+
+        Raises:
+            HubLost: there is no other; ``loss`` itself where none is looked for.
+        """
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -60,6 +71,7 @@ class Lane(Protocol):
 
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
+            SessionBusy: a wait for others timed out, and is to be repeated first.
         """
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
@@ -67,3 +79,17 @@ class Lane(Protocol):
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
+
+
+class LaneSource(Protocol):
+    """Where a lane comes from when that of a session has lost its hub."""
+
+    def renew(self, loss: HubLost) -> Lane:
+        """Make the envs again elsewhere, each with a truncation by this loss pending, and return the lane to them.
+
+        Interrupted, it is to be called again; what it has made before is ended.
+
+        Raises:
+            HubLost: there is no hub to go on with.
+            Exception: as at the first making.
+        """

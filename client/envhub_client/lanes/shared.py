@@ -30,6 +30,7 @@ from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.deadline import Deadline, answer_timeout
 from envhub_client.lanes.attach import Attachment
+from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 
 PARK_S = TEND_S  # at a time: a lost connection is reported while a long step goes on
@@ -57,10 +58,18 @@ class SharedLane:
 
     name = "shared"
 
-    def __init__(self, wire: WireLane, connection: Connection, attachment: Attachment, arena: Arena) -> None:
+    def __init__(
+        self,
+        wire: WireLane,
+        connection: Connection,
+        templates: InfoTemplates,
+        attachment: Attachment,
+        arena: Arena,
+    ) -> None:
         self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
+        self._templates = templates
         self._side = attachment.side
         self._bell, *self._bells = attachment.bells
         self._arena = arena
@@ -84,6 +93,14 @@ class SharedLane:
                 self._ring(self._bells)
                 self._await(None)
         return outstanding
+
+    def give_up(self) -> None:
+        """Give up what was begun: ``settle`` waits for the end of a step, and its results are dropped."""
+        self._connection.give_up()
+
+    def lose(self, loss: HubLost) -> NoReturn:
+        """Raise the loss: this lane has one hub."""
+        raise loss
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
@@ -172,7 +189,7 @@ class SharedLane:
                     raise
             rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large, deadline) if large else ())
-            groups = self._wire.templates.read(self._arena.columns(env_ids), deadline)
+            groups = self._templates.read(self._arena.columns(env_ids), deadline)
             return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
 
     def taken(self, env_ids: np.ndarray) -> None:
@@ -206,7 +223,7 @@ class SharedLane:
         rows = self._copied(small)
         if arena.info_form() is None and (left := np.flatnonzero(arena.said_by_channel()).tolist()):
             rows = sorted([*rows, *self._ask_hub(left, deadline)])
-        return rows, self._wire.templates.read(columns, deadline)
+        return rows, self._templates.read(columns, deadline)
 
     def _copied(self, infos: Sequence[tuple[int, memoryview]]) -> list[tuple[int, bytes]]:
         """Copies of these infos; large ones are in memory that the next step uses again, for new memory is slow."""
@@ -290,14 +307,16 @@ class SharedLane:
         raise HubLost(f"the hub at {self._connection.address} has ended this session")
 
 
-def shared_lane(wire: WireLane, connection: Connection, ticket: bytes, actions: Sequence[Leaf]) -> SharedLane | None:
+def shared_lane(
+    wire: WireLane, connection: Connection, templates: InfoTemplates, ticket: bytes, actions: Sequence[Leaf]
+) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where it cannot be had."""
     attachment = Attachment()
     connection.on_close(attachment.close)
     try:
         attachment.open(connection.local_sockets, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
-        return SharedLane(wire, connection, attachment, attachment.arena(layout))
+        return SharedLane(wire, connection, templates, attachment, attachment.arena(layout))
     except (OSError, ValueError) as error:
         log.debug("no shared lane to the hub at %s: %s", connection.address, error)
         attachment.close()

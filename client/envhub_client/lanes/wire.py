@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from envhub.arena.layout import split_results
-from envhub.errors import HubTimeout, RemoteProtocolError, RequestRefused
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
@@ -17,6 +17,7 @@ from envhub.protocol.prelude import Frame
 from envhub.values.compression import decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
+from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
@@ -49,7 +50,13 @@ class WireLane:
     name = "wire"
 
     def __init__(
-        self, connection: Connection, num_envs: int, leaves: Sequence[Leaf], copy: bool, compression: str = ""
+        self,
+        connection: Connection,
+        templates: InfoTemplates,
+        num_envs: int,
+        leaves: Sequence[Leaf],
+        copy: bool,
+        compression: str = "",
     ) -> None:
         self.num_envs = num_envs
         self.leaves = leaves
@@ -63,12 +70,20 @@ class WireLane:
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._inbox = _EMPTY
-        self.templates = InfoTemplates(connection)
+        self._templates = templates
         self._decompress = decompressor(compression) if compression else None
 
     def settle(self) -> bool:
         """Whether some envs are outstanding; the hub itself waits for the end of what was given up."""
         return 1 in self._sent_bytes
+
+    def give_up(self) -> None:
+        """Give up what was begun; the hub drops its results."""
+        self._connection.give_up()
+
+    def lose(self, loss: HubLost) -> NoReturn:
+        """Raise the loss: this lane has one hub."""
+        raise loss
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -95,6 +110,10 @@ class WireLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
+        if self._connection.protocol.pending is Op.RECEIVE:
+            raise SessionBusy(
+                "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
+            )
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
         if not self._sent.any():
@@ -161,7 +180,7 @@ class WireLane:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)
         columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
-        return rows, self.templates.read(columns, deadline)
+        return rows, self._templates.read(columns, deadline)
 
     def _part(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):

@@ -1,54 +1,65 @@
-"""The connection to a hub in this process, which carries a request out while that is sent: for ``num_workers=0``."""
+"""Messages to a hub in this process, which carries a request out while that is sent: for ``num_workers=0``."""
 
 from __future__ import annotations
 
-import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from envhub.in_process import in_process_hub
-from envhub.protocol.client import Reply
+from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Failure, World
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.local_sockets import LocalSockets
 
-ADDRESS = "ipc:///proc/self/hub"  # for messages: nothing is there
 # Of the program's environment nothing is to be adopted, for the envs are in the program itself.
 OWN_WORLD = World([], "", {})
 
 
-class InProcessConnection(Connection):
-    """A connection without sockets."""
+class InProcessTransport:
+    """A ``Transport`` to a hub for one session, without sockets."""
+
+    address = "ipc:///proc/self/hub"  # for messages: nothing connects to it
+    local_sockets: LocalSockets | None = None
+    reconnects = False
+    heard_ns = 0
+    denied = ""
 
     def __init__(self) -> None:
-        """Make a hub for one session."""
-        self._interrupted: Reply | None = None  # the reply that was told as an interrupt
-        super().__init__(ADDRESS, secrets.token_bytes(16))
+        self.closed = False
+        self._hub: Any = None
 
-    def _open(self) -> None:
+    def open(self, protocol: ClientProtocol) -> None:
+        """Make the hub."""
+        self._protocol = protocol
         self._hub = in_process_hub()
 
-    def _send(self, frames: Sequence[Any]) -> None:
+    def send(self, frames: Sequence[Any]) -> None:
+        """Have the hub carry the request out."""
         self._hub.receive([frame if isinstance(frame, bytes) else bytes(frame) for frame in frames])
 
-    def _hear(self, wait_s: float) -> Reply | None:
+    def hear(self, wait_s: float) -> Reply | None:
+        """Take in what the hub has sent; an env's ``KeyboardInterrupt`` is raised, as it is one of the program."""
         outgoing = self._hub.protocol.outgoing
         while outgoing:
             _, (first, *frames) = outgoing.pop(0)
             # Those that are views of the arena are copied, since the envs write there again.
             own = [frame if type(frame) is bytes else memoryview(bytearray(frame)) for frame in frames]
-            if (reply := self.protocol.receive([memoryview(first), *own], self.sent_ns / 1e9)) is not None:
+            if (reply := self._protocol.receive([memoryview(first), *own], time.monotonic())) is not None:
+                failure = reply.message
+                if isinstance(failure, Failure) and failure.type.rpartition(".")[2] == "KeyboardInterrupt":
+                    raise KeyboardInterrupt  # once: the reply is the protocol's ``answer`` from now on
                 return reply
         return None
 
-    def wait(self, timeout: float | None = None) -> Reply:
-        """Close as any connection; re-raise an env's KeyboardInterrupt once."""
-        reply = super().wait(timeout)
-        failed = isinstance(reply.message, Failure) and reply.message.type.rpartition(".")[2] == "KeyboardInterrupt"
-        if failed and reply is not self._interrupted:
-            self._interrupted = reply
-            raise KeyboardInterrupt
-        return reply
+    def reconnect(self) -> None:
+        """Do nothing: there is no way to the hub that could be lost."""
 
-    def _close_sockets(self) -> None:
-        if hasattr(self, "_hub"):
+    def advice(self) -> str:
+        """What to check where no hub answers."""
+        return "it is in this process"
+
+    def close(self) -> None:
+        """End the hub."""
+        if self._hub is not None:
             self._hub.close()
+        self.closed = True

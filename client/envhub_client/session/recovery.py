@@ -16,22 +16,21 @@ from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import Lane, LaneSource
 
 ATTEMPTS_MAX = 3  # of one request, each on another hub
 
-Renew = Callable[[HubLost, Callable[[Lane], None]], None]
 Begin = Callable[[Lane], None]
 
 
 class RecoveringLane:
     """A lane, and after the loss of its hub another one; otherwise as any lane."""
 
-    def __init__(self, lane: Lane, renew: Renew) -> None:
-        """Begin with ``lane``; ``renew`` makes a new session after this loss, and has its lane adopted, or raises."""
+    def __init__(self, lane: Lane, source: LaneSource) -> None:
+        """Begin with ``lane``; after a loss ``source`` has the next one."""
         self.num_envs, self.leaves = lane.num_envs, lane.leaves
         self._lane = lane
-        self._renew = renew
+        self._source = source
         self._last = [np.zeros((lane.num_envs, *leaf.shape), leaf.dtype) for leaf in lane.leaves]
         self._unseen = np.zeros(lane.num_envs, bool)  # whether the env has shown nothing in this session yet
         self._mask: np.ndarray | None = None  # which rows the reset under way resets
@@ -47,25 +46,19 @@ class RecoveringLane:
         """How the envs are stepped now."""
         return self._lane.name
 
-    def stop(self) -> None:
-        """Renew no more: the envs are being closed."""
-
-        def refuse(error: HubLost, adopt: Callable[[Lane], None]) -> None:
-            raise error
-
-        self._renew = refuse
-
-    def lose(self, error: HubLost) -> None:
+    def lose(self, loss: HubLost) -> None:
         """Go on with the next hub, since a request other than a step or reset found this one lost.
 
         Raises:
             HubLost: there is no other.
         """
-        self._loss, self._again = error, None
-        self._recover(error)
+        self._loss, self._again = loss, None
+        self._recover(loss)
 
     def _recover(self, loss: HubLost) -> None:
-        self._renew(loss, self._adopt)
+        lane = self._source.renew(loss)
+        self._unseen[:] = self._untold[:] = True
+        self._lane = lane
         try:
             if self._again is not None:
                 self._again(self._lane)
@@ -74,15 +67,12 @@ class RecoveringLane:
         except HubLost as error:
             self._loss = error
 
-    def _adopt(self, lane: Lane) -> None:
-        self._unseen[:] = self._untold[:] = True
-        self._lane = lane
-
     def give_up(self) -> None:
-        """Note that the result of what is under way is dropped; a loss that it tells is told by the next step.
+        """Give up what was begun; a loss that its result tells is told by the next step.
 
         That is in another session, for this one tells it once.
         """
+        self._lane.give_up()
         if self._loss is None and self._stepping and self._untold.any():
             self._loss, self._again = self._last_loss, None
         self._stepping = False

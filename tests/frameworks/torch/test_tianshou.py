@@ -344,7 +344,7 @@ def test_reset_of_an_ended_env_waits_for_no_other(lane: str, file: Path) -> None
         for _ in range(30):
             if len(ended := envs.ready_id) and envs.step(np.zeros(len(ended)), list(ended))[2].any():
                 break
-        (index,) = [index for index in envs.ready_id if envs._ended[index]][:1]
+        (index,) = [index for index in envs.ready_id if envs._steps.ended[index]][:1]
         observations, infos = envs.reset(index)
         assert 3 in envs.waiting_id  # for it blocks
         assert observations.tolist() == [[2, 0]] and infos.tolist() == [{}]

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from envhub.protocol.messages import Hops, HopsRequest, Op
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.session.session import Session
 from envhub_client.tools.bench.entrant import sized
 
 STEPS = 300
@@ -48,7 +49,9 @@ def budget(envs: HubVectorEnv) -> dict[str, float]:
 
 
 def _one_step(envs: HubVectorEnv) -> dict[str, int]:
-    actions, connection = envs.action_space.sample(), envs._session.connection
+    actions, session = envs.action_space.sample(), envs._session
+    assert isinstance(session, Session)
+    connection = session.connection
     start = time.monotonic_ns()
     envs.step_async(actions)
     posted = time.monotonic_ns()
@@ -58,7 +61,7 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
     hops: Hops = connection.ask(Op.HOPS, HopsRequest()).message
     began, ended = max(hops.began), max(hops.ended)
     names: tuple[str, ...] = SHARED_HOPS
-    passed = [start, posted, began, ended, getattr(envs._session.lane, "woke_ns", end), end]
+    passed = [start, posted, began, ended, getattr(session.lane, "woke_ns", end), end]
     if envs.lane == "wire":
         names = WIRE_HOPS
         passed = [start, sent, hops.heard, hops.rung, began, ended, hops.woke, hops.answered, heard, end]

@@ -1,0 +1,286 @@
+"""Messages over ZeroMQ: a DEALER socket, which libzmq connects again by itself, and what its monitor says of that."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from io import FileIO
+from operator import attrgetter
+from typing import Any
+
+import zmq
+
+from envhub import errors
+from envhub.protocol import prelude
+from envhub.protocol.client import ClientProtocol, Reply
+from envhub.secret import Secret
+from envhub.transport import address as envhub_address
+from envhub.transport import sockets
+from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
+from envhub_client.connection.refusals import Refusals
+
+# It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
+# So it has no limit, and is emptied twice a second; sockets at which more than so many messages wait that nobody has
+# asked for are replaced.
+RECEIVE_QUEUE_MESSAGES_MAX = 0
+UNASKED_MESSAGES_MAX = 1000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
+RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
+
+_BUFFER = attrgetter("buffer")
+_POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
+
+# The context and the sockets of each transport that is not closed. Of a reference cycle, the garbage collector may
+# take a context before its sockets, for which the context waits; so these are never part of such a cycle.
+_UNCLOSED: dict[int, list[Any]] = {}
+_numbers = itertools.count()  # of transports
+
+logger = logging.getLogger("envhub")
+
+
+class ZeroMqTransport:
+    """A ``Transport`` over ZeroMQ, to the hub at an address or of a name."""
+
+    reconnects = True
+
+    def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
+        """Say where to connect to; ``own`` is this program's own hub, if it is that.
+
+        Raises:
+            AddressError: not an address, nor the name of a hub.
+            HubUnreachable: ssh does not get there.
+            KeysError: the file of its keys can be read by others.
+        """
+        self._refusals = Refusals(envhub_address.guarded(address))
+        self.address = self._refusals.target.text
+        self.local_sockets: LocalSockets | None = None
+        self.heard_ns = 0
+        self._own = own
+        self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
+        # Whether every message that was begun at the sockets, in or out, was finished, and no other key is to be used.
+        self._whole = True
+        self._number = next(_numbers)
+        self._context: Any = None
+        self._socket: Any = None
+        self._monitor: Any = None
+        self._epoll: Any = None
+
+    @property
+    def denied(self) -> str:
+        """Why the hub does not let this client in; empty as long as it may."""
+        return self._refusals.denied
+
+    @property
+    def closed(self) -> bool:
+        """True if all of it is closed; after an interrupted ``close`` it is not."""
+        return self._context is not None and bool(self._context.closed)
+
+    def open(self, protocol: ClientProtocol) -> None:
+        """Begin to connect; errors as for ``Transport.open``."""
+        self._protocol = protocol
+        self._context = zmq.Context()
+        if self._own is not None:
+            self._pidfd = FileIO(os.dup(self._own.pidfd))  # is closed also where an interrupt drops the connection
+        if self._refusals.target.is_ipc:
+            self.local_sockets = LocalSockets(self._refusals.target.path, self._own)
+        self._connect()
+
+    def _connect(self) -> None:
+        # Not IMMEDIATE: with it, the hub's last messages are thrown away when its end of the connection closes.
+        limit, target = RECEIVE_QUEUE_MESSAGES_MAX, self._refusals.target
+        self._socket = dealer = sockets.open_socket(self._context, zmq.DEALER, prelude.FRAME_BYTES_MAX, limit)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
+        dealer.setsockopt(zmq.LINGER, 0)
+        sockets.choose_family(dealer, target)
+        if target.keys is not None:
+            sockets.present_keys(dealer, target.keys)
+        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        self._monitor = sockets.open_monitor(dealer, _MONITORED)
+        _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
+        self._epoll = select.epoll()
+        self._poll = [(dealer, _POLLIN)]
+        self._descriptors = dealer.FD, self._monitor.FD
+        for descriptor in self._descriptors:
+            self._epoll.register(descriptor, select.EPOLLIN)
+        if self._pidfd is not None:
+            self._epoll.register(self._pidfd, select.EPOLLIN)
+        try:
+            dealer.connect(f"ipc://{self.local_sockets.place()}" if self.local_sockets is not None else self.address)
+        except zmq.ZMQError as error:
+            raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
+        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
+
+    def advice(self) -> str:
+        """What to check where no hub answers."""
+        if self.local_sockets is not None:
+            return self.local_sockets.why_silent()
+        if why := self._why_unresolved():
+            host = self._refusals.target.host
+            return f"the host {host!r} cannot be resolved here ({why}): is its name right?"
+        if self._refusals.handshakes.any and self._refusals.target.keys is not None:
+            hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
+            return hint + "its hub, or a hub with another key than this address says?"
+        return "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+
+    def _why_unresolved(self) -> str:
+        """Why the host has no address; empty if it has one."""
+        target = self._refusals.target
+        try:
+            socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # a label of a name may be too long for IDNA
+            return getattr(error, "strerror", None) or str(error)
+        return ""
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    # An exception between two frames of a message would have the next message taken for the rest of this one. So each
+    # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Send a message; as ``Transport.send``."""
+        if not self._whole:
+            self._replace_torn_sockets()
+        self._whole = False
+        try:
+            sockets.send(self._socket, frames)
+        except zmq.Again:
+            # Not connected just now. The protocol asks after the request once it is, and sends it again.
+            logger.debug("a request to %s waits for the connection", self.address)
+        self._whole = True
+
+    def hear(self, wait_s: float) -> Reply | None:
+        """Take in what has arrived, or arrives in time; as ``Transport.hear``."""
+        if not self._whole:
+            self._replace_torn_sockets()
+        ours, monitors = self._descriptors
+        try:
+            # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
+            arrived = bool(zmq.zmq_poll(self._poll, 0))
+            ready = () if arrived else self._epoll.poll(wait_s)
+        except (OSError, ValueError, zmq.ZMQError) as error:
+            if not self._context.closed:
+                raise
+            text = f"this connection to the hub at {self.address} was closed meanwhile"
+            raise errors.LocalProtocolError(text) from error
+        for descriptor, _ in ready:
+            if descriptor == ours:
+                arrived = True
+            elif descriptor == monitors:
+                self._on_monitor()
+            else:
+                self._protocol.lost("its process has ended")
+        return self._receive() if arrived and self._whole else None
+
+    def _receive(self) -> Reply | None:
+        for _ in range(UNASKED_MESSAGES_MAX):
+            self._whole = False
+            try:
+                frames = sockets.receive(self._socket, prelude.FRAMES_MAX)
+                if frames[-1].more:
+                    raise errors.RemoteProtocolError(f"a message of more than {prelude.FRAMES_MAX} frames")
+            except zmq.Again:
+                self._whole = True
+                return None
+            self._whole = True
+            self.heard_ns = time.monotonic_ns()
+            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
+            if reply is not None:
+                return reply
+        self._whole = False  # see ``UNASKED_MESSAGES_MAX``
+        return None
+
+    # --- the way to the hub -------------------------------------------------------------------------------------------
+
+    def _on_monitor(self) -> None:
+        refusals = self._refusals
+        closed = silent = renewed = False
+        self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
+        while self._monitor.poll(0):
+            try:
+                event, value = sockets.read_monitor(self._monitor, zmq.NOBLOCK)
+            except zmq.Again:  # a signal handler that used the connection has taken it
+                continue
+            closed = event == zmq.EVENT_CLOSED
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                refusals.succeeded()
+                self._protocol.connected()
+            elif event == zmq.EVENT_CONNECTED:
+                refusals.handshakes.begun()
+            elif event == zmq.EVENT_CLOSED:
+                refusals.handshakes.interrupted()
+            elif event & _REFUSALS:
+                silent = True  # as a hub is that is stopped
+                renewed = self._on_refusal(event, value) or renewed
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._protocol.disconnected(time.monotonic())
+        self._whole = not renewed
+        refusals.handshakes.read(time.monotonic())
+        if not closed and not silent:
+            return
+        if self.local_sockets is not None and self.local_sockets.has_moved() and not zmq.zmq_poll(self._poll, 0):
+            self._whole = False  # nothing of the former hub is left to be read: connect to the one at its path
+        elif closed and self._refuses():  # once, however many attempts have failed meanwhile
+            self._protocol.refused(time.monotonic())
+
+    def _on_refusal(self, event: int, value: int) -> bool:
+        """Note a handshake that failed; returns whether there is another key by now, with which to connect again."""
+        renewed = False
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            renewed = self._refusals.unknown_key()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._refusals.broken(value, time.monotonic())
+        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            self._refusals.other_mechanism()
+        if self._refusals.denied:
+            self._protocol.lost("it does not let this client in")
+        return renewed
+
+    def _refuses(self) -> bool:
+        """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""
+        if self.local_sockets is not None:
+            return self.local_sockets.refuses()
+        target = self._refusals.target
+        try:
+            socket.create_connection((target.host.strip("[]"), target.port), PROBE_S).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
+
+    def reconnect(self) -> None:
+        """Connect again before the next use, and drop what arrived and was not heard."""
+        self._whole = False
+
+    def _replace_torn_sockets(self) -> None:
+        self._close_sockets()
+        self._connect()
+        self._whole = True
+
+    def _close_sockets(self) -> None:
+        if self._socket is not None and not self._socket.closed:
+            self._socket.monitor(None, 0)
+            self._socket.close(linger=0)
+        if self._monitor is not None:
+            self._monitor.close()
+        if self._epoll is not None:
+            self._epoll.close()
+
+    def close(self) -> None:
+        """Close all of it; again, after an interrupt."""
+        if self._pidfd is not None:
+            self._pidfd.close()
+        self._close_sockets()
+        if self._context is not None:
+            self._context.destroy(linger=0)  # what an interrupt has left open before is closed at the next attempt
+        if self.local_sockets is not None:
+            self.local_sockets.close()
+        _UNCLOSED.pop(self._number, None)

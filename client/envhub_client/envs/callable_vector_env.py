@@ -1,0 +1,244 @@
+"""A vector env whose envs are called: their methods, attributes and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from envhub.errors import EnvTimeout, RequestRefused, WorkerDied
+from envhub.protocol.messages import Call, SetAttr
+from envhub.protocol.prelude import Frame
+from envhub_client.deadline import Deadline
+from envhub_client.envs.arguments import checked_env_ids
+from envhub_client.envs.exclusive import exclusive
+from envhub_client.envs.rendering import Rendering
+from envhub_client.frames import hiding_frames
+from envhub_client.results.rendered import NOT_RESET
+from envhub_client.session.base import VectorSession
+
+
+class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+    """The part of a ``HubVectorEnv`` that makes calls, through its session."""
+
+    _session: VectorSession
+    _rendering: Rendering
+    _pending_call = Call("", b"")
+
+    @exclusive
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute; one result per env, in order.
+
+        Raises:
+            AttributeError: the envs have no such attribute. The session goes on, as after any exception here.
+            ValueError: ``reset``, ``step`` and ``close`` are not to be called this way.
+            RequestRefused: the name begins with an underscore, and the hub is not private.
+            EncodeError: an argument cannot be sent to a hub on the network.
+        """
+        try:
+            self.call_async(name, *args, **kwargs)
+            return self.call_wait()
+        except BaseException as error:
+            self._session.pending.forget(error)
+            raise
+
+    @exclusive
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a call.
+
+        Raises:
+            SessionBusy: another request is pending.
+            SessionClosed: after ``close``.
+        """
+        self._check_call("call_async", name)
+        self._begin_call(self._call_of(name, args, kwargs))
+
+    def _begin_call(self, call: Call) -> None:
+        self._session.begin_call(call)
+        self._pending_call = call
+
+    def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
+        """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
+        arguments = self._session.values.encode([list(args), kwargs])
+        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
+
+    @exclusive
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the call begun by ``call_async``.
+
+        Raises:
+            HubTimeout: not done within ``timeout`` seconds; wait again.
+            NothingPending: no call was begun.
+        """
+        rows, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
+        while True:
+            try:
+                results = self._decoded(self._session.wait_call(self._pending_call, timeout), rows)
+            except (WorkerDied, EnvTimeout) as error:
+                again: Call | None = self._rendering.after_failure(self._pending_call, error)
+            else:
+                again = self._rendering.again(self._pending_call, results)
+            if again is None:
+                return self._rendering.complete(self._pending_call, results, rows)
+            self._begin_call(again)
+            timeout = None if deadline is None else deadline.left_s()
+
+    @exclusive
+    def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
+
+        Raises:
+            ValueError: ``env_ids`` are not different numbers of envs.
+            Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
+        """
+        rows = self._checked_rows("call_some", name, env_ids)
+        return self._called(self._call_of(name, args, kwargs, rows), rows)
+
+    @exclusive
+    def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
+
+        Raises:
+            AttributeError: the envs have no such attribute.
+            Exception: as for ``call_some``.
+        """
+        rows = self._checked_rows("attr_is_callable", name, env_ids)
+        return self._called(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
+
+    @exclusive
+    def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
+
+        Errors as for ``call_some``.
+        """
+        rows = self._checked_rows("has_attr", name, env_ids)
+        self._session.require(1, "has_attr")
+        return self._called(Call(name, b"", rows=sorted(rows), question="exists"), rows)
+
+    @exclusive
+    def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
+        """Whether a wrapper of every env, or of each of these, is of this class or extends it.
+
+        ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
+
+        Raises:
+            TypeError: ``wrapper`` is neither.
+            Exception: as for ``call_some``.
+        """
+        if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
+            raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
+        name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
+        self._session.check_free("is_wrapped")
+        self._session.require(1, "is_wrapped")
+        rows = [] if env_ids is None else [*map(int, checked_env_ids(env_ids, self.num_envs))]
+        return self._called(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
+
+    @hiding_frames
+    def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
+        """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
+        return self.call(name) if env_ids is None else self.call_some(env_ids, name)
+
+    @exclusive
+    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
+        """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
+
+        Raises:
+            RequestRefused: the name begins with an underscore, and the hub is not private.
+            ValueError: a list or tuple of another length.
+            Exception: as for ``call_some``.
+        """
+        rows = self._checked_rows("set_attr", name, env_ids)
+        count = len(rows) or self.num_envs
+        if not isinstance(values, (list, tuple)):
+            values = [values]
+        elif len(values) != count:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {count} environments."
+            )
+        encoded = [self._session.values.encode(value) for value in values]
+        if len(encoded) == len(rows):  # the hub takes rows, and with them their values, in ascending order
+            encoded = [blob for _, blob in sorted(zip(rows, encoded, strict=True))]
+        self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
+
+    @exclusive
+    def render(self, env_ids: Any = None) -> tuple[Any, ...]:
+        """The rendered frame of every env, or of these; the others are not rendered.
+
+        An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
+        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
+        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
+        the envs' ``render``.
+
+        Args:
+            env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.
+
+        Raises:
+            WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
+            Exception: as for ``call_some``.
+        """
+        rows = self._checked_rows("render", "render", env_ids)
+        return self._called(self._call_of("render", (), {}, rows), rows)
+
+    @property
+    def single_reward_space(self) -> Space[Any] | None:
+        """The ``reward_space`` of the first env, as envs with several objectives have it.
+
+        It is None where the env has none, for ``vector=True``, and for a hub that cannot tell. Errors as for
+        ``call_some``.
+        """
+        can_tell = self._session.speaks(1) and not self._session.description.vector
+        return self.get_attr("reward_space", [0])[0] if can_tell and self.has_attr("reward_space", [0])[0] else None
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Every env's ``np_random_seed``."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of every env's random generator."""
+        return self.get_attr("np_random")
+
+    def _check_call(self, what: str, name: Any) -> None:
+        self._session.check_free(what)
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
+        if name.startswith("_") and not self._session.values.allow_pickle:
+            raise RequestRefused(
+                f"{name!r} begins with an underscore: a hub on the network gives and sets no such attribute of an env, "
+                "and calls no such method; use a public name, or a private hub (hub=None)"
+            )
+
+    def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
+        """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
+        self._check_call(what, name)
+        if env_ids is None:
+            return []
+        self._session.require(1, "calls of some envs")
+        return [*map(int, checked_env_ids(env_ids, self.num_envs))]
+
+    def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:
+        """The results of these rows, or of all if none is named; errors as for ``VectorSession.call``."""
+        rows = rows or range(self.num_envs)
+        while True:
+            try:
+                results = self._decoded(self._session.call(call), rows)
+            except (WorkerDied, EnvTimeout) as error:
+                call = self._rendering.after_failure(call, error)
+                continue
+            if (again := self._rendering.again(call, results)) is None:
+                return self._rendering.complete(call, results, rows)
+            call = again
+
+    def _decoded(self, results: dict[int, Frame], rows: Sequence[int]) -> tuple[Any, ...]:
+        """The result of each of these rows, ``NOT_RESET`` where an env was left alone.
+
+        Raises:
+            DecodeError: a result cannot be unpickled.
+        """
+        values = {row: self._session.values.decode(blob) if blob else NOT_RESET for row, blob in results.items()}
+        return tuple(values[row] for row in rows)

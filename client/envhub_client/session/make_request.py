@@ -1,0 +1,123 @@
+"""The request for a session: what the options add to it, and what the hub must be able to do for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from envhub import errors
+from envhub.protocol.messages import Make, World
+from envhub.transport.address import parse
+from envhub.values.compression import available
+from envhub_client.connection.connection import Connection
+from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
+from envhub_client.private_hub.program_environment import by_value_if_unimportable
+from envhub_client.session import hosting
+from envhub_client.session.factories import own_python, pickled_for_workers
+from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import SessionOptions
+
+
+def filled_in(
+    make: Make,
+    options: SessionOptions,
+    connection: Connection,
+    world: World | None,
+    lost: bytes = b"",
+    num_workers: int | None = None,
+) -> Make:
+    """The request with what the options say, for the hub of this connection.
+
+    ``world`` is the program's, of a private hub. In place of a lost session, ``lost`` is the encoded info of the
+    truncation of each env. ``num_workers`` takes the place of the option.
+
+    Raises:
+        RequestRefused: the hub is too old for an option, or it is one for private hubs, or one side cannot compress so.
+        TypeError: ``worker_setup`` cannot be pickled.
+    """
+    if make.kwargs_each:
+        require(connection, 2, "arguments for each env")
+    if make.vector:
+        require(connection, 2, "vector=True")
+    if options.hosting != HostingOptions():
+        require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
+    chosen = [name for name in hosting.PRIVATE if getattr(options.hosting, name) is not None]
+    if chosen and (world is None or options.num_workers == 0):
+        where = "num_workers=0 has the program's own" if world is not None else "its operator says it"
+        raise errors.RequestRefused(f"{' and '.join(chosen)}: for private hubs (hub=None) only; {where}")
+    is_private = world is not None
+    if world is not None and chosen:
+        python = "" if options.hosting.python is None else os.path.expanduser(str(options.hosting.python))
+        world = replace(world, python=python, rendering=options.hosting.rendering or "")
+    if num_workers is None and not isinstance(options.num_workers, str):
+        num_workers = options.num_workers or None
+    return replace(
+        make,
+        num_workers=num_workers,
+        autoreset_mode=options.autoreset_mode.value,
+        observation_mode=options.observation_mode if isinstance(options.observation_mode, str) else "different",
+        world=world,
+        columns=True,
+        spin_us=options.spin_us,
+        pin=options.pin,
+        compression=chosen_compression(options, connection),
+        fresh=bool(lost),
+        faults=options.faults.wire(),
+        beat_s=HEARTBEAT_MS / 1000,
+        lost=lost,
+        hosting=options.hosting.wire(),
+        **_setup(make, options.hosting.worker_setup, is_private),
+    )
+
+
+def _setup(make: Make, setup: Any, is_private: bool) -> dict[str, Any]:
+    """The fields of a request that say what sets workers up.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    if isinstance(setup, str) and is_private:
+        setup = by_value_if_unimportable(setup)
+    if setup is None or isinstance(setup, str):
+        return {"worker_setup": setup or ""}
+    return {"worker_setup_code": pickled_for_workers("worker_setup", setup), "python": make.python or own_python()}
+
+
+def chosen_compression(options: SessionOptions, connection: Connection) -> str:
+    """The method that both sides have of what was asked for; empty for none.
+
+    Raises:
+        RequestRefused: one of them lacks it.
+    """
+    wanted, address = options.compression, parse(connection.address)
+    if wanted is None or (wanted == "auto" and (address.is_ipc or address.is_loopback)):
+        return ""
+    theirs, ours = connection.welcome.compressions, available()
+    if wanted == "auto":
+        return next((method for method in ours if method in theirs), "")
+    for side, methods in ((f"the hub at {address.text}", theirs), ("this client", ours)):
+        if wanted not in methods:
+            raise errors.RequestRefused(
+                f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
+            )
+    return wanted
+
+
+def speaks(connection: Connection, minor: int) -> bool:
+    """True if the hub speaks this minor version of the protocol, or a later one."""
+    spoken = connection.welcome.version.partition(".")[2]
+    return spoken.isdecimal() and int(spoken[:9]) >= minor
+
+
+def require(connection: Connection, minor: int, what: str) -> None:
+    """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
+
+    Raises:
+        RequestRefused: it is older.
+    """
+    if not speaks(connection, minor):
+        spoken = errors.shown(connection.welcome.version, 20)
+        raise errors.RequestRefused(
+            f"the hub at {connection.address} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"
+        )

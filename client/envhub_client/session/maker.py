@@ -1,0 +1,174 @@
+"""Making a session: a connection, the request, the lane; on a private hub, a running one, or in the process."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import time
+from dataclasses import replace
+
+from envhub import errors
+from envhub.protocol.messages import Attach, Close, Made, Make, Op, World
+from envhub.secret import Secret
+from envhub.transport.address import guarded
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.lanes.base import Lane
+from envhub_client.lanes.shared import shared_lane
+from envhub_client.lanes.templates import InfoTemplates
+from envhub_client.lanes.wire import WireLane
+from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
+from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
+from envhub_client.private_hub.program_environment import program_environment
+from envhub_client.session.description import Sizing, describe
+from envhub_client.session.make_request import chosen_compression, filled_in
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.value_codec import ValueCodec
+
+CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
+KILL_TIMEOUT_S = 2.0
+
+log = logging.getLogger("envhub")
+
+
+class SessionMaker:
+    """Makes a session, or takes one over, and others in its place.
+
+    Attributes:
+        hub: the address or name of the hub, as it was given; None for the private hub, or without one.
+        options: of the session.
+        values: encodes for this hub.
+        connection: of the session in use, once there is one.
+        description: of that session.
+        sizing: how many processes host its envs now.
+        compression: how its observations are compressed on the wire lane; empty for not at all.
+    """
+
+    def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
+        """Say what is to be made, and where; without an address on the private hub."""
+        self.hub: str | Secret[str] | None = guarded(address)
+        self.values = ValueCodec(allow_pickle=address is None)
+        # An env that makes a vector env has it in its own process: its worker is one of many already.
+        within = address is None and is_env_of_worker()
+        own = replace(options.hosting, one_per_process=False)
+        self.options = replace(options, num_workers=0, hosting=own) if within else options
+        self._make = make
+        self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
+
+    def make(self, timeout: float | None) -> Lane:
+        """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end_all_but`` to do.
+
+        The connection may take ``timeout`` seconds, by default 10; building the envs is not timed.
+        """
+        if sys.platform != "linux":
+            raise errors.HubUnreachable(
+                f"EnvHub needs Linux, and this is {sys.platform}: run the program on a Linux machine, or in Docker"
+            )
+        made = self.open(CONNECT_TIMEOUT_S if timeout is None else timeout)
+        self.connection = self.latest
+        try:
+            self.description = describe(made, self._make, self.options, self.values)
+        except errors.EnvHubError:
+            raise
+        except (ValueError, TypeError) as error:
+            address = self.connection.address
+            raise errors.RemoteProtocolError(f"the hub at {address} describes no session: {error}") from error
+        log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
+        return self.adopt(made)
+
+    @property
+    def latest(self) -> Connection:
+        """The connection of the session that was opened last, whether it is in use or not."""
+        return self._connections[-1]
+
+    def open(self, timeout: float, lost: bytes = b"", num_workers: int | None = None) -> Made:
+        """Open a session, on ``latest``, and wait until its envs are built; errors as for ``Session``.
+
+        In place of a lost one, ``lost`` is the encoded info of the truncation of each env, and ``num_workers`` how many
+        processes there must be.
+        """
+        again = lost, num_workers
+        if self.options.num_workers == 0:
+            self._connections.append(Connection(InProcessTransport(), secrets.token_bytes(16)))
+            return self._open_in(OWN_WORLD, *again)
+        private = private_hub() if self.hub is None else None
+        try:
+            return self._open_on(private, timeout, *again)
+        except errors.HubUnreachable:
+            if private is None or private.alive:
+                raise
+            return self._open_on(private_hub(), timeout, *again)  # it had just been killed
+
+    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes, num_workers: int | None) -> Made:
+        address, own = (private.address, private.own) if private else (self.hub or "", None)
+        reconnect_timeout = self.options.reconnect_timeout
+        # Noted before there is a session on it: an interrupt may come as soon as there is.
+        self._connections.append(connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))
+        return self._open_in(program_environment() if private else None, lost, num_workers)
+
+    def _open_in(self, world: World | None, lost: bytes, num_workers: int | None) -> Made:
+        """Make a session, or take one over, by the latest connection."""
+        connection = self.latest
+        if isinstance(self._make, Attach):
+            attached: Made = connection.ask(Op.ATTACH, self._make).message
+            if attached.num_envs != len(attached.steps):
+                raise errors.RemoteProtocolError(
+                    f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"
+                )
+            return attached
+        make = filled_in(self._make, self.options, connection, world, lost, num_workers)
+        try:
+            made: Made = connection.ask(Op.MAKE, make).message
+        finally:
+            connection.making_line.end()
+        if made.num_envs != make.num_envs:
+            raise errors.RemoteProtocolError(
+                f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
+            )
+        return made
+
+    def adopt(self, made: Made) -> Lane:
+        """Use the session that was opened last from now on; returns its lane.
+
+        That is the shared lane where it can be had, on the hub's machine, else the wire lane.
+        """
+        connection, options, description = self.latest, self.options, self.description
+        in_process = options.num_workers == 0
+        compression, templates = chosen_compression(options, connection), InfoTemplates(connection)
+        wire = WireLane(connection, templates, made.num_envs, description.observation_leaves, options.copy, compression)
+        lane: Lane = wire
+        if in_process:
+            wire.name = "in-process"
+        elif options.lane == "auto":
+            lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
+        self.compression = compression
+        self.connection, self.sizing = connection, Sizing(0 if in_process else made.num_workers, made.sizing)
+        return lane
+
+    def give_up(self) -> None:
+        """Give up the request that is pending at the hub, if there is one."""
+        self.connection.give_up()
+
+    def end_all_but(self, kept: Connection | None) -> None:
+        """End every session but the one on this connection, such as one whose making failed or was interrupted."""
+        for connection in [each for each in self._connections if each is not kept]:
+            end_session(connection, terminate=True)
+            self._connections.remove(connection)
+
+
+def end_session(connection: Connection, terminate: bool) -> None:
+    """End the session of a connection, with ``terminate`` by killing the envs' processes, and the connection."""
+    # A hub that is out of reach ends the session by its lease.
+    out_of_reach = connection.protocol.trouble(time.monotonic())
+    timeout = KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
+    try:
+        connection.give_up()
+        connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+    except Exception as error:
+        raised = errors.raised_by_env(error)
+        if not isinstance(raised or error, errors.EnvHubError):
+            raise  # of a signal handler
+        # Any other error of a hub says that the session is gone already, which is what was wanted.
+        level = logging.DEBUG if raised is None else logging.ERROR
+        log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
+    connection.close()  # but not at an interrupt: without the connection the session could not be ended any more

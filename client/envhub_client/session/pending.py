@@ -1,0 +1,105 @@
+"""The request of a session that was begun and is to be waited for: one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from gymnasium.vector.async_vector_env import AsyncState
+
+from envhub.errors import ConnectionInUse, HubTimeout
+from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
+from envhub_client.frames import hide_frames
+
+Result = TypeVar("Result")
+
+
+class Carrier(Protocol):
+    """Whatever carries requests to a hub: a lane, or the maker of a session."""
+
+    def give_up(self) -> None:
+        """Give up what was begun, if anything was; its results are dropped."""
+
+
+class PendingRequest:
+    """What a session has pending.
+
+    Attributes:
+        state: which request is pending.
+        closed: whether the session is over, or left to another process.
+    """
+
+    def __init__(self, owner: str, carriers: Sequence[Carrier]) -> None:
+        """Nothing pending, in an object of the class ``owner``; a request is given up at each of its ``carriers``."""
+        self.state = AsyncState.DEFAULT
+        self.closed = False
+        self._owner = owner
+        self._carriers = carriers
+
+    def busy_error(self, what: str) -> SessionBusy:
+        """The error of beginning ``what`` while something is pending."""
+        name = str(self.state.value)
+        return SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
+
+    def closed_error(self) -> SessionClosed:
+        """The error of any method after ``close``."""
+        return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
+
+    def begin(self, state: AsyncState, begin: Callable[..., None], *args: Any) -> None:
+        """Begin a request, which ``state`` names; interrupted, it counts as never begun."""
+        try:
+            begin(*args)
+            self.state = state
+        except ConnectionInUse:
+            raise  # nothing was sent, and what another thread sent is not ours to give up
+        except BaseException:
+            self.give_up()
+            raise
+
+    def wait(self, state: AsyncState, wait: Callable[..., Result], *args: Any) -> Result:
+        """What ``wait`` returns for the pending request.
+
+        Only a wait that timed out or was interrupted leaves the request pending: wait again.
+
+        Raises:
+            NothingPending: ``state`` does not name the pending request.
+            SessionClosed: after ``close``.
+        """
+        if self.closed:
+            raise self.closed_error()
+        if self.state is not state:
+            name = str(state.value)
+            raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
+        try:
+            result = wait(*args)
+        except (HubTimeout, ConnectionInUse):
+            raise
+        except Exception as error:
+            self.give_up()
+            hide_frames(error)
+            raise
+        self.state = AsyncState.DEFAULT
+        return result
+
+    def give_up(self) -> None:
+        """Have nothing pending: the next request waits until the hub is done with what is, and its result is dropped.
+
+        A failed request is pending no more, unless the error is not its own: a signal handler may raise anything.
+        """
+        for carrier in self._carriers:
+            carrier.give_up()
+        self.state = AsyncState.DEFAULT
+
+    def forget(self, error: BaseException) -> None:
+        """Give up the request of a call that both begins it and waits, such as ``step``, after this error in there.
+
+        Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
+        """
+        if not isinstance(error, (SessionBusy, SessionClosed, NothingPending, ConnectionInUse)):
+            self.give_up()
+            hide_frames(error)
+
+    def drop(self) -> None:
+        """Give up the request that was begun and not waited for, if there is one."""
+        if self.state is not AsyncState.DEFAULT and not self.closed:
+            self.give_up()

@@ -1,0 +1,104 @@
+"""Going on after the loss of a hub: another session, on the hub that takes its place."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from envhub import errors
+from envhub.env_failure import EnvFailure, failure_info
+from envhub.protocol.messages import Made, Op, SetAttr
+from envhub.values import spaces
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S
+from envhub_client.deadline import Deadline
+from envhub_client.lanes.base import Lane
+from envhub_client.session.description import space_of
+from envhub_client.session.maker import SessionMaker
+
+DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
+RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
+
+log = logging.getLogger("envhub")
+
+
+class SessionRenewal:
+    """A ``LaneSource`` that has the envs made again, by the maker of the session that was lost."""
+
+    def __init__(self, maker: SessionMaker) -> None:
+        self._maker = maker
+        self._attributes: dict[tuple[object, ...], SetAttr] = {}  # that were set, by name and rows
+        self._stopped = False
+
+    def remember(self, message: SetAttr) -> None:
+        """Have this attribute set again in every session to come, after those that were set before."""
+        key = message.name, *message.rows
+        self._attributes.pop(key, None)
+        self._attributes[key] = message
+
+    def stop(self) -> None:
+        """Renew no more: the envs are being closed."""
+        self._stopped = True
+
+    def renew(self, loss: errors.HubLost) -> Lane:
+        """Go on in a new session, on the hub that has taken the place of the lost one.
+
+        Raises:
+            HubLost: there was none within ``reconnect_timeout``, or its envs are others.
+            Exception: as at the first making.
+        """
+        if self._stopped:
+            raise loss
+        maker = self._maker
+        log.warning("%s; its envs are made again on the hub that takes its place", loss)
+        try:
+            made = self._open_again(loss)
+            self._check_same(made, loss)
+            self._set_again()
+            lane = maker.adopt(made)
+        finally:
+            maker.end_all_but(maker.connection)
+        log.warning("%d envs exist again on the hub at %s", made.num_envs, maker.connection.address)
+        return lane
+
+    def _open_again(self, loss: errors.HubLost) -> Made:
+        maker = self._maker
+        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made anew"))
+        num_workers = maker.sizing.num_workers if maker.description.vector else None
+        timeout = maker.options.reconnect_timeout
+        deadline = Deadline(timeout)
+        deaths = 0
+        while True:
+            try:
+                return maker.open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost, num_workers)
+            except errors.HubUnreachable as error:
+                if deadline.left_s() <= RENEW_S:
+                    raise errors.HubLost(
+                        f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
+                    ) from error
+            except errors.WorkerDied:  # the cause need not be one of the envs
+                deaths += 1
+                if deaths == DEATHS_MAX:
+                    raise
+            maker.end_all_but(maker.connection)
+            time.sleep(RENEW_S)
+
+    def _check_same(self, made: Made, loss: errors.HubLost) -> None:
+        maker, description = self._maker, self._maker.description
+        wanted = [description.action_space, description.observation_spaces[0]]
+        new = [space_of(blob, made.num_envs, maker.values) for blob in (made.action_space, made.observation_spaces[0])]
+        if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
+            raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
+        if description.vector and made.num_workers != maker.sizing.num_workers:
+            raise errors.HubLost(f"{loss}; the hub that took its place divides the vector env among other workers")
+
+    def _set_again(self) -> None:
+        """Set the attributes that were set in the sessions before, in the same order; errors as for ``renew``."""
+        for message in self._attributes.values():
+            try:
+                self._maker.latest.ask(Op.SET_ATTR, message)
+            except errors.HubLost:
+                raise
+            except Exception as error:
+                if not isinstance(errors.raised_by_env(error) or error, errors.EnvHubError):
+                    raise  # of a signal handler
+                log.warning("the attribute %r cannot be set again: %s", message.name, error)

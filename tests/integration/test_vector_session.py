@@ -1,0 +1,147 @@
+"""A vector env needs of its session what ``VectorSession`` says and no more, and tells its observers of every step."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import sims
+from envhub_client.envs.origin import Origin
+from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.session.base import VectorSession
+from envhub_client.session.factories import make_of_factories
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.session import Session
+
+import envhub
+from envhub.protocol.messages import Reset
+
+NUM_ENVS = 3
+SEAM = {*VectorSession.__annotations__, *(name for name in vars(VectorSession) if not name.startswith("_"))}
+
+
+class Seam:
+    """A session of which nothing is reached but what the Protocol has."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in SEAM, f"{name} is not in the Protocol"
+        return getattr(self._session, name)
+
+
+def session(**options: Any) -> Session:
+    """A session in this process."""
+    make = make_of_factories([lambda: sims.Counter(4)] * NUM_ENVS)
+    return Session("HubVectorEnv", None, make, SessionOptions(num_workers=0, **options))
+
+
+@pytest.mark.parametrize("on_hub_loss", ["raise", "recreate"])
+def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have(on_hub_loss: str) -> None:
+    seam: Any = Seam(session(on_hub_loss=on_hub_loss))
+    with contextlib.closing(HubVectorEnv(seam, Origin("counter"))) as envs:
+        envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
+        assert envs.step([1, 2, 3])[1].tolist() == [1, 2, 3]
+        assert envs.step_each([1, 2, 3])[1].tolist() == [1, 2, 3]
+        envs.send([4, 5], [0, 2])
+        with pytest.raises(envhub.SessionBusy):
+            envs.reset()
+        assert envs.recv()[1].tolist() == [4, 5]
+        envs.async_reset()
+        assert envs.recv_each()[-1].tolist() == [0, 1, 2]
+        envs.set_attr("note", [7, 8], [2, 0])
+        assert envs.get_attr("note", [0, 2]) == (8, 7) and envs.has_attr("nothing", [1]) == (False,)
+        with pytest.raises(envhub.NothingPending):
+            envs.call_wait()
+        assert [len(each) for each in envs.call("observation")] == [2, 2, 2]
+        assert envs.attr_is_callable("count") == (False,) * 3 and envs.is_wrapped("no:One") == (False,) * 3
+        assert (envs.lane, envs.num_workers, envs.address, envs.compression) == ("in-process", 0, None, "")
+        assert len(envs.token) == 32 and not envs.vector and envs.represented == {}
+        with pytest.raises(envhub.RequestRefused, match="private hub"):
+            envs.detach()
+    assert envs.closed
+
+
+class Watcher:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.fails = False
+
+    def check_parts(self) -> None:
+        raise ValueError("no parts")
+
+    def step_begun(self, actions: Any) -> None:
+        self.told.append(("begun", list(actions)))
+
+    def step_ended(self, envs: HubVectorEnv, result: Any) -> None:
+        self.told.append(("ended", result[1].tolist(), envs.get_attr("count")))
+        if self.fails:
+            raise OSError("no disk")
+
+    def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
+        self.told.append(("reset", reset.seeds, observations.shape))
+
+    def broken_off(self, error: BaseException | None) -> None:
+        self.told.append(("broken off", error))
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[HubVectorEnv, Watcher]]:
+    watcher = Watcher()
+    with contextlib.closing(HubVectorEnv(session())) as envs:
+        envs._observers = (watcher,)
+        yield envs, watcher
+
+
+def test_observer_is_told_of_every_reset_and_step_in_order(watched: tuple[HubVectorEnv, Watcher]) -> None:
+    envs, watcher = watched
+    envs.reset(seed=5)
+    envs.reset_each(None, None)
+    envs.step([1, 2, 3])
+    envs.step_each([3, 2, 1])
+    envs.step_async([1, 1, 1])
+    envs.drop_pending()
+    envs.close()
+    first, again, *steps, dropped, closed = watcher.told
+    assert first[:2] == ("reset", [5, 6, 7]) and again[:2] == ("reset", [])
+    assert steps == [
+        ("begun", [1, 2, 3]),
+        ("ended", [1, 2, 3], (1, 1, 1)),
+        ("begun", [3, 2, 1]),
+        ("ended", [3, 2, 1], (2, 2, 2)),
+        ("begun", [1, 1, 1]),
+    ]
+    assert dropped == ("broken off", None) and closed == "closed"
+
+
+def test_observer_is_told_of_what_broke_off_and_not_of_what_can_be_waited_for(
+    watched: tuple[HubVectorEnv, Watcher],
+) -> None:
+    envs, watcher = watched
+    envs.reset()
+    with pytest.raises(envhub.NothingPending):
+        envs.step_wait()
+    with pytest.raises(envhub.SpaceMismatch):
+        envs.step([1])
+    with pytest.raises(ValueError, match="no parts"):
+        envs.send([1, 2, 3])
+    with pytest.raises(ValueError, match="no parts"):
+        envs.async_reset()
+    assert len(watcher.told) == 1
+    watcher.fails = True
+    with pytest.raises(OSError, match="no disk") as caught:
+        envs.step([1, 2, 3])
+    assert watcher.told[-1] == ("broken off", caught.value)
+    watcher.fails = False
+    assert envs.step([4, 5, 6])[1].tolist() == [4, 5, 6]
+    assert operator.countOf([entry[0] for entry in watcher.told], "broken off") == 1

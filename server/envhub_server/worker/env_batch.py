@@ -20,8 +20,8 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import batch_infos
+from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.info_place import NO_INFO, InfoPlace
-from envhub_server.worker.journal_writer import JournalWriter
 from envhub_server.worker.native_env import NativeEnv
 from envhub_server.worker.row import (
     DISABLED,
@@ -67,8 +67,7 @@ class EnvBatch:
         self._checks = 0
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.journal: JournalWriter | None = None
-        self.checkpoint_due = False  # as of a ``Row``; a vector env's random numbers are not noted
+        self.observers: Sequence[BatchObserver] = ()
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
@@ -87,8 +86,8 @@ class EnvBatch:
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
         self.first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
-        if self.journal is not None:
-            self.journal.made(self)
+        for observer in self.observers:
+            observer.built(self)
 
     def attach(
         self,
@@ -206,8 +205,8 @@ class EnvBatch:
         return [None] * len(self.indices)
 
     def _note_first_seeds(self) -> None:
-        if self.journal is not None:
-            self.journal.first_reset(self, self.first_seeds)
+        for observer in self.observers:
+            observer.first_reset(self, self.first_seeds)
 
     def _reset_new(self) -> None:
         self._note_first_seeds()

@@ -23,7 +23,8 @@ import time
 import traceback
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Iterator, Sequence, Union
+from types import MappingProxyType
+from typing import Any, Callable, Iterator, Mapping, Sequence, Union
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
@@ -58,6 +59,7 @@ from envhub_server.ipc.journal import Journal, JournalLayout, name_of_raised
 from envhub_server.ipc.packages import remedy
 from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.worker import rendering
+from envhub_server.worker.batch_observer import Observers
 from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.env_batch import EnvBatch, Part, SubEnv
 from envhub_server.worker.env_family import may_share_process
@@ -99,6 +101,7 @@ ATTRIBUTE_CALLS = frozenset(
 )
 
 Target = Union[Row, SubEnv]  # of a call
+NOTHING: Mapping[int, bytes] = MappingProxyType({})  # out of band
 
 _CAME_BACK = (
     b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
@@ -143,9 +146,8 @@ class Worker:
         self._serving = False  # whether the rows in the arena are this worker's
         self._left: list[Part] = []  # that another worker serves now
         self._rebuilds = 0
-        self._journal: JournalWriter | None = None
+        self._observers = Observers()
         self._attributes = SetAttributes()
-        self._episodes: EpisodeWriter | None = None  # where they are recorded
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
@@ -433,6 +435,8 @@ class Worker:
         except BaseException as error:
             self._send_failure(error, row.index, "factory_failed")
             return False
+        for observer in self._observers.each:
+            observer.attach(arena)
         self._open_journal(layout, journals)
         self._open_recording(mapped.recording, lines)
         self._turn_at = self._rows[0].index
@@ -441,36 +445,30 @@ class Worker:
         return None
 
     def _open_journal(self, layout: Layout, descriptors: list[int]) -> None:
-        """Begin the journal in this memory, if any was given; else go on with the one that was begun."""
+        """Begin the journal in this memory, if any was given."""
         rows = len(self._indices())
         for descriptor in descriptors:
             journal = Journal(JournalLayout(rows, layout.observations, layout.actions), descriptor)
             os.close(descriptor)
             journal.format()
             writer = JournalWriter if rows > 1 else RowJournalWriter
-            self._journal = writer(journal, self._arena, self._rows, is_batch=bool(self._build.shares))
-            for row in self._rows:
-                row.journal = self._journal
-        if self._journal is not None and not descriptors:
-            self._journal.attach(self._arena)
+            is_batch = bool(self._build.shares)
+            self._observers.add(writer(journal, self._arena, self._rows, is_batch), self._rows)
 
     def _open_recording(self, wanted: dict[str, Any], descriptors: list[int]) -> None:
-        """Begin to record, if that is wanted; else go on with what was begun."""
-        if wanted:
-            mode, spaces_of_one = self._build.autoreset_mode, self._spaces[:2]
-            self._episodes = EpisodeWriter(descriptors, wanted, self._rows, spaces_of_one, mode)
-        if self._episodes is not None:
-            self._record(self._episodes.attach, self._arena)
+        """Begin to record, if that is wanted."""
+        if not wanted:
+            return
 
-    def _record(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Do this work of the recording; if it cannot be done, the envs go on unrecorded, and the hub is told."""
-        try:
-            work(*arguments)
-        except BaseException as error:  # such as a full memory, or whatever an env raises when it is rendered
-            traceback.print_exc()  # into the worker's log
-            self._close_recording()
+        def gave_up(error: BaseException) -> None:
+            self._observers.remove(writer, self._rows)
             why = f"its worker records no more: {self._told(error)}"
             self._channel.send(control.Suspicious(self._indices()[0], why))
+
+        found = wanted, self._rows, self._spaces[:2], self._build, self._rendering
+        writer = EpisodeWriter(descriptors, *found, gave_up)
+        self._observers.add(writer, self._rows)
+        writer.attach(self._arena)
 
     def _indices(self) -> list[int]:
         """All rows of this worker."""
@@ -537,7 +535,12 @@ class Worker:
         if posted := self._posted():
             self._step_rows(posted)
 
-    def _step_rows(self, rows: list[Part], run: Callable[[Part], None] | None = None) -> None:
+    def _step_rows(
+        self,
+        rows: list[Part],
+        run: Callable[[Part], None] | None = None,
+        out_of_band: Mapping[int, bytes] = NOTHING,
+    ) -> None:
         """Step the envs of these rows, by ``run`` if that is given, and wake the driver."""
         at, parts, timer = self._turn_at, 0, self._timer
         clocked = self._began_ns[at]
@@ -547,11 +550,8 @@ class Worker:
         timed = not timer.batches_left
         if timed:
             timer.start()
-        journal = self._journal
-        if journal is not None:
-            journal.begin(rows)
-        if self._episodes is not None:
-            self._record(self._episodes.begin, rows)
+        for observer in self._observers.each:
+            observer.begin(rows, out_of_band)
         for row in rows:
             self._finish(row, row.step if run is None else partial(run, row), steps=True)
             if self._op[row.index] == OP_PART:
@@ -565,10 +565,8 @@ class Worker:
         report_due = timed and timer.stop(len(rows))
         if not parts or parts < len(rows):
             self._ring_at_end()
-        if journal is not None:
-            journal.end()  # the driver need not wait for it
-        if self._episodes is not None:
-            self._record(self._episodes.end, self._rendering)
+        for observer in self._observers.each:
+            observer.end()  # the driver need not wait for it
         if report_due:
             self._channel.send(replace(timer.times, env_bytes=private_bytes() // len(self._rows)))
             self._look_at_what_is_shared()
@@ -621,13 +619,8 @@ class Worker:
                 self._poller.unregister(bell)
         self._spinner = Spinner(0, time.perf_counter_ns)
         self._left, self._rows, self._leaving = self._rows, [], False
-        self._close_recording()
+        self._observers.close()
         self._channel.send(control.Left(ending))
-
-    def _close_recording(self) -> None:
-        if self._episodes is not None:
-            self._episodes.close()
-            self._episodes = None
 
     def _ring_at_end(self) -> None:
         """Wake the driver, unless another worker has pending rows: the last worker sees that all rows are done."""
@@ -649,13 +642,9 @@ class Worker:
         def run(row: Part) -> None:
             row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
 
-        if self._journal is not None:
-            self._journal.beside(out_of_band)
-        if self._episodes is not None:
-            decoded = {row: codec.decode(parts, self._allow_pickle) for row, parts in out_of_band.items()}
-            self._record(self._episodes.out_of_band, decoded)
         # The hub completed the other rows before this worker served.
-        self._step_rows([row for row in self._rows if self._request[row.index] != self._done[row.index]], run)
+        pending = [row for row in self._rows if self._request[row.index] != self._done[row.index]]
+        self._step_rows(pending, run, out_of_band)
 
     def _on_ResetRows(self, reset: Any) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
@@ -666,18 +655,14 @@ class Worker:
             options = each.get(row, reset.options)
             return codec.decode(options, self._allow_pickle) if options else None
 
-        if self._journal is not None:
-            self._journal.begin_reset(seeds, lambda row: each.get(row, reset.options))
-        if self._episodes is not None:
-            self._record(self._episodes.begin_reset)
+        for observer in self._observers.each:
+            observer.begin_reset(seeds, lambda row: each.get(row, reset.options))
         own = {index: seed for row in self._rows for index, seed in row.seeds_of_first(seeds).items()}
         for row in self._rows:
             self._finish(row, partial(row.reset_by, seeds, options_of))
         self._ring_at_end()
-        if self._journal is not None:
-            self._journal.end()
-        if self._episodes is not None:
-            self._record(self._episodes.end_reset, {**seeds, **own}, self._rendering)
+        for observer in self._observers.each:
+            observer.end_reset({**seeds, **own})
 
     def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
         """Run a part's step or reset, which stores its status, and store ``done`` last."""
@@ -687,9 +672,8 @@ class Worker:
             run()
         except LeftWithEnding as left:
             self._arena.needs_reset.data[row.index] = FRESH
-            if self._episodes is not None:
-                ending = codec.decode(left.ending, self._allow_pickle)
-                self._record(self._episodes.left, row, ending)
+            for observer in self._observers.each:
+                observer.left(row, left.ending)
             self._leave(left.ending)
             return  # the other worker completes the row
         except BaseException as error:
@@ -699,10 +683,10 @@ class Worker:
             else:
                 row.repeat_last()
                 for index in row.indices:
-                    if self._episodes is not None:
-                        self._episodes.raised(index, f"exception: {self._told(error)}")
                     # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
-                    self._send_failure(error, index, "env_raised")
+                    failure = self._send_failure(error, index, "env_raised")
+                    for observer in self._observers.each:
+                        observer.raised(index, failure)
                     self._status[index] = STATUS_RAISED
         self._done[row.place] = self._request[row.place]
 
@@ -711,24 +695,19 @@ class Worker:
         described = self._failure_of(error, row.index)
         cause = "nan" if isinstance(error, NotFinite) else "exception"
         raised = {"exception": described.type, "traceback": described.traceback}
-        tick, number = self._tick, self._request[row.index]
+        tick, number = self._observers.tick, self._request[row.index]
         raised["replay"] = name_of_raised(self._build.replays, row.index, number) if tick >= 0 else ""
         message = described.message or raised_text(described.type, "")
         failure = EnvFailure(cause, message, restarts=self._rebuilds, **raised)
         row.truncate(failure_info(failure))
-        if self._episodes is not None:
-            self._episodes.truncated(row, failure)
+        for observer in self._observers.each:
+            observer.truncated(row, failure)
         text = f"{described.type}: {shortened(described.message, 1024)}"
         reported = dict(
             failure, message=shortened(failure.message, REPORTED_CHARS_MAX)
         )  # the hub reads short headers only
         self._channel.send(control.Faulted(row.index, text, number, tick, reported))
         self._broken.append(row)
-
-    @property
-    def _tick(self) -> int:
-        """Where the journal has what the envs are being asked; -1 without a journal."""
-        return -1 if self._journal is None else self._journal.tick
 
     def _rebuild_broken(self) -> None:
         """Build the envs again that raised; the driver already has their results."""
@@ -788,8 +767,8 @@ class Worker:
 
     def _reset_early(self, row: Target) -> bool:
         """Reset a new env that is to be rendered; returns whether it could be."""
-        if self._journal is not None:
-            self._journal.called(row, "reset")  # which a replay does not run
+        for observer in self._observers.each:
+            observer.called(row, "reset")  # which a replay does not run
         try:
             row.reset_early()
         except BaseException as error:
@@ -822,8 +801,8 @@ class Worker:
         """The envs of a call or of attributes, each once the worker begins to call it."""
         for target in [target for row in self._rows for target in row.targets(call.rows)]:
             self._begin(target)
-            if self._journal is not None and not getattr(call, "skip_unreset", False):
-                self._journal.called(target, call.name)
+            for observer in self._observers.each if not getattr(call, "skip_unreset", False) else ():
+                observer.called(target, call.name)
             yield target
 
     def _for_each_env(self, run: Callable[[Target], bytes], call: Any) -> None:
@@ -845,7 +824,7 @@ class Worker:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def _on_CloseEnvs(self, message: Any) -> bool:
-        self._close_recording()  # before an env can hang
+        self._observers.close()  # before an env can hang
         for row in self._rows or self._left:
             try:
                 row.env.close()
@@ -862,15 +841,17 @@ class Worker:
         described = error.args[0] if isinstance(error, PendingFailure) else self._failure_of(error, None)
         return f"{described.type}: {shortened(described.message, 1024)}"
 
-    def _send_failure(self, error: BaseException, row: int | None, code: str) -> None:
-        if isinstance(error, PendingFailure):
-            failure = replace(error.args[0], env_index=row)
-        else:
-            failure = self._failure_of(error, row, code)
+    def _send_failure(self, error: BaseException, row: int | None, code: str) -> messages.Failure:
+        pending = isinstance(error, PendingFailure)
+        failure: messages.Failure = (
+            replace(error.args[0], env_index=row) if pending else self._failure_of(error, row, code)
+        )
         number = 0 if row is None or self._arena is None else self._request[row]
-        journaled = code == "env_raised" and number and not isinstance(error, PendingFailure)
+        journaled = code == "env_raised" and number and not pending
         invalid = isinstance(error, NotFinite)
-        self._channel.send(control.RowFailed(failure, number, self._tick if journaled else -1, invalid))
+        tick = self._observers.tick if journaled else -1
+        self._channel.send(control.RowFailed(failure, number, tick, invalid))
+        return failure
 
 
 def _structure(space: Any) -> str:

@@ -26,9 +26,9 @@ from envhub.values.misfit import misfit
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.info_place import InfoPlace
-from envhub_server.worker.journal_writer import JournalWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
@@ -78,8 +78,7 @@ class Row:
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.journal: JournalWriter | None = None
-        self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
+        self.observers: Sequence[BatchObserver] = ()
         self.leaving = False  # whether another worker is to complete the step that ends the episode
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
@@ -94,8 +93,8 @@ class Row:
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
         self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
-        if self.journal is not None:
-            self.journal.made(self)
+        for observer in self.observers:
+            observer.built(self)
 
     def attach(
         self,
@@ -217,9 +216,7 @@ class Row:
                 final.update(axes)
                 ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
                 raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
-            if self.checkpoint_due and self.journal is not None:
-                self.journal.again(self)
-            observation, info = self._checked(self._runner.autoreset())
+            observation, info = self._autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
             return
@@ -244,17 +241,24 @@ class Row:
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
-        if self.checkpoint_due and self.journal is not None:
-            self.journal.again(self)
-        observation, info = self._checked(self._runner.autoreset())
+        observation, info = self._autoreset()
         self._store(observation, 0.0, False, False, info)
+
+    def _autoreset(self) -> tuple[Any, Any]:
+        for observer in self.observers:
+            observer.autoreset(self)
+        return self._checked(self._runner.autoreset())
+
+    def _first_reset(self) -> tuple[Any, Any]:
+        for observer in self.observers:
+            observer.first_reset(self, self.first_seeds)
+        found = self._checked(self._runner.reset(self.first_seed, None))
+        self.first_seed = None
+        return found
 
     def end_for_another(self, ending: dict[str, Any]) -> None:
         """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
-        if self.journal is not None:
-            self.journal.first_reset(self, self.first_seeds)
-        observation, info = self._checked(self._runner.reset(self.first_seed, None))
-        self.first_seed = None
+        observation, info = self._first_reset()
         ended = ending["terminated"], ending["truncated"]
         self._store(observation, ending["reward"], *ended, {**ending["final"], **_as_dict(info)})
         self._needs_reset[self.index] = ONGOING
@@ -269,10 +273,7 @@ class Row:
         elif self._mode == DISABLED:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
-            if self.journal is not None:
-                self.journal.first_reset(self, self.first_seeds)
-            observation, info = self._checked(self._runner.reset(self.first_seed, None))
-            self.first_seed = None
+            observation, info = self._first_reset()
             self._store(observation, 0.0, False, False, info)
 
     @property
@@ -309,8 +310,8 @@ class Row:
         """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
         if self.index in seeds:
             own = self.seeds_of_first(seeds)
-            if own and self.journal is not None:
-                self.journal.first_reset(self, self.first_seeds)
+            for observer in self.observers if own else ():
+                observer.first_reset(self, self.first_seeds)
             self.reset({**seeds, **own}[self.index], options_of(self.index))
         else:
             self.repeat_last()

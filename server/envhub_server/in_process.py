@@ -208,8 +208,8 @@ class _InProcessWorker(Worker):
     def _answer_build(self, work: Callable[[], Any]) -> bool | None:
         return super()._answer_build(partial(self._interruptible, work))
 
-    def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
-        super()._finish(row, partial(self._interruptible, run), steps)
+    def _finish(self, row: Any, run: Callable[[], bytes | None], steps: bool = False) -> bytes | None:
+        return super()._finish(row, partial(self._interruptible, run), steps)
 
     def _for_each_env(self, run: Callable[[Any], bytes], call: Any) -> None:
         super()._for_each_env(partial(self._interruptible, run), call)

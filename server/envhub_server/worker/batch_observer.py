@@ -44,8 +44,8 @@ class BatchObserver:
     def raised(self, index: int, failure: Failure) -> None:
         """Note that the row has no result, because its env raised."""
 
-    def left(self, row: Any, ending: bytes) -> None:
-        """Note that the row's episode has ended in this step, which another worker completes; as of ``Left``."""
+    def left(self, row: Any) -> None:
+        """Note that the row's episode has ended in this step, which another worker completes."""
 
     def built(self, part: Any) -> None:
         """Note that the part has a new env."""

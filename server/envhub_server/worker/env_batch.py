@@ -155,6 +155,9 @@ class EnvBatch:
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the actions of all rows, or reset it where it is new, and store the results.
 
+        Returns:
+            None always: a vector env is never left in the middle of a step, as a ``Row`` may be.
+
         Raises:
             TypeError: actions are no arrays of numbers.
             ValueError: a row's episode has ended, where the caller has to reset it.

@@ -230,17 +230,11 @@ class EpisodeWriter(BatchObserver):
         self._failed[self._positions[index]] = text
 
     @_or_give_up
-    def left(self, row: Row, ending: bytes) -> None:
+    def left(self, row: Row) -> None:
         """Record the last step of the row's episode."""
-        if self._recorder.closed:
-            return
-        ended = codec.decode(ending, self._allow_pickle)
-        position = self._positions[row.index]
-        rewards, terminations, truncations = (np.array(column) for column in self._flags)
-        rewards[position] = ended["reward"]
-        terminations[position], truncations[position] = ended["terminated"], ended["truncated"]
-        infos = {position: {"final_obs": ended["final"]["final_obs"]}}
-        self._recorder.stepped(self._leaves(), (rewards, terminations, truncations), infos, last=True)
+        if not self._recorder.closed:
+            infos = {self._positions[row.index]: {"final_obs": row.final_observations[0]}}
+            self._recorder.stepped(self._leaves(), self._flags, infos, last=True)
 
     # --- resets -------------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ from envhub_server.worker.gym_compat import adapt, is_wrapped
 from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
-from envhub_server.worker.row import SAME_STEP, LeftWithEnding, NotFinite, Row
+from envhub_server.worker.row import SAME_STEP, NotFinite, Row
 from envhub_server.worker.shared_imports import shareable
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
@@ -497,8 +497,8 @@ class Worker:
         if serve.ending:
             (row,) = self._rows
             assert isinstance(row, Row)
-            end = partial(row.end_for_another, codec.decode(serve.ending, self._allow_pickle))
-            self._step_rows([row], lambda _: end())
+            complete = partial(row.complete, codec.decode(serve.ending, self._allow_pickle))
+            self._step_rows([row], lambda _: complete())
         self.serve_rows()  # of rows that were posted before, the ring may be over
         if self._leaving:
             self._leave_between_episodes()
@@ -538,7 +538,7 @@ class Worker:
     def _step_rows(
         self,
         rows: list[Part],
-        run: Callable[[Part], None] | None = None,
+        run: Callable[[Part], bytes | None] | None = None,
         out_of_band: Mapping[int, bytes] = NOTHING,
     ) -> None:
         """Step the envs of these rows, by ``run`` if that is given, and wake the driver."""
@@ -553,12 +553,15 @@ class Worker:
         for observer in self._observers.each:
             observer.begin(rows, out_of_band)
         for row in rows:
-            self._finish(row, row.step if run is None else partial(run, row), steps=True)
+            ending = self._finish(row, row.step if run is None else partial(run, row), steps=True)
+            if ending is not None:
+                for observer in self._observers.each:
+                    observer.left(row)
+                self._leave(ending)
+                return
             if self._op[row.index] == OP_PART:
                 parts += 1
                 self._ring()
-        if self._left:
-            return  # in the middle of a step, which another worker completes
         self._turns[at] = self._turn
         if clocked:
             self._ended_ns[at] = time.monotonic_ns()
@@ -639,8 +642,8 @@ class Worker:
     def _on_StepRows(self, step: Any) -> None:
         out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
 
-        def run(row: Part) -> None:
-            row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
+        def run(row: Part) -> bytes | None:
+            return row.step(codec.decode(out_of_band[row.index], self._allow_pickle))
 
         # The hub completed the other rows before this worker served.
         pending = [row for row in self._rows if self._request[row.index] != self._done[row.index]]
@@ -664,18 +667,19 @@ class Worker:
         for observer in self._observers.each:
             observer.end_reset({**seeds, **own})
 
-    def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
-        """Run a part's step or reset, which stores its status, and store ``done`` last."""
+    def _finish(self, row: Any, run: Callable[[], bytes | None], steps: bool = False) -> bytes | None:
+        """Run a part's step or reset, which stores its status, and store ``done`` last.
+
+        Returns:
+            Mostly None. Where the row's episode has ended in a step that another worker completes, what ``Row.step``
+            returned: that worker stores ``done``.
+        """
         self._turn += TURN_ONE  # ``_begin`` written out, because this runs for every row and a call costs more
         self._turns[self._turn_at] = self._turn | row.turn
         try:
-            run()
-        except LeftWithEnding as left:
-            self._arena.needs_reset.data[row.index] = FRESH
-            for observer in self._observers.each:
-                observer.left(row, left.ending)
-            self._leave(left.ending)
-            return  # the other worker completes the row
+            ending = run()
+            if ending is not None:
+                return ending
         except BaseException as error:
             policy = self._on_invalid if isinstance(error, NotFinite) else self._on_exception
             if steps and not isinstance(error, self.never_truncated) and policy == "truncate":
@@ -689,6 +693,7 @@ class Worker:
                         observer.raised(index, failure)
                     self._status[index] = STATUS_RAISED
         self._done[row.place] = self._request[row.place]
+        return None
 
     def _truncate(self, row: Row, error: BaseException) -> None:
         """Truncate the row, whose step raised, and note that its env must be built again."""

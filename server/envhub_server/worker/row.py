@@ -42,14 +42,6 @@ class NotFinite(ValueError):
     """An observation or a reward is infinite or not a number."""
 
 
-class LeftWithEnding(Exception):
-    """An episode has ended in a step that another worker is to complete; ``ending`` is as of ``Left``."""
-
-    def __init__(self, ending: bytes) -> None:
-        super().__init__(ending)
-        self.ending = ending
-
-
 class Row:
     """One env of this worker.
 
@@ -176,20 +168,24 @@ class Row:
         self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects.get(self.index, b"")
 
-    def step(self, out_of_band: Sequence[Any] = ()) -> None:
+    def step(self, out_of_band: Sequence[Any] = ()) -> bytes | None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
         ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
+
+        Returns:
+            Mostly None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
+            the reward and the flags are stored, and another worker completes the step by a reset.
         """
         self._out_of_band = iter(out_of_band)
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:
             self._begin(needs_reset)
-            return
+            return None
         self.turn = self.index
         if needs_reset and self._mode == NEXT_STEP:
             self.autoreset()
-            return
+            return None
         results = self._runner.step(self._action())
         try:
             observation, reward, terminated, truncated, info = results
@@ -211,18 +207,26 @@ class Row:
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             self.final_observations = [final["final_obs"]]
             if self.leaving:
-                nbytes = len(codec.encode(final, self._lenient))
-                final = self._info.without_largest(final, nbytes) if nbytes > self._info.bytes_max else final
-                final.update(axes)
-                ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
-                raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
+                return self._end(reward, terminated, truncated, final, axes)
             observation, info = self._autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
-            return
+            return None
         if axes:
             info = {**_as_dict(info, f"step of env {self.index}"), **axes}
         self._store(observation, reward, terminated, truncated, info, "step")
+        return None
+
+    def _end(self, reward: Any, terminated: Any, truncated: Any, final: dict[str, Any], axes: dict[str, Any]) -> bytes:
+        """Store how the episode ended, for the worker that completes the step; returns the info for that."""
+        nbytes = len(codec.encode(final, self._lenient))
+        if nbytes > self._info.bytes_max:
+            final = self._info.without_largest(final, nbytes)
+        encoded = codec.encode({**final, **axes}, self._lenient)
+        index, arena = self.index, self._arena
+        arena.rewards[index], arena.terminations[index], arena.truncations[index] = reward, terminated, truncated
+        self._needs_reset[index] = FRESH
+        return encoded
 
     def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
         """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
@@ -256,12 +260,16 @@ class Row:
         self.first_seed = None
         return found
 
-    def end_for_another(self, ending: dict[str, Any]) -> None:
-        """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
+    def complete(self, final: dict[str, Any]) -> None:
+        """Complete by a reset the step that ended an episode of another worker's env (SAME_STEP).
+
+        The other worker has stored the reward and the flags; ``final`` is the decoded rest, as of ``step``.
+        """
+        index = self.index
+        outcome = self._rewards[index], self._terminations[index], self._truncations[index]
         observation, info = self._first_reset()
-        ended = ending["terminated"], ending["truncated"]
-        self._store(observation, ending["reward"], *ended, {**ending["final"], **_as_dict(info)})
-        self._needs_reset[self.index] = ONGOING
+        self._store(observation, *outcome, {**final, **_as_dict(info)})
+        self._needs_reset[index] = ONGOING
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""

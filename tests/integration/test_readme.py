@@ -36,7 +36,7 @@ HOMES = {
     "SessionRuntime": "envhub_server.hub.runtime",
     "SessionState": "envhub_server.session.state",
     "ArenaDriver": "envhub.arena.driver",
-    "Worker": "envhub_server.worker.main",
+    "Stepper": "envhub_server.worker.stepper",
     "Row": "envhub_server.worker.row",
 }
 

@@ -61,37 +61,3 @@ class BatchObserver:
 
     def close(self) -> None:
         """Observe nothing from now on."""
-
-
-class Observers:
-    """The observers of a worker's envs.
-
-    Attributes:
-        each: the observers, in the order in which they are called.
-    """
-
-    def __init__(self) -> None:
-        self.each: tuple[BatchObserver, ...] = ()
-
-    @property
-    def tick(self) -> int:
-        """The ``tick`` of the observer that has one; -1 if none has."""
-        return max((observer.tick for observer in self.each), default=-1)
-
-    def add(self, observer: BatchObserver, parts: Sequence[Any]) -> None:
-        """Have these parts, which are all of the worker, observed by one more."""
-        self._change((*self.each, observer), parts)
-
-    def remove(self, observer: BatchObserver, parts: Sequence[Any]) -> None:
-        """Undo ``add``."""
-        self._change(tuple(each for each in self.each if each is not observer), parts)
-
-    def _change(self, each: tuple[BatchObserver, ...], parts: Sequence[Any]) -> None:
-        self.each = each
-        for part in parts:
-            part.observers = each
-
-    def close(self) -> None:
-        """Close all of them."""
-        for observer in self.each:
-            observer.close()

@@ -11,7 +11,8 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, NotFinite, Row
+from envhub_server.worker.observation_checks import STEPS_CHECKED_FIRST, NotFinite
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,

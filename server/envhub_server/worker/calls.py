@@ -9,13 +9,13 @@ from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.set_attributes import SetAttributes
-from envhub_server.worker.env_batch import SubEnv
 from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.gym_compat import is_wrapped
 from envhub_server.worker.host import Host
 from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.progress_word import ProgressWord
 from envhub_server.worker.row import Row
+from envhub_server.worker.sub_env import SubEnv
 
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 # Methods by which the attribute of any name is reached.

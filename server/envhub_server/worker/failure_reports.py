@@ -10,7 +10,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.exception_report import PendingFailure, describe_failure
 from envhub_server.worker.hosted_envs import HostedEnvs
-from envhub_server.worker.row import NotFinite
+from envhub_server.worker.observation_checks import NotFinite
 
 LINE_CHARS_MAX = 1024  # of an exception's text
 

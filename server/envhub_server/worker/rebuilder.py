@@ -16,8 +16,8 @@ from envhub_server.worker.env_batch import Part
 from envhub_server.worker.failure_reports import LINE_CHARS_MAX, FailureReports
 from envhub_server.worker.host import Host
 from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.progress_word import ProgressWord
-from envhub_server.worker.row import NotFinite
 
 REPORTED_CHARS_MAX = 4096  # of an exception's text
 

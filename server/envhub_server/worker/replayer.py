@@ -37,7 +37,8 @@ from envhub_server.worker.env_sources import adopt_environment, factories, runne
 from envhub_server.worker.gym_compat import adapt, innermost
 from envhub_server.worker.journal_writer import bit_generator_of
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
-from envhub_server.worker.row import NotFinite, Row
+from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.row import Row
 
 INFO_BYTES = 2048
 UNSEEN_CHARS_MAX = 300  # of why there are no frames

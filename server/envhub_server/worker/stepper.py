@@ -25,10 +25,11 @@ from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.host import Host
 from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.private_memory import private_bytes
 from envhub_server.worker.progress_word import ProgressWord
 from envhub_server.worker.rebuilder import Rebuilder
-from envhub_server.worker.row import NotFinite, Row
+from envhub_server.worker.row import Row
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
 from envhub_server.worker.step_timer import StepTimer

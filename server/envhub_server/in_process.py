@@ -20,9 +20,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import envhub
 from envhub.protocol import prelude
@@ -36,6 +35,7 @@ from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
 from envhub_server.hub.runtime import Services, SessionRuntime
 from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.factories_memory import held
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
@@ -47,7 +47,8 @@ from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSa
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import Phase, SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
-from envhub_server.worker.main import Worker
+from envhub_server.worker.host import Host
+from envhub_server.worker.process import Worker
 
 PEER, CONNECTION = b"program", 1  # the one client
 ARENA_BYTES_MAX = 1 << 50
@@ -196,36 +197,23 @@ class _Crashed(Exception):
     """The worker must end as if its process had crashed."""
 
 
-class _InProcessWorker(Worker):
-    """A worker that is no process of its own."""
+class _ProgramHost(Host):
+    """The program's own process, in whose thread the worker runs."""
 
-    never_truncated = (*Worker.never_truncated, KeyboardInterrupt)  # which is the program's
+    never_truncated = (*Host.never_truncated, KeyboardInterrupt)  # which is the program's
+    calls_directly = False
 
-    def __init__(self, channel: Any, interrupts: _Interrupts) -> None:
-        super().__init__(channel)
+    def __init__(self, interrupts: _Interrupts) -> None:
+        super().__init__()
         self._interrupts = interrupts
 
-    def _answer_build(self, work: Callable[[], Any]) -> bool | None:
-        return super()._answer_build(partial(self._interruptible, work))
-
-    def _finish(self, row: Any, run: Callable[[], None], steps: bool = False) -> None:
-        super()._finish(row, partial(self._interruptible, run), steps)
-
-    def _for_each_env(self, run: Callable[[Any], bytes], call: Any) -> None:
-        super()._for_each_env(partial(self._interruptible, run), call)
-
-    def _pin(self, cpu: int | None) -> None:
-        """Leave the program on the CPUs that it has."""
-
-    def _make_env(self, row: int) -> Any:
-        return self._interruptible(super()._make_env, row)
-
-    def _on_CloseEnvs(self, message: Any) -> bool:
-        return bool(self._interruptible(super()._on_CloseEnvs, message))
-
-    def _interruptible(self, run: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Call code of an env, which Ctrl-C interrupts."""
         with self._interrupts.let_through():
             return run(*arguments)
+
+    def pin(self, cpu: int | None) -> None:
+        """Leave the program on the CPUs that it has."""
 
     def crash(self) -> None:
         """End, so that the session starts another one."""
@@ -271,7 +259,7 @@ class _WorkerInThread:
         self._session, self._number, self._events = session, number, events
         self.label: dict[str, Any] = {}  # of what it prints, which is the program's own output
         self._channel = _EventChannel(lambda message: self._report(WorkerSaid(number, message)))
-        self._worker = _InProcessWorker(self._channel, interrupts)
+        self._worker = Worker(cast("Channel", self._channel), _ProgramHost(interrupts))
         self._far_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._ended = False
 

@@ -16,7 +16,12 @@ from typing import Any
 from chaos.chain_env import ChainEnv
 
 MODULES = (
-    "envhub_server.worker.main",
+    "envhub_server.worker.process",
+    "envhub_server.worker.arena_mapper",
+    "envhub_server.worker.bells",
+    "envhub_server.worker.builder",
+    "envhub_server.worker.calls",
+    "envhub_server.worker.stepper",
     "envhub_server.worker.row",
     "envhub_server.worker.env_runner",
     "envhub_server.ipc.channel",
@@ -31,7 +36,7 @@ class LinePoints:
         self._files = {sys.modules[name].__file__ or "": name.rpartition(".")[2] for name in MODULES}
         self._record = _first(record)
         self._point, self._left, self._killed = point, occurrence, killed
-        self._phase = "_on_Build"
+        self._phase = "build"
 
     def install(self) -> None:
         """Trace what is executed from now on, also in the calls that are under way."""
@@ -48,7 +53,8 @@ class LinePoints:
         if file is None:
             return None
         name = frame.f_code.co_name
-        if event == "call" and (name.startswith("_on_") or name == "serve_rows"):
+        caller = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+        if event == "call" and (caller == "handle" or name == "serve_rows"):
             self._phase = name
         if event == "line":
             self._pass(f"{self._phase} {file}:{frame.f_lineno}")

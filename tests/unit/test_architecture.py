@@ -110,7 +110,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def test_the_files_are_found() -> None:
-    assert {*PURE, *STEP_PATH, "server/envhub_server/worker/main.py", "envhub/cli.py"} <= FILES.keys()
+    assert {*PURE, *STEP_PATH, "server/envhub_server/worker/process.py", "envhub/cli.py"} <= FILES.keys()
 
 
 # --- who imports whom -------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Scene:
         self.arena.actions[0][: data.size] = data
         self.arena.observations[0][self.posts & 1] = self.posts
         chosen = [row for row in self.rows if row.index in rows]
-        self.writer.begin(chosen)
+        self.writer.begin(chosen, {})
         self.writer.end()
 
 
@@ -140,7 +140,7 @@ def test_vector_env_is_run_again_from_a_reset_of_all_its_envs_by_seeds_only() ->
 
 def test_step_that_has_no_end_has_no_digest(scene: Scene) -> None:
     scene.reset(7)
-    scene.writer.begin(scene.rows)
+    scene.writer.begin(scene.rows, {})
     found = scene.history([0])
     assert (len(found.kinds), found.digested) == (2, 1)
 
@@ -159,7 +159,7 @@ def test_rows_whose_results_are_in_several_slots_are_digested_where_they_are(sce
 
     def work(*indices: int) -> None:
         """As the rows' worker does."""
-        scene.writer.begin([row for row in scene.rows if row.index in indices])
+        scene.writer.begin([row for row in scene.rows if row.index in indices], {})
         for index in np.flatnonzero(arena.request != arena.done):
             arena.observations[0][arena.request[index] & 1, index] = arena.request[index]
             arena.done[index] = arena.request[index]
@@ -190,7 +190,7 @@ def test_actions_of_another_dtype_are_read_by_theirs(scene: Scene) -> None:
 def test_rows_with_actions_of_several_dtypes_at_one_time_are_cut(scene: Scene) -> None:
     scene.reset(7)
     scene.arena.action_codes[0][:] = [INT64, INT64, INT8]
-    scene.writer.begin(scene.rows)
+    scene.writer.begin(scene.rows, {})
     assert "several kinds" in scene.history([0]).cut
 
 
@@ -211,8 +211,8 @@ def test_random_numbers_are_noted_now_and_then_at_the_end_of_an_episode(scene: S
         scene.arena.needs_reset[:] = number % 50 == 0
         scene.step(0, 0, 0)
         ends += number % 50 == 0
-        if number % 50 == 0 and scene.rows[0].checkpoint_due:
-            scene.writer.again(scene.rows[0])
+        if number % 50 == 0:
+            scene.writer.autoreset(scene.rows[0])
     found = scene.history([0])
     assert (found.cut, found.begins, found.kinds[0]) == ("", "generator", 1)
     assert len(found.kinds) <= CHECKPOINT_TICKS + 50
@@ -224,7 +224,7 @@ def test_history_ends_with_the_tick_that_is_asked_for(scene: Scene) -> None:
     scene.reset(7)
     scene.step(1, 1, 1)
     tick = scene.writer.tick
-    scene.writer.made(scene.rows[0])  # of the env that takes the place of the one that failed then
+    scene.writer.built(scene.rows[0])  # of the env that takes the place of the one that failed then
     scene.step(2, 2, 2)
     found = scene.history([0], tick)
     assert (found.begins, len(found.kinds)) == ("made", 2)
@@ -267,7 +267,7 @@ def test_digests_tell_one_changed_number(shape: tuple[int, ...]) -> None:
     scene.step(0, 0, 0)
     scene.step(0, 0, 0)
     scene.arena.observations[0][0] = 1
-    scene.writer.begin(scene.rows)
+    scene.writer.begin(scene.rows, {})
     scene.writer.end()
     digests = np.frombuffer(scene.history([0]).digests, np.uint8).reshape(3, -1)
     assert digests[0].tolist() == digests[2].tolist() != digests[1].tolist()
@@ -376,7 +376,7 @@ def test_writer_of_one_row_writes_what_the_writer_of_several_does(observation: L
             if number % 10 == 5:
                 writer.begin_reset({1: number} if number % 20 == 5 else {}, lambda row: b"")
             else:
-                writer.begin([row])
+                writer.begin([row], {})
         arena.observations[0][:] = rng.integers(0, 256, arena.observations[0].shape)
         arena.request[:] += number % 2  # the driver may post the next step before the end is noted
         for writer in writers:

@@ -11,7 +11,8 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, STEPS_CHECKED_FIRST, LeftWithEnding, NotFinite, Row
+from envhub_server.worker.observation_checks import STEPS_CHECKED_FIRST, NotFinite
+from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,
@@ -178,12 +179,25 @@ def test_worker_that_leaves_hands_over_no_info_that_is_too_large() -> None:
     step = place.env.step
     place.env.step = lambda action: (*step(action)[:4], {"text": LARGE})
     place.post(OP_STEP, TERMINATE)
-    with pytest.raises(LeftWithEnding) as left:
-        place.row.step()
-    ending = codec.decode(left.value.ending)
-    assert (ending["reward"], ending["terminated"], ending["truncated"]) == (1, True, False)
-    assert ending["final"].pop("final_obs").tolist() == [1, 1]
-    assert ending["final"] == {"final_info": {}, "info_dropped": True} and "dropped" in place.suspected[0]
+    left = place.row.step()
+    assert left is not None and place.result == (1, True, False) and place.needs_reset == FRESH
+    ending = codec.decode(left)
+    assert ending.pop("final_obs").tolist() == [1, 1]
+    assert ending == {"final_info": {}, "info_dropped": True} and "dropped" in place.suspected[0]
+
+
+def test_worker_that_takes_over_completes_the_step_by_a_reset() -> None:
+    left = begun(SAME_STEP)
+    left.row.leaving = True
+    left.post(OP_STEP, TERMINATE)
+    ending = left.row.step()
+    assert ending is not None
+    successor = Place(ScriptedEnv(), SAME_STEP, left.arena)
+    successor.row.take_place({MINE: 7}, None, b"", {})
+    successor.row.complete(codec.decode(ending))
+    assert (successor.observation, successor.result, successor.needs_reset) == ([1, 0], (1, True, False), ONGOING)
+    assert successor.info["final_obs"].tolist() == [1, 1] and successor.info["final_info"] == {}
+    assert left.env.seeds == [None] and successor.env.seeds == [7]
 
 
 def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:

@@ -251,8 +251,8 @@ def test_every_failure_code_is_in_the_table_with_its_scope() -> None:
             parts = node.args[:2]
             if len(parts) == 2 and all(isinstance(part, ast.Constant) for part in parts):
                 used.add((str(parts[0].value), str(parts[1].value)))  # type: ignore[attr-defined]
-    worker = (ROOT / "server/envhub_server/worker/main.py").read_text()
-    used |= {(code, "env") for code in re.findall(r'"(env_raised|factory_failed)"', worker)}
+    worker = [path.read_text() for path in (ROOT / "server/envhub_server/worker").glob("*.py")]
+    used |= {(code, "env") for text in worker for code in re.findall(r'"(env_raised|factory_failed)"', text)}
     listed = {(row[0], scope.strip(" `")) for row in table("Failure codes") for scope in row[1].split(",")}
     assert listed == used
     assert {scope for _, scope in listed} == {"request", "env", "session", "hub"}

@@ -19,8 +19,9 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.factories_memory import held
 from envhub_server.ipc.reseeding import reseeded
-from envhub_server.worker import main as worker_main
-from envhub_server.worker.main import Worker
+from envhub_server.worker import host as worker_host
+from envhub_server.worker.host import Host
+from envhub_server.worker.process import Worker
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
@@ -84,7 +85,7 @@ class Hub:
         for end in ends:
             stack.callback(end.close)
         self.channel, channel = map(Channel, ends)
-        self.worker = Worker(channel)
+        self.worker = Worker(channel, Host())
         self.heard: list[Any] = []
         self.new_bells()
         self.thread: threading.Thread | None = None
@@ -276,7 +277,7 @@ def test_results_are_stored_before_done() -> None:
             words = arena.rewards[row], arena.terminations[row], arena.needs_reset[row], arena.status[row]
             seen[row] = observation, *map(int, words), bool(arena.done[row] == arena.request[row])
 
-        hub.worker._done = Watched(hub.worker._done, look)  # type: ignore[assignment]
+        hub.worker._stepper._done = Watched(hub.worker._stepper._done, look)  # type: ignore[assignment]
         hub.step(GO_ON, TERMINATE, GIVE_INFO, GO_ON)
         assert seen == {
             0: ([1, 1], 1, 0, 0, STATUS_OK, False),
@@ -294,7 +295,7 @@ def test_what_the_channel_carries_is_sent_before_done(action: int, kind: type) -
         def look(row: int) -> None:
             sent_at_done.append(bool(select.select([hub.channel.fileno()], [], [], 0)[0]))
 
-        hub.worker._done = Watched(hub.worker._done, look)  # type: ignore[assignment]
+        hub.worker._stepper._done = Watched(hub.worker._stepper._done, look)  # type: ignore[assignment]
         hub.step(action)
         assert sent_at_done == [True]
         (found,) = hub.hear(kind)
@@ -710,8 +711,8 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
         raise ChannelClosed  # in place of the end of this process
 
     with serving([0], on_exception="truncate") as hub:
-        monkeypatch.setattr(worker_main.os, "_exit", end)
-        monkeypatch.setattr(hub.worker, "_factories", [lambda: 1 / 0])
+        monkeypatch.setattr(worker_host.os, "_exit", end)
+        monkeypatch.setattr(hub.worker._builder, "_factories", [lambda: 1 / 0])
         hub.step(RAISE)
         assert ended.wait(PATIENCE_S)
         monkeypatch.undo()

@@ -233,8 +233,8 @@ class Leave(Frozen):
 class Left(Frozen):
     """Worker to hub: it serves its rows no more; another worker may.
 
-    With SAME_STEP, ``ending`` is what is left of the step that ended the only row's episode: encoded, a map of
-    ``reward``, ``terminated``, ``truncated`` and ``final``, a part of the info. The other worker's env is reset in it.
+    With SAME_STEP, ``ending`` is encoded, the final observation and info of the step that ended the only row's episode.
+    The reward and the flags of this step are in the row. The other worker completes the step by a reset.
     """
 
     ending: bytes = b""

@@ -7,47 +7,30 @@ once. Its rows begin, step and die together. Only a masked reset tells them apar
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Callable, Collection, Mapping, Sequence, Union
 
 import numpy as np
 
-from envhub.arena.memory import STATUS_INFO, STATUS_OK, TURN_FIRST, Arena
+from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
-from envhub.values import actions, codec, spaces
+from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import batch_infos
-from envhub_server.worker.info_place import NO_INFO, InfoPlace
-from envhub_server.worker.journal_writer import JournalWriter
+from envhub_server.worker.batch_actions import BatchActions
+from envhub_server.worker.batch_observer import BatchObserver
+from envhub_server.worker.batch_results import BatchResults, Outcome
+from envhub_server.worker.info_place import InfoPlace
 from envhub_server.worker.native_env import NativeEnv
-from envhub_server.worker.row import (
-    DISABLED,
-    SAME_STEP,
-    STEPS_CHECKED_FIRST,
-    STEPS_PER_CHECK,
-    NotFinite,
-    Row,
-    why_not_finite,
-)
+from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
+from envhub_server.worker.row import DISABLED, SAME_STEP, Row
 from envhub_server.worker.slots import as_slice
+from envhub_server.worker.sub_env import SharedCall, SubEnv
 
 _INVALID = codec.encode({"invalid_transition": True})
-
-
-class Outcome(NamedTuple):
-    """The results of a step of all rows, or of a reset of some: an array per leaf of the observations, then the others.
-
-    ``infos`` is batched, or a list of one per env.
-    """
-
-    observations: list[np.ndarray]
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    infos: Any
 
 
 class EnvBatch:
@@ -64,11 +47,10 @@ class EnvBatch:
         self.final_observations: list[Any] = [None] * len(rows)  # as of a ``Row``; None if there is none
         self.reward_shape: tuple[int, ...] = ()  # as of a ``Row``
         self._rebuilds = 0
-        self._checks = 0
+        self._plan = CheckPlan()
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.journal: JournalWriter | None = None
-        self.checkpoint_due = False  # as of a ``Row``; a vector env's random numbers are not noted
+        self.observers: Sequence[BatchObserver] = ()
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
@@ -87,8 +69,8 @@ class EnvBatch:
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
         self.first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
-        if self.journal is not None:
-            self.journal.made(self)
+        for observer in self.observers:
+            observer.built(self)
 
     def attach(
         self,
@@ -113,18 +95,13 @@ class EnvBatch:
         self._infos = [
             InfoPlace(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
         ]
-        self._columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
+        batch_columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
+        self._results = BatchResults(arena, self.indices, self._infos, batch_columns, same_step)
         mine = self.place
         self._request, self._done = arena.request[mine], arena.done[mine]
         self._needs_reset = arena.needs_reset[mine]
-        self._results = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
-        self._info_words = arena.info_template[mine], arena.info_length[mine], arena.status[mine]
-        self._same_slots = [np.full(len(self.indices), slot).tobytes() for slot in (0, 1)]
-        self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
-        self._code_columns = [column[mine] for column in arena.action_codes]
-        self._codes = b""
-        self._actions: list[np.ndarray] = []  # of each leaf, by these codes
-        self._steps_to_check = 1
+        self._actions = BatchActions(arena, mine, action_space)
+        self._plan.begin()
 
     # --- what the worker asks -----------------------------------------------------------------------------------------
 
@@ -147,7 +124,7 @@ class EnvBatch:
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
         """What a call on these rows goes to: each of their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
-        shared = _SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
+        shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         fresh = self._needs_reset > ENDED
         return [SubEnv(self.indices[number], number, shared, bool(fresh[number])) for number in wanted]
 
@@ -155,6 +132,9 @@ class EnvBatch:
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the actions of all rows, or reset it where it is new, and store the results.
+
+        Returns:
+            None always: a vector env is never left in the middle of a step, as a ``Row`` may be.
 
         Raises:
             TypeError: actions are no arrays of numbers.
@@ -169,10 +149,10 @@ class EnvBatch:
             return
         self.turn = self.index
         outcome = self._stepped(pending)
-        self._steps_to_check -= 1
-        if not self._steps_to_check:
+        self._plan.steps_left -= 1
+        if not self._plan.steps_left:
             self._check_space(outcome.observations)
-        self._store(outcome)
+        self._results.store(outcome)
 
     def _step_new(self, pending: np.ndarray) -> None:
         """Store the results of a step before which some rows, mostly all, were not reset since their env is new."""
@@ -187,7 +167,7 @@ class EnvBatch:
             return
         live = ~(lost | fresh)
         if live.any():  # a reset left the others out
-            self._store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
+            self._results.store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
         self._truncate_some(lost, self._pending_info)
         if self._mode == DISABLED:
             self._truncate_some(fresh, _INVALID)
@@ -195,7 +175,7 @@ class EnvBatch:
             self._note_first_seeds()
             found = self.env.reset_some(fresh, self.first_seeds, None)
             self._forget_first_seeds(fresh)
-            self._store(self._of_reset(*found, self._rows[fresh]), fresh)
+            self._results.store(self._of_reset(*found, self._rows[fresh]), fresh)
 
     def _forget_first_seeds(self, chosen: np.ndarray) -> None:
         """Use no more the seeds of these rows, which were just reset, nor those that the env cannot take alone."""
@@ -206,15 +186,15 @@ class EnvBatch:
         return [None] * len(self.indices)
 
     def _note_first_seeds(self) -> None:
-        if self.journal is not None:
-            self.journal.first_reset(self, self.first_seeds)
+        for observer in self.observers:
+            observer.first_reset(self, self.first_seeds)
 
     def _reset_new(self) -> None:
         self._note_first_seeds()
         found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
         self._new = False
         self.first_seeds = self._none()
-        self._store(self._of_reset(*found, self._rows))
+        self._results.store(self._of_reset(*found, self._rows))
 
     def _reset_early(self) -> None:
         if self._new:  # else all of its rows were reset with the first one
@@ -225,7 +205,7 @@ class EnvBatch:
         if self._mode == DISABLED and pending.any():
             ended = self._rows[pending == ENDED].tolist()
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
-        observation, rewards, terminations, truncations, infos = self.env.step(self._batch_of_actions())
+        observation, rewards, terminations, truncations, infos = self.env.step(self._actions.read())
         parts = self._checked(observation, len(self.indices))
         rewards, axes = np.asarray(rewards), None
         if rewards.ndim > 1 and len(rewards) == len(self.indices):
@@ -262,29 +242,6 @@ class EnvBatch:
             part[ended] = first
         return outcome._replace(observations=observations, infos=infos)
 
-    def _batch_of_actions(self) -> Any:
-        codes = b"".join([column.tobytes() for column in self._code_columns])
-        if codes != self._codes:
-            self._read_as(codes)
-        # The env may keep its actions, so it gets copies.
-        return spaces.assemble(self._action_space, (batch.copy() for batch in self._actions))
-
-    def _read_as(self, codes: bytes) -> None:
-        """Read the actions by the rows' codes from now on, of which ``codes`` are the bytes.
-
-        Raises:
-            TypeError: the rows have actions of several dtypes, or they are in no array.
-        """
-        self._codes = b""
-        each = [set(column.tolist()) for column in self._code_columns]
-        if any(len(found) > 1 or actions.BESIDE in found for found in each):
-            raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
-        layout = self._arena.layout
-        self._actions = []
-        for buffer, leaf, (code,) in zip(self._arena.actions, layout.actions, each):
-            self._actions.append(actions.batch_of(buffer, leaf, layout.rows, code)[self.place])
-        self._codes = codes
-
     # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
@@ -307,10 +264,10 @@ class EnvBatch:
             found = self.env.reset(given, self._arena.layout.rows, options, anew=self._new and bool(own))
             self._new = False
             outcome = self._of_reset(*found, self._rows)
-            self._store(_only(outcome, chosen), chosen)
+            self._results.store(_only(outcome, chosen), chosen)
         else:
             found = self.env.reset_some(chosen, given, options)
-            self._store(self._of_reset(*found, self._rows[chosen]), chosen)
+            self._results.store(self._of_reset(*found, self._rows[chosen]), chosen)
         self._repeat(~chosen)
         self._forget_first_seeds(chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
@@ -385,52 +342,13 @@ class EnvBatch:
 
     def _check_space(self, parts: Sequence[np.ndarray]) -> None:
         """Compare observations with their space, and plan the next comparison."""
-        self._checks += 1
-        self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
+        self._plan.plan_next()
         for number, row in enumerate(self.indices):
             observation = spaces.assemble(self._observation_space, iter([part[number] for part in parts]))
             if not spaces.contains(self._observation_space, observation):
                 self._send(control.Suspicious(row, "an observation out of its space"))
-                self._steps_to_check = 0
+                self._plan.stop()
                 return
-
-    def _store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
-        """Store results, of the rows that ``chosen`` names, else of all."""
-        whole = chosen is None or bool(chosen.all())
-        where: Any = slice(None) if whole else chosen
-        slots = self._request & 1
-        count, slot = len(self._rows[where]), int(slots[0])
-        if whole and slots.tobytes() == self._same_slots[slot]:
-            for view, part in zip(self._views[slot], outcome.observations):
-                view[...] = part
-        else:
-            for leaf, part in zip(self._arena.observations, outcome.observations):
-                leaf[slots[where], self._rows[where]] = part
-        for column, values in zip(self._results, outcome[1:4]):
-            if values.shape != (count,):
-                raise ValueError(f"rewards or flags of shape {values.shape} of {count} envs")
-            column[where] = values
-        ended = ONGOING if self._mode == SAME_STEP else np.logical_or(outcome.terminations, outcome.truncations)
-        self._needs_reset[where] = ended  # ENDED is 1
-        self._store_infos(outcome.infos, where, count)
-
-    def _store_infos(self, infos: Any, where: Any, count: int) -> None:
-        if count == len(self.indices) and isinstance(infos, dict):
-            template, length = self._in_columns(infos, count) if infos else NO_INFO
-            if length or not infos:
-                words = template, length, STATUS_INFO if length else STATUS_OK
-                for column, word in zip(self._info_words, words):
-                    column[:] = word
-                return
-        each = batch_infos.by_env(infos, count) if isinstance(infos, dict) else infos
-        for number, info in zip(np.arange(len(self.indices))[where].tolist(), each):
-            self._infos[number].store(info)
-
-    def _in_columns(self, infos: dict[str, Any], count: int) -> tuple[int, int]:
-        columns = None if self._columns is None else batch_infos.columns(infos, count)
-        if columns is None or self._columns is None:
-            return NO_INFO
-        return self._columns.write(columns, lambda: batch_infos.by_env(infos, count)[0])
 
 
 Part = Union[Row, EnvBatch]
@@ -469,89 +387,3 @@ def _final_observations(infos: Any, num_envs: int) -> list[Any]:
     if isinstance(infos, dict):
         infos = batch_infos.by_env({key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}, num_envs)
     return [info.get("final_obs") for info in infos]
-
-
-# --- calls ------------------------------------------------------------------------------------------------------------
-
-
-class _SharedCall:
-    """A call of the vector env on behalf of several of its envs."""
-
-    def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
-        self.env, self._whole, self._reset_early = env, whole, reset_early
-        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
-        self._returned: list[Any] | None = None
-        self._values: dict[int, Any] = {}
-
-    def returned(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Any]:
-        """What the call of this name returned, per env; it is called once."""
-        if self._returned is None:
-            self._returned = self.env.call(name, args, dict(kwargs or {}))
-        return self._returned
-
-    def reset_early(self) -> None:
-        """As of a ``Row``, once for all of its envs; what that raises is raised for each."""
-        if self._early is False:
-            try:
-                self._reset_early()
-                self._early = True
-            except BaseException as error:
-                self._early = error
-        if isinstance(self._early, BaseException):
-            raise self._early
-
-    def check_whole(self, name: str) -> None:
-        """Check that all envs are called.
-
-        Raises:
-            ValueError: only some are.
-        """
-        if not self._whole:
-            raise ValueError(f"{name!r} is the vector env's, and not of some of its envs only")
-
-    def set(self, number: int, name: str, value: Any) -> None:
-        """Set the attribute, once the values of all envs are known."""
-        self.check_whole(name)
-        self._values[number] = value
-        if len(self._values) == self.env.num_envs:
-            self.env.set_attr(name, list(self._values.values()))
-
-
-class SubEnv:
-    """One env of a vector env, as a call on it sees it."""
-
-    def __init__(self, index: int, number: int, shared: _SharedCall, fresh: bool) -> None:
-        self.index = self.turn = index
-        self.env = self
-        self.vector_env = shared.env.made
-        self.awaits_first_reset = fresh
-        self._number, self._shared = number, shared
-
-    def reset_early(self) -> None:
-        """As of a ``Row``; all envs of the vector env are reset together."""
-        self._shared.reset_early()
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """As of a single env; a method of the vector env is called once for all of its envs.
-
-        Raises:
-            AttributeError: there is none of this name.
-            ValueError: it is a method, and only some envs are called.
-        """
-        if not self._shared.env.is_callable(name):
-            return self._shared.returned(name)[self._number]
-        if name != "render":
-            self._shared.check_whole(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._shared.returned(name, args, kwargs)[self._number]
-
-        return call
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """As of a single env; all envs of a vector env are set together.
-
-        Raises:
-            ValueError: only some envs are set, or they get several values where there is one.
-        """
-        self._shared.set(self._number, name, value)

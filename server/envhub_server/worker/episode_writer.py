@@ -1,34 +1,56 @@
 """Writes the episodes of a worker's envs into a tape, where the operator has them recorded.
 
-The worker calls it around each batch of steps or resets. What the driver overwrites is copied before the driver is
-woken, everything else afterwards.
+What the driver overwrites is copied before the driver is woken, everything else afterwards.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import socket
 import traceback
-from typing import Any, Callable, ContextManager, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Mapping, Sequence, TypeVar, cast
 
 import numpy as np
 
 from envhub.arena.memory import OP_PART, Arena
 from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
+from envhub.errors import shortened
+from envhub.protocol.messages import Failure
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
-from envhub.values import actions
+from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT
+from envhub_server.ipc.control import Build
+from envhub_server.worker.batch_observer import BatchObserver, Seeds
 from envhub_server.worker.env_batch import Part
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
 INVALID = {"invalid_transition": True}
 
+TEXT_CHARS_MAX = 1024  # of an exception, in the note of an episode that it ended
+
 Rendering = Callable[[Any], ContextManager[None]]  # of what a call on an env goes to
+_Method = TypeVar("_Method", bound=Callable[..., None])
 
 
-class EpisodeWriter:
+def _or_give_up(method: _Method) -> _Method:
+    """Make a method of an ``EpisodeWriter`` that gives up where it raises: the envs go on unrecorded."""
+
+    @functools.wraps(method)
+    def tried(self: EpisodeWriter, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except BaseException as error:  # such as a full memory, or whatever an env raises when it is rendered
+            traceback.print_exc()  # into the worker's log
+            self.close()
+            self._gave_up(error)
+
+    return cast(_Method, tried)
+
+
+class EpisodeWriter(BatchObserver):
     """Records the envs of a worker."""
 
     def __init__(
@@ -37,7 +59,9 @@ class EpisodeWriter:
         wanted: Mapping[str, Any],
         parts: Sequence[Part],
         spaces_of_one: tuple[Any, Any],
-        mode: str,
+        build: Build,
+        rendering: Rendering,
+        gave_up: Callable[[BaseException], None],
     ) -> None:
         """Record what these parts show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
 
@@ -46,18 +70,21 @@ class EpisodeWriter:
             wanted: see above.
             parts: all parts of this worker.
             spaces_of_one: of observations and of actions.
-            mode: the autoreset mode.
+            build: what the envs were built by.
+            rendering: the context in which an env is rendered between its steps.
+            gave_up: called once the writer has closed itself, with what was raised.
         """
         line, counted = descriptors
         begun = np.frombuffer(mmap.mmap(counted, 0), np.int64)
         os.close(counted)
-        self._parts, self._mode = parts, mode
+        self._parts, self._mode, self._allow_pickle = parts, build.autoreset_mode, build.allow_pickle
+        self._rendering, self._gave_up = rendering, gave_up
         self._rows = [(part, number) for part in parts for number in range(len(part.indices))]
         self._positions = {part.indices[number]: position for position, (part, number) in enumerate(self._rows)}
         filmed = wanted["filmed"]
         selection = Selection(len(self._rows), wanted["recorded"], filmed, wanted["every"], wanted["env_ids"])
         ends = socket.socket(fileno=line)
-        self._recorder = EpisodeRecorder(ends, selection, spaces_of_one, mode, wanted["queue_bytes"], begun)
+        self._recorder = EpisodeRecorder(ends, selection, spaces_of_one, self._mode, wanted["queue_bytes"], begun)
         self._filmed, self._wait_s = filmed, wanted["wait_s"]
         self._frame: tuple[int, ...] = ()
         self._chosen: np.ndarray | None = None  # rows of a batch that has not all of them
@@ -66,14 +93,11 @@ class EpisodeWriter:
         self._seeds: dict[int, int | None] = {}  # of these resets
         self._infos: dict[int, Any] = {}
         self._failed: dict[int, str] = {}
-        self._beside: Mapping[int, Sequence[Any]] = {}
+        self._out_of_band: Mapping[int, Sequence[Any]] = {}  # parts of the actions of this step, by position
 
+    @_or_give_up
     def attach(self, arena: Arena) -> None:
-        """Use these rows of ``arena`` from now on, which has the layout of the one before.
-
-        Raises:
-            OSError: there is no memory for a tape.
-        """
+        """Use these rows of ``arena`` from now on, which has the layout of the one before."""
         indices = [*self._positions]
         mine = as_slice(indices)
         self._arena, self._mine, self._first = arena, mine, indices[0]
@@ -90,7 +114,8 @@ class EpisodeWriter:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def begin(self, parts: Sequence[Part]) -> None:
+    @_or_give_up
+    def begin(self, parts: Sequence[Part], out_of_band: Mapping[int, bytes]) -> None:
         """Keep what these parts are about to be asked."""
         if self._recorder.closed:
             return
@@ -100,9 +125,13 @@ class EpisodeWriter:
         needs = self._needs_reset.tolist()
         if any(needs):
             self._note_resets(needs)
+        self._out_of_band = {
+            self._positions[row]: codec.decode(blob, self._allow_pickle)
+            for row, blob in out_of_band.items()
+            if row in self._positions
+        }
         if self._recorder.records:
             self._recorder.acted(self._actions())
-        self._beside = {}
 
     def _note_slots(self, positions: Sequence[int] | None) -> None:
         self._chosen, self._slots = None, self._where.posted(whole=positions is None)
@@ -124,15 +153,13 @@ class EpisodeWriter:
                     part, number = self._rows[position]
                     self._seeds[position] = part.first_seeds[number]
 
-    def end(self, rendering: Rendering) -> None:
-        """Record what they brought; a row is rendered within ``rendering``.
-
-        Raises:
-            ValueError: a reward has axes: a data set of Minari has one number for each step.
-        """
-        if self._recorder.closed or not self._is_open(self._reset, rendering):
+    @_or_give_up
+    def end(self) -> None:
+        """Record what they brought."""
+        if self._recorder.closed or not self._is_open(self._reset):
             return
         if axes := next((part.reward_shape for part in self._parts if part.reward_shape), ()):
+            # A data set of Minari has one number for each step.
             raise ValueError(f"rewards of shape {axes}: in a recording a reward is one number")
         _, terminations, truncations = self._flags
         if self._mode == SAME_STEP and b"\1" in (terminations | truncations).tobytes():
@@ -144,7 +171,7 @@ class EpisodeWriter:
         if self._reset is not None or self._failed or self._chosen is not None:
             moves = self._moves()
         self._recorder.stepped(self._leaves(), self._flags, self._infos, moves)
-        self._film(rendering)
+        self._film()
 
     def _moves(self) -> Moves:
         stepped, reset = self._chosen, self._reset
@@ -159,10 +186,6 @@ class EpisodeWriter:
         if isinstance(self._slots, int):
             return self._views[self._slots]
         return [leaf[self._slots, self._indices] for leaf in self._arena.observations]
-
-    def out_of_band(self, values: Mapping[int, Sequence[Any]]) -> None:
-        """Know, by row, the parts of the actions of the next step that are not in the arena."""
-        self._beside = {self._positions[row]: parts for row, parts in values.items() if row in self._positions}
 
     def _actions(self) -> list[Any]:
         """A batch for each leaf of the actions."""
@@ -183,7 +206,7 @@ class EpisodeWriter:
 
     def _one_by_one(self) -> list[Any]:
         layout, found = self._arena.layout, []
-        parts = {position: iter(values) for position, values in self._beside.items()}
+        parts = {position: iter(values) for position, values in self._out_of_band.items()}
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             batch = np.zeros((len(self._rows), *leaf.shape), leaf.dtype)
             for position, code in enumerate(column.tolist()):
@@ -196,46 +219,45 @@ class EpisodeWriter:
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
-    def truncated(self, part: Part, failure: Any) -> None:
-        """The part was truncated in this step, since its env failed so."""
+    def truncated(self, part: Part, failure: Mapping[str, Any]) -> None:
+        """Keep the failure, which is part of the info."""
         for index in part.indices:
             self._infos[self._positions[index]] = {**INVALID, "env_failure": failure}
 
-    def raised(self, index: int, text: str) -> None:
-        """The row has no result, since its env raised."""
+    def raised(self, index: int, failure: Failure) -> None:
+        """Keep what was raised, which ends the episode."""
+        text = f"exception: {failure.type}: {shortened(failure.message, TEXT_CHARS_MAX)}"
         self._failed[self._positions[index]] = text
 
-    def left(self, row: Row, ending: Mapping[str, Any]) -> None:
-        """The row's episode ended so in this step, which another worker completes."""
-        if self._recorder.closed:
-            return
-        position = self._positions[row.index]
-        rewards, terminations, truncations = (np.array(column) for column in self._flags)
-        rewards[position] = ending["reward"]
-        terminations[position], truncations[position] = ending["terminated"], ending["truncated"]
-        infos = {position: {"final_obs": ending["final"]["final_obs"]}}
-        self._recorder.stepped(self._leaves(), (rewards, terminations, truncations), infos, last=True)
+    @_or_give_up
+    def left(self, row: Row) -> None:
+        """Record the last step of the row's episode."""
+        if not self._recorder.closed:
+            infos = {self._positions[row.index]: {"final_obs": row.final_observations[0]}}
+            self._recorder.stepped(self._leaves(), self._flags, infos, last=True)
 
     # --- resets -------------------------------------------------------------------------------------------------------
 
-    def begin_reset(self) -> None:
-        """Know where the results of a reset by request will be."""
+    @_or_give_up
+    def begin_reset(self, seeds: Seeds, options_of: Callable[[int], bytes]) -> None:
+        """Note where the results of a reset by request will be."""
         self._infos, self._failed = {}, {}
         self._note_slots(range(len(self._rows)))
 
-    def end_reset(self, seeds: Mapping[int, int | None], rendering: Rendering) -> None:
-        """Record the resets of the rows of ``seeds``; ``rendering`` as of ``end``."""
+    @_or_give_up
+    def end_reset(self, seeds: Seeds) -> None:
+        """Record the resets of the rows of ``seeds``."""
         mask = np.array([row in seeds and position not in self._failed for row, position in self._positions.items()])
-        if self._recorder.closed or not self._is_open(np.flatnonzero(mask).tolist(), rendering):
+        if self._recorder.closed or not self._is_open(np.flatnonzero(mask).tolist()):
             return
         self._recorder.failed(self._failed)
         self._recorder.reset(mask, [seeds.get(row) for row in self._positions], self._leaves())
-        self._film(rendering)
+        self._film()
 
     # --- films --------------------------------------------------------------------------------------------------------
 
-    def _is_open(self, reset: Sequence[int] | None, rendering: Rendering) -> bool:
-        """Whether there is a tape; where films are wanted one is made once an env of these was reset and shows frames.
+    def _is_open(self, reset: Sequence[int] | None) -> bool:
+        """True if there is a tape; where films are wanted one is made once an env of these was reset and shows frames.
 
         The envs of a worker have frames of one shape.
         """
@@ -243,21 +265,21 @@ class EpisodeWriter:
             shown = [each for each in reset if each not in self._failed and each not in self._infos]
             if shown:
                 first = next((position for position in shown if position in self._filmed), shown[0])
-                self._frame = self._rendered([first], rendering)[0].shape
+                self._frame = self._rendered([first])[0].shape
                 self._recorder.open(self._frame, self._wait_s)
         return self._recorder.opened
 
-    def _film(self, rendering: Rendering) -> None:
+    def _film(self) -> None:
         if self._recorder.frames_due:
-            frames = self._rendered(self._recorder.frames_due, rendering)
+            frames = self._rendered(self._recorder.frames_due)
             black = np.zeros(self._frame, np.uint8)
             self._recorder.add_frames([frame if frame.shape == black.shape else black for frame in frames])
 
-    def _rendered(self, positions: Sequence[int], rendering: Rendering) -> list[np.ndarray]:
+    def _rendered(self, positions: Sequence[int]) -> list[np.ndarray]:
         """What the envs at these positions, ascending, show; an empty array of one that cannot be rendered."""
         frames, indices = [], self._indices[list(positions)].tolist()
         for target in [target for part in self._parts for target in part.targets(indices)]:
-            with rendering(target):
+            with self._rendering(target):
                 try:
                     frames.append(np.asarray(target.env.get_wrapper_attr("render")()))
                 except BaseException:  # the env may have raised in this step

@@ -25,13 +25,14 @@ from envhub_server.ipc.journal import (
     flat,
     in_items,
 )
+from envhub_server.worker.batch_observer import BatchObserver, Seeds
 from envhub_server.worker.gym_compat import innermost
 from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
 CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
 
 
-class JournalWriter:
+class JournalWriter(BatchObserver):
     """Writes the journal of one worker."""
 
     def __init__(self, journal: Journal, arena: Arena, parts: Sequence[Any], is_batch: bool = False) -> None:
@@ -42,10 +43,11 @@ class JournalWriter:
         self._parts, self._is_batch = parts, is_batch
         self._rows = [(index, part) for part in parts for index in part.indices]
         self._positions = {index: position for position, (index, _) in enumerate(self._rows)}
-        self._checkpoint_tick = 0  # from which on the random numbers of every env are to be noted again
+        self._checkpoint_tick = 0  # from which on the random numbers of every env are to be noted again, ...
+        self._unnoted: set[int] = set()  # ... each at the end of its episode; positions
         self.attach(arena)
         for part in parts:
-            self.made(part)
+            self.built(part)
 
     def attach(self, arena: Arena) -> None:
         """Go on with these rows of another arena of the same layout."""
@@ -70,12 +72,14 @@ class JournalWriter:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def begin(self, parts: Sequence[Any]) -> None:
+    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
         """Note what these parts are about to be asked."""
         tick = self._words[1]
         place = tick % self._ticks
         if tick >= self._checkpoint_tick:
             self._ask_for_checkpoints(tick)
+        if out_of_band:
+            self._note_out_of_band(tick, out_of_band)
         whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
         self._slots = self._where.posted(whole)
         if whole:
@@ -94,8 +98,8 @@ class JournalWriter:
 
     def _ask_for_checkpoints(self, tick: int) -> None:
         self._checkpoint_tick = tick + CHECKPOINT_TICKS
-        for part in self._parts:
-            part.checkpoint_due = True
+        if not self._is_batch:  # a vector env may have a generator for each of its envs, or others
+            self._unnoted = set(range(len(self._rows)))
 
     def end(self) -> None:
         """Digest the observations of what began last."""
@@ -111,16 +115,15 @@ class JournalWriter:
             self._journal.digests[place] = np.where(slots[:, None] == 0, first, self._journal.digests[place])
         self._words[2] = begun
 
-    def beside(self, values: Mapping[int, bytes]) -> None:
-        """Note the values, by row, of the actions of the next step that travel out of band."""
+    def _note_out_of_band(self, tick: int, values: Mapping[int, bytes]) -> None:
         for row, blob in values.items():
             if row in self._positions:
-                self._journal.note(Note(self._words[1], self._positions[row], BESIDE, options=blob))
+                self._journal.note(Note(tick, self._positions[row], BESIDE, options=blob))
 
     # --- resets -------------------------------------------------------------------------------------------------------
 
-    def begin_reset(self, seeds: Mapping[int, Any], options_of: Callable[[int], bytes]) -> None:
-        """Note that the rows of ``seeds`` are about to be reset by request, with these encoded options."""
+    def begin_reset(self, seeds: Seeds, options_of: Callable[[int], bytes]) -> None:
+        """Note the seeds, the options and the random numbers of these resets."""
         tick = self._words[1]
         place = tick % self._ticks
         self._kinds[place] = NOTHING
@@ -131,33 +134,38 @@ class JournalWriter:
         self._slots = self._where.posted(whole=False)
         self._words[1] = tick + 1
 
+    def end_reset(self, seeds: Seeds) -> None:
+        """Digest the observations."""
+        self.end()
+
     def first_reset(self, part: Any, seeds: Sequence[Any]) -> None:
-        """Note that the new env of this part is about to be reset by these seeds, one per row."""
+        """Note these seeds, and the random numbers."""
         for index, seed in zip(part.indices, seeds):
             self._note_reset(self.tick, self._positions[index], FIRST, seed)
 
-    def again(self, row: Any) -> None:
-        """Note the random numbers that the env has left at the end of an episode, as ``row.checkpoint_due`` asks."""
-        self._note_reset(self.tick, self._positions[row.index], AGAIN, None)
+    def autoreset(self, part: Any) -> None:
+        """Note now and then the random numbers that the env has left at the end of an episode."""
+        position = self._positions[part.index]
+        if position in self._unnoted:
+            self._note_reset(self.tick, position, AGAIN, None)
 
     def _note_reset(self, tick: int, position: int, kind: int, seed: Any, options: bytes = b"") -> None:
         known, (_, part) = None if seed is None else int(seed), self._rows[position]
-        # A vector env may have a generator for each of its envs, or others.
         wanted = known is None and not self._is_batch
         generator = _encoded_generator(part.env) if wanted else b""
-        part.checkpoint_due = False
+        self._unnoted.discard(position)
         self._journal.note(Note(tick, position, kind, known, options, generator))
 
     # --- what else happens --------------------------------------------------------------------------------------------
 
-    def made(self, part: Any) -> None:
+    def built(self, part: Any) -> None:
         """Note that the part has a new env."""
         for index in part.indices:
             self._journal.note(Note(self._words[1], self._positions[index], MADE))
 
-    def called(self, row: Any, name: str) -> None:
+    def called(self, target: Any, name: str) -> None:
         """Note a call of a method, or a change of an attribute, which is not run again."""
-        self._journal.note(Note(self._words[1], self._positions[row.index], CALL, options=name.encode()[:256]))
+        self._journal.note(Note(self._words[1], self._positions[target.index], CALL, options=name.encode()[:256]))
 
 
 class RowJournalWriter(JournalWriter):
@@ -171,12 +179,14 @@ class RowJournalWriter(JournalWriter):
         leaves = range(len(arena.layout.actions))
         self._action_rows = [_ActionRow(self._journal, arena, number, self._first) for number in leaves]
 
-    def begin(self, parts: Sequence[Any]) -> None:
+    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
         """Note what the row is about to be asked."""
         tick, row = self._words[1], self._first
         place = tick % self._ticks
         if tick >= self._checkpoint_tick:
             self._ask_for_checkpoints(tick)
+        if out_of_band:
+            self._note_out_of_band(tick, out_of_band)
         self._slots = self._request_words[row] & 1
         self._kind_bytes[place] = self._needs_reset_words[row] & 0xFF  # a client may write anything there
         for leaf in self._action_rows:

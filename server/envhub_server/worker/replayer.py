@@ -37,7 +37,8 @@ from envhub_server.worker.env_sources import adopt_environment, factories, runne
 from envhub_server.worker.gym_compat import adapt, innermost
 from envhub_server.worker.journal_writer import bit_generator_of
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
-from envhub_server.worker.row import NotFinite, Row
+from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.row import Row
 
 INFO_BYTES = 2048
 UNSEEN_CHARS_MAX = 300  # of why there are no frames
@@ -136,7 +137,7 @@ class Replayer:
             self._report({"unseen": shortened(f"{type(error).__name__}: {error}", UNSEEN_CHARS_MAX)})
             self._show = None
 
-    def _make(self, call: Callable[[], None], number: int) -> bool:
+    def _make(self, call: Callable[[], object], number: int) -> bool:
         """Make the call; go on, as the worker did, where it raises and the env was not made again.
 
         Returns:
@@ -166,14 +167,14 @@ class Replayer:
         ended = kind == ENDED and mode == "NextStep" and not self._is_batch
         return ended or kind in (journal.RESET, journal.AUTORESET, FRESH)
 
-    def _prepared(self, number: int) -> Callable[[], None]:
+    def _prepared(self, number: int) -> Callable[[], object]:
         """The call, ready to be made."""
         self._arena.request[self._place], self._arena.done[self._place] = number, number - 1
         if isinstance(self.part, EnvBatch):
             return self._prepared_batch(number, self.part)
         return self._prepared_row(number, self.part)
 
-    def _prepared_batch(self, number: int, batch: EnvBatch) -> Callable[[], None]:
+    def _prepared_batch(self, number: int, batch: EnvBatch) -> Callable[[], object]:
         notes = self._notes.get(number, ())
         if first := {note.position: note.seed for note in notes if note.kind == FIRST}:
             batch.first_seeds = [first.get(position) for position in range(self._history.rows)]
@@ -188,7 +189,7 @@ class Replayer:
         self._put_actions(number)
         return batch.step
 
-    def _prepared_row(self, number: int, row: Row) -> Callable[[], None]:
+    def _prepared_row(self, number: int, row: Row) -> Callable[[], object]:
         kind = int(self._kinds[number, 0])
         notes = {note.kind: note for note in self._notes.get(number, ())}
         if kind == journal.RESET:
@@ -275,7 +276,7 @@ def _private_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
-def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], None]) -> bool:
+def _debug(debugger: pdb.Pdb, env: Any, is_reset: bool, call: Callable[[], object]) -> bool:
     """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python.
 
     Returns:

@@ -11,43 +11,28 @@ autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from envhub.arena.layout import SLOTS
 from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
 from envhub.errors import shown
-from envhub.values import actions, codec, spaces
+from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
-from envhub.values.leaf import OBJECT
-from envhub.values.misfit import misfit
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.reseeding import reseeded
+from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.info_place import InfoPlace
-from envhub_server.worker.journal_writer import JournalWriter
+from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
+from envhub_server.worker.observation_place import ObservationPlace
+from envhub_server.worker.row_actions import RowActions
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
-STEPS_PER_CHECK = 256  # after them, one observation in this many
-
 _NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # rewards without axes, which need no look
-
-
-class NotFinite(ValueError):
-    """An observation or a reward is infinite or not a number."""
-
-
-class LeftWithEnding(Exception):
-    """An episode has ended in a step that another worker is to complete; ``ending`` is as of ``Left``."""
-
-    def __init__(self, ending: bytes) -> None:
-        super().__init__(ending)
-        self.ending = ending
 
 
 class Row:
@@ -70,16 +55,14 @@ class Row:
         self._mode = autoreset_mode
         self._exact = codec.as_pickle if allow_pickle else codec.refuse
         self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
-        self._out_of_band: Iterator[Any] = iter(())
-        self._checks = 0
+        self._plan = CheckPlan()
         self.first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # of its resets
         self._rebuilds = 0  # how often this worker built the env again
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.journal: JournalWriter | None = None
-        self.checkpoint_due = False  # the journal is to note the random numbers before the next episode
+        self.observers: Sequence[BatchObserver] = ()
         self.leaving = False  # whether another worker is to complete the step that ends the episode
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
@@ -94,8 +77,8 @@ class Row:
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
         self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
-        if self.journal is not None:
-            self.journal.made(self)
+        for observer in self.observers:
+            observer.built(self)
 
     def attach(
         self,
@@ -114,21 +97,11 @@ class Row:
         ``info_bytes_max``. With ``finite_only``, a step or a reset may raise ``NotFinite``.
         """
         self._send, self._finite_only = send, finite_only
-        # No step is checked where this is not positive.
-        self._steps_to_check = 0 if isinstance(observation_space, spaces.Anything) else 1
+        self._plan.begin(not isinstance(observation_space, spaces.Anything))
+        self._actions = RowActions(arena, self.index, action_space)
+        self._observation = ObservationPlace(arena, self.index, observation_space)
         self._info = InfoPlace(self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max)
-        layout = arena.layout
-        self._observation_space, self._action_space = observation_space, action_space
-        self._objects = [leaf == OBJECT for leaf in spaces.leaves(observation_space)]
-        self._has_objects = any(self._objects)
-        self._arena = arena
-        self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._flat = spaces.is_flat(observation_space) and not self._has_objects
-        self._action_flat = spaces.is_flat(action_space)
-        self._code_words = [column.data for column in arena.action_codes]
-        self._codes = [-1] * len(layout.actions)
-        self._readers: list[Callable[[], Any]] = [lambda: None] * len(layout.actions)
-        self._row_shapes = [leaf.shape for leaf in layout.observations]
+        self._observation_space, self._arena = observation_space, arena
         # As words, because NumPy takes ten times as long to store a single number into an array.
         self._rewards, self._terminations = arena.rewards.data, arena.terminations.data
         self._truncations = arena.truncations.data
@@ -137,8 +110,7 @@ class Row:
 
     def _check_space(self, observation: Any) -> None:
         """Compare an observation with its space, and plan the next comparison."""
-        self._checks += 1
-        self._steps_to_check = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
+        self._plan.plan_next()
         try:
             contained = spaces.contains(self.env.observation_space, observation)
             problem = "" if contained else "an observation out of its space"
@@ -146,7 +118,7 @@ class Row:
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
         if problem:
             self._send(control.Suspicious(self.index, problem))
-            self._steps_to_check = 0
+            self._plan.stop()
 
     def _check_finite(self, observation: Any, reward: Any) -> None:
         if not np.all(np.isfinite(reward)):
@@ -177,21 +149,24 @@ class Row:
         self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects.get(self.index, b"")
 
-    def step(self, out_of_band: Sequence[Any] = ()) -> None:
+    def step(self, out_of_band: Sequence[Any] = ()) -> bytes | None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
         ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
+
+        Returns:
+            Mostly None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
+            the reward and the flags are stored, and another worker completes the step by a reset.
         """
-        self._out_of_band = iter(out_of_band)
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:
             self._begin(needs_reset)
-            return
+            return None
         self.turn = self.index
         if needs_reset and self._mode == NEXT_STEP:
             self.autoreset()
-            return
-        results = self._runner.step(self._action())
+            return None
+        results = self._runner.step(self._actions.read(out_of_band))
         try:
             observation, reward, terminated, truncated, info = results
         except (TypeError, ValueError) as error:
@@ -202,8 +177,9 @@ class Row:
         axes: dict[str, Any] = {}
         if type(reward) not in _NUMBERS or self.reward_shape:
             reward, axes = self._with_axes(reward)
-        self._steps_to_check -= 1
-        if not self._steps_to_check:
+        plan = self._plan
+        plan.steps_left -= 1
+        if not plan.steps_left:
             self._check_space(observation)
         if self._finite_only:
             self._check_finite(observation, axes.get(VECTOR_REWARD, reward))
@@ -212,20 +188,26 @@ class Row:
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             self.final_observations = [final["final_obs"]]
             if self.leaving:
-                nbytes = len(codec.encode(final, self._lenient))
-                final = self._info.without_largest(final, nbytes) if nbytes > self._info.bytes_max else final
-                final.update(axes)
-                ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
-                raise LeftWithEnding(codec.encode({"reward": float(reward), **ended, "final": final}, self._lenient))
-            if self.checkpoint_due and self.journal is not None:
-                self.journal.again(self)
-            observation, info = self._checked(self._runner.autoreset())
+                return self._end(reward, terminated, truncated, final, axes)
+            observation, info = self._autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
-            return
+            return None
         if axes:
             info = {**_as_dict(info, f"step of env {self.index}"), **axes}
         self._store(observation, reward, terminated, truncated, info, "step")
+        return None
+
+    def _end(self, reward: Any, terminated: Any, truncated: Any, final: dict[str, Any], axes: dict[str, Any]) -> bytes:
+        """Store how the episode ended, for the worker that completes the step; returns the info for that."""
+        nbytes = len(codec.encode(final, self._lenient))
+        if nbytes > self._info.bytes_max:
+            final = self._info.without_largest(final, nbytes)
+        encoded = codec.encode({**final, **axes}, self._lenient)
+        index, arena = self.index, self._arena
+        arena.rewards[index], arena.terminations[index], arena.truncations[index] = reward, terminated, truncated
+        self._needs_reset[index] = FRESH
+        return encoded
 
     def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
         """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
@@ -244,20 +226,31 @@ class Row:
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
-        if self.checkpoint_due and self.journal is not None:
-            self.journal.again(self)
-        observation, info = self._checked(self._runner.autoreset())
+        observation, info = self._autoreset()
         self._store(observation, 0.0, False, False, info)
 
-    def end_for_another(self, ending: dict[str, Any]) -> None:
-        """Complete the step that ended an episode of another worker's env, by a reset of this one (SAME_STEP)."""
-        if self.journal is not None:
-            self.journal.first_reset(self, self.first_seeds)
-        observation, info = self._checked(self._runner.reset(self.first_seed, None))
+    def _autoreset(self) -> tuple[Any, Any]:
+        for observer in self.observers:
+            observer.autoreset(self)
+        return self._checked(self._runner.autoreset())
+
+    def _first_reset(self) -> tuple[Any, Any]:
+        for observer in self.observers:
+            observer.first_reset(self, self.first_seeds)
+        found = self._checked(self._runner.reset(self.first_seed, None))
         self.first_seed = None
-        ended = ending["terminated"], ending["truncated"]
-        self._store(observation, ending["reward"], *ended, {**ending["final"], **_as_dict(info)})
-        self._needs_reset[self.index] = ONGOING
+        return found
+
+    def complete(self, final: dict[str, Any]) -> None:
+        """Complete by a reset the step that ended an episode of another worker's env (SAME_STEP).
+
+        The other worker has stored the reward and the flags; ``final`` is the decoded rest, as of ``step``.
+        """
+        index = self.index
+        outcome = self._rewards[index], self._terminations[index], self._truncations[index]
+        observation, info = self._first_reset()
+        self._store(observation, *outcome, {**final, **_as_dict(info)})
+        self._needs_reset[index] = ONGOING
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""
@@ -269,10 +262,7 @@ class Row:
         elif self._mode == DISABLED:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
-            if self.journal is not None:
-                self.journal.first_reset(self, self.first_seeds)
-            observation, info = self._checked(self._runner.reset(self.first_seed, None))
-            self.first_seed = None
+            observation, info = self._first_reset()
             self._store(observation, 0.0, False, False, info)
 
     @property
@@ -291,7 +281,9 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        template, nbytes = self._info.put(with_objects(self._last_objects, info) if self._has_objects else info)
+        template, nbytes = self._info.put(
+            with_objects(self._last_objects, info) if self._observation.has_objects else info
+        )
         truncate(self._arena, self.index, nbytes, template)
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
@@ -309,8 +301,8 @@ class Row:
         """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
         if self.index in seeds:
             own = self.seeds_of_first(seeds)
-            if own and self.journal is not None:
-                self.journal.first_reset(self, self.first_seeds)
+            for observer in self.observers if own else ():
+                observer.first_reset(self, self.first_seeds)
             self.reset({**seeds, **own}[self.index], options_of(self.index))
         else:
             self.repeat_last()
@@ -323,28 +315,10 @@ class Row:
         """Store the row's last observation as the result, without an info; the env is not called."""
         if self._request[self.index] != self._done[self.index]:
             repeat_observation(self._arena, self.index)
-        if self._has_objects:
+        if self._observation.has_objects:
             self._info.store_objects(self._last_objects)
         else:
             self._info.store({})
-
-    def _action(self) -> Any:
-        for number, words in enumerate(self._code_words):
-            if words[self.index] != self._codes[number]:
-                self._read_as(number, words[self.index])
-        if self._action_flat:
-            return self._readers[0]()
-        return spaces.assemble(self._action_space, (read() for read in self._readers))
-
-    def _read_as(self, number: int, code: int) -> None:
-        """Read an action leaf by another code from now on: the driver sends another dtype than before."""
-        layout = self._arena.layout
-        buffer, leaf = self._arena.actions[number], layout.actions[number]
-        self._codes[number] = code
-        if code == actions.BESIDE:
-            self._readers[number] = lambda: next(self._out_of_band)
-        else:
-            self._readers[number] = actions.reader(buffer, leaf, layout.rows, self.index, code)
 
     def _store(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
@@ -352,20 +326,11 @@ class Row:
         """Store what a method of the env has returned.
 
         Raises:
-            TypeError, ValueError, AttributeError: it does not fit; the text names the method, the env and the part.
+            TypeError, ValueError, AttributeError: it does not fit.
         """
         if type(info) is not dict:
             info = _as_dict(info, f"{method} of env {self.index}")
-        try:
-            objects = self._store_observation(observation)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if why := misfit(self._observation_space, observation, "observation"):
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(
-                    f"{method} of env {self.index} returned an observation that does not fit: {why}; correct the space "
-                    "or make the envs with observation_mode='any'"
-                ) from error
-            raise
+        objects = self._observation.store(observation, method)
         index = self.index
         try:
             self._rewards[index] = reward
@@ -379,49 +344,6 @@ class Row:
             self._last_objects = encoded
         else:
             self._info.store(info)
-
-    def _store_observation(self, observation: Any) -> list[Any]:
-        """Put an observation into the row, but for its object leaves, which are returned."""
-        index = self.index
-        batches = self._batches[self._request[index] & 1]
-        objects: list[Any] = []
-        if self._flat:
-            batch = batches[0]
-            if (
-                type(observation) is np.ndarray
-                and observation.dtype == batch.dtype
-                and observation.shape == self._row_shapes[0]
-            ):
-                batch[index] = observation
-            else:
-                _store_leaf(batch, index, observation)
-        else:
-            remaining = iter(batches)
-            for is_object, part in zip(self._objects, spaces.flatten(self._observation_space, observation)):
-                if is_object:
-                    objects.append(part)
-                else:
-                    _store_leaf(next(remaining), index, part)
-        return objects
-
-
-def why_not_finite(space: Any, observation: Any) -> str:
-    """Which values of an observation are infinite or not a number; empty if none is."""
-    for number, part in enumerate(spaces.flatten(space, observation)):
-        if wrong := _not_finite(part):
-            return f"{wrong} values of part {number} of an observation are not finite"
-    return ""
-
-
-def _not_finite(part: Any) -> int:
-    """How many values are infinite or not a number, in an array, or in the arrays of a Graph, Sequence or OneOf."""
-    if isinstance(part, dict):
-        return sum(map(_not_finite, part.values()))
-    if isinstance(part, (tuple, list)):
-        return sum(map(_not_finite, part))
-    if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
-        return int(np.size(part) - np.count_nonzero(np.isfinite(part)))
-    return 0
 
 
 def _counted(results: Any) -> str:
@@ -452,18 +374,3 @@ def _copied(info: Any) -> Any:
         pass
     # Outside of the handler, in which each level's exception would be the context of the next.
     return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info
-
-
-def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
-    """Put one leaf of an observation into its row.
-
-    ``AsyncVectorEnv`` silently casts floats into an integer space and spreads a single number over a whole row. Here
-    both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
-    """
-    if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
-        found = np.asarray(value)
-        if found.shape != batch.shape[1:]:
-            raise ValueError(f"an observation part of shape {found.shape} where its space has {batch.shape[1:]}")
-        if not np.can_cast(found.dtype, batch.dtype, "same_kind"):
-            raise TypeError(f"an observation part of dtype {found.dtype} where its space has {batch.dtype}")
-    batch[index] = value

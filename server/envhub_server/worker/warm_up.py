@@ -22,7 +22,8 @@ from envhub.values import actions, codec
 from envhub_server.ipc import control, journal
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry, remember_variables
-from envhub_server.worker.main import Worker
+from envhub_server.worker.host import Host
+from envhub_server.worker.process import Worker
 
 ENV = "CartPole-v1"
 SEED = 1  # so that the warm-up is the same in every zygote
@@ -44,7 +45,7 @@ def warm_up() -> bool:
             stack.callback(end.close)
             end.setblocking(False)  # while one end writes, the other is not read
         hub, channel = map(Channel, ends)
-        worker = Worker(channel)
+        worker = Worker(channel, Host())
         stack.callback(worker.close)
         try:
             _WarmUp(hub, channel, worker).run()

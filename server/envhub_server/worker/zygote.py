@@ -26,7 +26,7 @@ from envhub.core_files import write_no_core_file
 from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.worker import main as worker
+from envhub_server.worker import process
 from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
@@ -139,7 +139,7 @@ class Zygote:
             channel.send(control.Born(os.getpid()))
         except ChannelClosed:
             os._exit(0)  # the hub no longer needs this worker
-        worker.main(channel, stack_dumps)
+        process.main(channel, stack_dumps)
 
 
 def refuse(descriptor: int, error: OSError) -> None:

@@ -33,8 +33,8 @@ POINTS = {
         *_CHANNEL,
         "envhub_server.worker.row:Row.step",
         "envhub_server.worker.row:Row.reset",
-        "envhub_server.worker.main:Worker._finish",
-        "envhub_server.worker.main:Worker._ring",
+        "envhub_server.worker.stepper:Stepper._finish",
+        "envhub_server.worker.bells:Bells.ring",
     ),
     "zygote": (*_CHANNEL, "envhub_server.worker.zygote:Zygote._fork_workers"),
     "hub": (

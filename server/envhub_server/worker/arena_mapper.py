@@ -1,0 +1,95 @@
+"""Maps the arenas of a worker, and opens its journal and its recording with the first one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from envhub.arena.memory import Arena
+from envhub.values import codec, spaces
+from envhub.values.info_columns import Writer
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, Channel
+from envhub_server.ipc.journal import Journal, JournalLayout
+from envhub_server.worker.bells import Bells
+from envhub_server.worker.episode_writer import EpisodeWriter
+from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.hosted_envs import HostedEnvs, SessionSpaces
+from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
+from envhub_server.worker.progress_word import ProgressWord
+
+
+class ArenaMapper:
+    """Maps arenas for one worker."""
+
+    def __init__(
+        self, channel: Channel, envs: HostedEnvs, reports: FailureReports, bells: Bells, progress: ProgressWord
+    ) -> None:
+        self._channel, self._envs, self._reports = channel, envs, reports
+        self._bells, self._progress = bells, progress
+
+    def map(self, mapped: control.MapArena) -> Arena | None:
+        """The arena of which the descriptor came with the message, used by all envs; None if one does not fit.
+
+        Raises:
+            ValueError: the descriptor is no arena of the message's layout.
+        """
+        memory, *bells = self._channel.take_descriptors(5)
+        journal = self._channel.take_descriptors(1) if mapped.journal else []
+        lines = self._channel.take_descriptors(2) if mapped.recording else []
+        self._bells.replace(bells)
+        arena = Arena(mapped.layout(), memory)
+        os.close(memory)
+        arena.check()
+        if not self._attach(mapped, arena):
+            return None
+        self._progress.attach(arena, self._envs.parts[0].index)
+        for observer in self._envs.observers:
+            observer.attach(arena)
+        for descriptor in journal:
+            self._open_journal(arena, descriptor)
+        if mapped.recording:
+            self._open_recording(arena, mapped.recording, lines)
+        return arena
+
+    def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
+        build, part = self._envs.build, self._envs.parts[0]
+        columns = Writer(arena.layout.info_bytes, self._send_template) if build.columns else None
+        info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
+        checks = build.on_invalid != "pass", info_bytes_max
+        try:
+            of_session = [
+                spaces.build(codec.decode(blob, build.allow_pickle))
+                for blob in (mapped.observation_space, mapped.action_space)
+            ]
+            self._envs.spaces = SessionSpaces(of_session[0], of_session[1], mapped.observation_mode)
+            for part in self._envs.parts:
+                self._envs.spaces.check(part.env)
+                part.attach(arena, of_session[0], of_session[1], self._channel.send, columns, *checks)
+        except BaseException as error:
+            self._reports.send(error, part.index, "factory_failed", arena.request.data[part.index])
+            return False
+        return True
+
+    def _send_template(self, number: int, example: bytes) -> None:
+        self._channel.send(control.InfoTemplate(number, example))
+
+    def _open_journal(self, arena: Arena, descriptor: int) -> None:
+        rows, layout = len(self._envs.indices), arena.layout
+        journal = Journal(JournalLayout(rows, layout.observations, layout.actions), descriptor)
+        os.close(descriptor)
+        journal.format()
+        writer = JournalWriter if rows > 1 else RowJournalWriter
+        self._envs.observe(writer(journal, arena, self._envs.parts, is_batch=bool(self._envs.build.shares)))
+
+    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: list[int]) -> None:
+        def gave_up(error: BaseException) -> None:
+            self._envs.remove(writer)
+            why = f"its worker records no more: {self._reports.in_a_line(error)}"
+            self._channel.send(control.Suspicious(self._envs.indices[0], why))
+
+        of_one = self._envs.spaces.observation, self._envs.spaces.action
+        parts, build, rendering = self._envs.parts, self._envs.build, self._progress.rendering
+        writer = EpisodeWriter(descriptors, wanted, parts, of_one, build, rendering, gave_up)
+        self._envs.observe(writer)
+        writer.attach(arena)

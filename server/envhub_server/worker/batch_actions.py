@@ -1,0 +1,48 @@
+"""Reads the actions of the rows of a vector env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from envhub.arena.memory import Arena
+from envhub.values import actions, spaces
+
+
+class BatchActions:
+    """The place of the rows' actions in the arena."""
+
+    def __init__(self, arena: Arena, place: slice, space: Any) -> None:
+        self._arena, self._place, self._space = arena, place, space
+        self._code_columns = [column[place] for column in arena.action_codes]
+        self._codes = b""
+        self._actions: list[np.ndarray] = []  # of each leaf, by these codes
+
+    def read(self) -> Any:
+        """The actions that are posted.
+
+        Raises:
+            TypeError: the rows have actions of several dtypes, or they are in no array.
+        """
+        codes = b"".join([column.tobytes() for column in self._code_columns])
+        if codes != self._codes:
+            self._read_as(codes)
+        # The env may keep its actions, so it gets copies.
+        return spaces.assemble(self._space, (batch.copy() for batch in self._actions))
+
+    def _read_as(self, codes: bytes) -> None:
+        """Read the actions by the rows' codes from now on, of which ``codes`` are the bytes.
+
+        Raises:
+            TypeError: the rows have actions of several dtypes, or they are in no array.
+        """
+        self._codes = b""
+        each = [set(column.tolist()) for column in self._code_columns]
+        if any(len(found) > 1 or actions.BESIDE in found for found in each):
+            raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
+        layout = self._arena.layout
+        self._actions = []
+        for buffer, leaf, (code,) in zip(self._arena.actions, layout.actions, each):
+            self._actions.append(actions.batch_of(buffer, leaf, layout.rows, code)[self._place])
+        self._codes = codes

@@ -1,0 +1,63 @@
+"""What the journal and the recording of a worker have in common: both observe what its envs are asked and answer."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+from envhub.arena.memory import Arena
+from envhub.protocol.messages import Failure
+
+Seeds = Mapping[int, Optional[int]]  # by row
+
+
+class BatchObserver:
+    """Observes the batches of steps and resets of a worker's envs; a method does nothing unless it is overridden.
+
+    A batch begins with ``begin`` or ``begin_reset``, before its first env is called, and ends with ``end`` or
+    ``end_reset``, once the driver was woken. What the driver overwrites after that is copied at the beginning.
+    A part is a ``Row`` or an ``EnvBatch``.
+    """
+
+    @property
+    def tick(self) -> int:
+        """The number under which this observer keeps the batch that began last; -1 if it keeps none."""
+        return -1
+
+    def attach(self, arena: Arena) -> None:
+        """Observe the rows in another arena of the same layout from now on."""
+
+    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
+        """Note that these parts are about to be stepped; ``out_of_band`` has, by row, actions that are not there."""
+
+    def end(self) -> None:
+        """Note that the steps are done."""
+
+    def begin_reset(self, seeds: Seeds, options_of: Callable[[int], bytes]) -> None:
+        """Note that the rows of ``seeds`` are about to be reset by request, with these encoded options."""
+
+    def end_reset(self, seeds: Seeds) -> None:
+        """Note that the resets are done, which began with these seeds."""
+
+    def truncated(self, part: Any, failure: Mapping[str, Any]) -> None:
+        """Note that the part was truncated in this step, because its env failed so."""
+
+    def raised(self, index: int, failure: Failure) -> None:
+        """Note that the row has no result, because its env raised."""
+
+    def left(self, row: Any) -> None:
+        """Note that the row's episode has ended in this step, which another worker completes."""
+
+    def built(self, part: Any) -> None:
+        """Note that the part has a new env."""
+
+    def first_reset(self, part: Any, seeds: Sequence[int | None]) -> None:
+        """Note that the new env of this part is about to be reset by these seeds, one per row."""
+
+    def autoreset(self, part: Any) -> None:
+        """Note that the part is about to be reset because its episode has ended."""
+
+    def called(self, target: Any, name: str) -> None:
+        """Note that an env is about to be called by this name, or to have this attribute set."""
+
+    def close(self) -> None:
+        """Observe nothing from now on."""

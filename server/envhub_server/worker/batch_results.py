@@ -1,0 +1,87 @@
+"""Stores the results of the rows of a vector env in the arena."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
+from envhub.arena.stand_in import ONGOING
+from envhub.values.info_columns import BatchWriter
+from envhub_server.worker import batch_infos
+from envhub_server.worker.info_place import NO_INFO, InfoPlace
+from envhub_server.worker.slots import as_slice
+
+
+class Outcome(NamedTuple):
+    """The results of a step of all rows, or of a reset of some: an array per leaf of the observations, then the others.
+
+    ``infos`` is batched, or a list of one per env.
+    """
+
+    observations: list[np.ndarray]
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    infos: Any
+
+
+class BatchResults:
+    """The place of the results of these rows."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        rows: Sequence[int],
+        infos: Sequence[InfoPlace],
+        columns: BatchWriter | None,
+        same_step: bool,
+    ) -> None:
+        """Store in ``arena``; ``infos`` are the places of the rows' infos, ``columns`` writes all of them at once."""
+        mine = as_slice(rows)
+        self._arena, self._rows, self._same_step = arena, np.array(rows), same_step
+        self._infos, self._columns = infos, columns
+        self._request, self._needs_reset = arena.request[mine], arena.needs_reset[mine]
+        self._result_columns = arena.rewards[mine], arena.terminations[mine], arena.truncations[mine]
+        self._info_words = arena.info_template[mine], arena.info_length[mine], arena.status[mine]
+        self._same_slots = [np.full(len(rows), slot).tobytes() for slot in (0, 1)]
+        self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
+
+    def store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
+        """Store results, of the rows that ``chosen`` names, else of all."""
+        whole = chosen is None or bool(chosen.all())
+        where: Any = slice(None) if whole else chosen
+        slots = self._request & 1
+        count, slot = len(self._rows[where]), int(slots[0])
+        if whole and slots.tobytes() == self._same_slots[slot]:
+            for view, part in zip(self._views[slot], outcome.observations):
+                view[...] = part
+        else:
+            for leaf, part in zip(self._arena.observations, outcome.observations):
+                leaf[slots[where], self._rows[where]] = part
+        for column, values in zip(self._result_columns, outcome[1:4]):
+            if values.shape != (count,):
+                raise ValueError(f"rewards or flags of shape {values.shape} of {count} envs")
+            column[where] = values
+        ended = ONGOING if self._same_step else np.logical_or(outcome.terminations, outcome.truncations)
+        self._needs_reset[where] = ended  # ENDED is 1
+        self._store_infos(outcome.infos, where, count)
+
+    def _store_infos(self, infos: Any, where: Any, count: int) -> None:
+        if count == len(self._infos) and isinstance(infos, dict):
+            template, length = self._write_columns(infos, count) if infos else NO_INFO
+            if length or not infos:
+                words = template, length, STATUS_INFO if length else STATUS_OK
+                for column, word in zip(self._info_words, words):
+                    column[:] = word
+                return
+        each = batch_infos.by_env(infos, count) if isinstance(infos, dict) else infos
+        for number, info in zip(np.arange(len(self._infos))[where].tolist(), each):
+            self._infos[number].store(info)
+
+    def _write_columns(self, infos: dict[str, Any], count: int) -> tuple[int, int]:
+        columns = None if self._columns is None else batch_infos.columns(infos, count)
+        if columns is None or self._columns is None:
+            return NO_INFO
+        return self._columns.write(columns, lambda: batch_infos.by_env(infos, count)[0])

@@ -1,0 +1,206 @@
+"""Builds the envs of a worker, and builds them again."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import time
+import traceback
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable, Sequence
+
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, Channel, ChannelClosed
+from envhub_server.worker.bootstrap import prctl
+from envhub_server.worker.built_description import BuiltDescription
+from envhub_server.worker.env_batch import EnvBatch, Part
+from envhub_server.worker.env_family import may_share_process
+from envhub_server.worker.env_sources import adopt_environment, factories, modules_of, named, runner_class, set_up
+from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.host import Host
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.name_lister import import_remedy
+from envhub_server.worker.native_env import NativeEnv, Share, made_by
+from envhub_server.worker.other_interfaces import as_gymnasium
+from envhub_server.worker.private_memory import private_bytes
+from envhub_server.worker.row import Row
+from envhub_server.worker.shared_imports import shareable
+
+PR_SET_NO_NEW_PRIVS = 38
+PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
+NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an operator says vector = true in its table)"
+
+
+class Builder:
+    """Builds the envs of one worker, as the hub's messages say.
+
+    A method that executes a message returns whether the worker continues.
+    """
+
+    def __init__(self, channel: Channel, envs: HostedEnvs, host: Host, reports: FailureReports) -> None:
+        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
+        self._memory = -1  # of factories that came pickled
+        self._row = -1  # that is being built
+
+    def build(self, build: control.Build) -> bool:
+        """Build all envs, or the first one, in an environment of their program."""
+        self._envs.number = build.worker
+        if build.factories:
+            (self._memory,) = self._channel.take_descriptors(1)
+        if not build.allow_pickle:  # else the envs are those of the hub's own program
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if build.memory_bytes_max:
+            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
+        self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else WORKER_MESSAGE_BYTES_MAX
+        self._envs.build, self._row = build, build.rows[0]
+        return self._answer(self._build_first)
+
+    def build_rest(self, rest: control.BuildRest) -> bool:
+        """Build the envs after the first."""
+        os.environ.update(rest.variables)
+        self._envs.build = replace(self._envs.build, rows=rest.rows, kwargs_each=rest.kwargs_each)
+        self._rename_factories()
+        return self._answer(partial(self._build_rows, rest.rows[1:]))
+
+    def take_place(self, place: control.TakePlace) -> None:
+        """Be this worker, with the envs that a spare has built; close those that are too many."""
+        envs = self._envs
+        os.environ.update(place.variables)
+        self._host.pin(place.cpu)
+        envs.number, same = place.worker, envs.build.rows == place.rows
+        if same:
+            return
+        envs.build = replace(envs.build, worker=place.worker, rows=place.rows)
+        self._rename_factories()
+        envs.parts, unused = envs.parts[: len(place.rows)], envs.parts[len(place.rows) :]
+        for part, index in zip(envs.parts, place.rows):
+            part.move(index)
+        for part in unused:
+            _close(part)
+
+    def rebuild(self, part: Part) -> None:
+        """Close the env of this part, and build another one in its place.
+
+        Raises:
+            BaseException: what the env's constructor raises.
+        """
+        _close(part)
+        if isinstance(part, EnvBatch):
+            part.rebuilt(self._make_batch(part.indices))
+        else:
+            part.rebuilt(self._runner(adapt(self._make_env(part.index))))
+        self._envs.spaces.check(part.env)
+
+    def close(self) -> None:
+        """Free the memory of pickled factories."""
+        if self._memory >= 0:
+            os.close(self._memory)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _rename_factories(self) -> None:
+        """Make the factories of the rows that the build has now; pickled ones are those of all rows already."""
+        if not self._envs.build.factories:
+            self._factories = named(self._envs.build)
+
+    def _answer(self, work: Callable[[], Any]) -> bool:
+        """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
+        try:
+            answer = self._host.call(work)
+            self._host.arm_stack_dumps()  # an env may have installed signal handlers of its own
+            self._channel.send(answer)
+        except ChannelClosed:
+            raise
+        except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and not self._envs.allow_pickle:
+                error.msg = f"{error}{import_remedy(error)}"  # which is its text
+                error.args = (error.msg,)
+            self._reports.send(error, self._row, "factory_failed")
+            return False
+        return True
+
+    def _build_first(self) -> control.Built | control.FirstBuilt:
+        build = self._envs.build
+        self._host.pin(build.cpu)
+        importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
+        if importing:  # which may take long, or never end: the client is told
+            self._channel.send(control.Building(0, importing))
+        self._variables = adopt_environment(build)  # in which its envs begin
+        set_up(build)
+        self._factories = factories(build, self._memory)
+        if importing:
+            self._channel.send(control.Building(0))
+        self._runner = runner_class(build.runner)
+        if build.says_imported:
+            self._channel.send(control.Imported(shareable(self._variables)))
+        if not build.first_only:
+            return self._build_rows(build.rows)
+        self._build_row(build.rows[0])
+        return control.FirstBuilt(self._fit(), private_bytes(), shareable(self._variables))
+
+    def _build_rows(self, rows: Sequence[int]) -> control.Built:
+        envs, sent_s = self._envs, time.monotonic()
+        sources = rows
+        if envs.build.shares:
+            batch, mode = self._make_batch(rows), envs.build.autoreset_mode
+            envs.parts.append(EnvBatch(rows, batch, mode, envs.allow_pickle))
+            rows, sources = (), rows[:1]  # which is that of all
+        for row in rows:
+            self._build_row(row)
+            second = len(envs.parts) == 1 and len(rows) > 1  # which may be one too many for a process
+            if second or time.monotonic() > sent_s + PROGRESS_S:
+                sent_s = time.monotonic()
+                self._channel.send(control.Building(len(envs.parts)))
+        pickled = [self._factories[row] for row in sources] if envs.build.factories else []
+        return BuiltDescription(envs).describe(pickled, shareable(self._variables), self._fit())
+
+    def _fit(self) -> bool:
+        """True if its envs are known to be fit to share a process."""
+        return all(may_share_process(part.env, self._runner) for part in self._envs.parts)
+
+    # --- envs ---------------------------------------------------------------------------------------------------------
+
+    def _build_row(self, row: int) -> None:
+        self._row = row
+        runner = self._runner(adapt(self._make_env(row)))
+        self._envs.parts.append(Row(row, runner, self._envs.build.autoreset_mode, self._envs.allow_pickle))
+
+    def _make_env(self, row: int) -> Any:
+        """The env of this row, newly made by its factory."""
+        return self._host.call(self._make_own, row)
+
+    def _make_own(self, row: int) -> Any:
+        try:
+            made = self._factories[row]()
+            if self._has(made, row):  # as of `env = make(); [lambda: env] * 2`: a copy, as in a process of its own
+                made = factories(self._envs.build, self._memory)[row]()
+                if self._has(made, row):
+                    text = f"the factory of env {row} returned an env that this process has already: each is to make"
+                    raise ValueError(f"{text} its own, or with num_workers=num_envs each env has its own process")
+        except TypeError as error:
+            if re.search(r"missing \d+ required .*'num_envs'", str(error)):
+                raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
+            raise
+        return as_gymnasium(made, f"the factory of env {row}")
+
+    def _has(self, made: Any, index: int) -> bool:
+        """True if another env of this process than this one is the same object, perhaps in other wrappers."""
+        base = getattr(made, "unwrapped", made)
+        return any(getattr(part.env, "unwrapped", None) is base for part in self._envs.parts if part.index != index)
+
+    def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
+        share = Share(rows, self._envs.build.shares)
+        return made_by(self._factories[rows[0]], share, self._envs.build.autoreset_mode)
+
+
+def _close(part: Part) -> None:
+    """Close an env that is not used any more."""
+    try:
+        part.env.close()
+    except BaseException:
+        traceback.print_exc()  # into the worker's log

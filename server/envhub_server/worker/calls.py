@@ -1,0 +1,153 @@
+"""Calls methods of a worker's envs, and reads and sets their attributes."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, Callable, Iterator, Sequence, Union
+
+from envhub.values import codec
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.ipc.set_attributes import SetAttributes
+from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.gym_compat import is_wrapped
+from envhub_server.worker.host import Host
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.progress_word import ProgressWord
+from envhub_server.worker.row import Row
+from envhub_server.worker.sub_env import SubEnv
+
+RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
+# Methods by which the attribute of any name is reached.
+ATTRIBUTE_CALLS = frozenset(
+    ["get_wrapper_attr", "set_wrapper_attr", "has_wrapper_attr", "get_attr", "set_attr", "call"]
+)
+
+Target = Union[Row, SubEnv]
+CallOrSetAttr = Union[control.CallRows, control.SetAttrRows]
+
+
+class Calls:
+    """Executes the calls on one worker's envs, and answers them."""
+
+    def __init__(
+        self, channel: Channel, envs: HostedEnvs, host: Host, reports: FailureReports, progress: ProgressWord
+    ) -> None:
+        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
+        self._progress = progress
+        self._attributes = SetAttributes()
+
+    def call(self, call: control.CallRows) -> None:
+        """Call each env, and answer with the results or with the first exception."""
+
+        def run(target: Target) -> bytes:
+            env = target.env
+            if call.skip_unreset and target.awaits_first_reset and not (call.reset_first and self._reset_early(target)):
+                return b""
+            if call.question:
+                return codec.encode(_QUESTIONS[call.question](env, call.name))
+            if call.only_kind:
+                return codec.encode(callable(env.get_wrapper_attr(call.name)))
+            if call.name in RESERVED_CALLS:
+                raise ValueError(
+                    f"Trying to call function `{call.name}` with `call`, use `{call.name}` directly instead."
+                )
+            found = env.get_wrapper_attr(call.name)
+            if callable(found):
+                positional, named = codec.decode(call.args, self._envs.allow_pickle)
+                if call.name in ATTRIBUTE_CALLS and not self._envs.allow_pickle:
+                    _check_name(*positional[:1], **named)
+                found = found(*positional, **named)
+            return codec.encode(found, self._envs.exact)
+
+        self._answer(call, run)
+
+    def set_attribute(self, wanted: control.SetAttrRows) -> None:
+        """Set an attribute of each env, and answer."""
+        self._answer(wanted, self._setter(wanted))
+
+    def set_again(self, wanted: control.SetAttrRows) -> None:
+        """Set an attribute that the envs before these had; the hub is told of an exception only."""
+        set_on = self._setter(wanted)
+        for target in self._targets(wanted):
+            try:
+                set_on(target)
+            except BaseException as error:
+                what = f"the attribute {wanted.name!r} cannot be set again: {self._reports.in_a_line(error)}"
+                self._channel.send(control.Suspicious(target.index, what))
+
+    def set_all_again(self, rows: Sequence[int]) -> None:
+        """Set on the new envs of these rows all attributes that were set before."""
+        for message in self._attributes.again(rows):
+            self.set_again(message)
+
+    def _setter(self, wanted: control.SetAttrRows) -> Callable[[Target], bytes]:
+        each = dict(zip(wanted.rows, wanted.each))
+
+        def set_on(target: Target) -> bytes:
+            blob = each.get(target.index, wanted.value)
+            target.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._envs.allow_pickle))
+            self._attributes.note(control.SetAttrRows([target.index], wanted.name, blob))
+            return b""
+
+        return set_on
+
+    def _reset_early(self, target: Target) -> bool:
+        """Reset a new env that is to be rendered; returns whether it could be."""
+        for observer in self._envs.observers:
+            observer.called(target, "reset")  # which a replay does not run
+        try:
+            target.reset_early()
+        except BaseException as error:
+            if isinstance(error, self._host.never_truncated):
+                raise
+            traceback.print_exc()  # into the worker's log; the session's policy applies to the reset that is due
+            return False
+        return True
+
+    def _targets(self, call: CallOrSetAttr) -> Iterator[Target]:
+        """The envs of the message, each once the worker begins to call it."""
+        is_observed = isinstance(call, control.SetAttrRows) or not call.skip_unreset
+        for target in [target for part in self._envs.parts for target in part.targets(call.rows)]:
+            self._progress.begin(target)
+            for observer in self._envs.observers if is_observed else ():
+                observer.called(target, call.name)
+            yield target
+
+    def _answer(self, call: CallOrSetAttr, run: Callable[[Target], bytes]) -> None:
+        """Answer with what ``run`` returns for each of the envs, or with what it raises."""
+        results = []
+        for target in self._targets(call):
+            try:
+                results.append(self._host.call(run, target))
+            except BaseException as error:
+                failure = self._reports.describe(error, target.index)
+                self._channel.send(control.CallFailed(failure, call.number))
+                return
+        try:
+            self._channel.send(control.CallResults(results, call.number))
+        except ValueError as error:
+            failure = self._reports.describe(error, call.rows[0])
+            self._channel.send(control.CallFailed(failure, call.number))
+
+
+def _has_attribute(env: Any, name: str) -> bool:
+    try:
+        env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return True
+
+
+_QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
+
+
+def _check_name(name: Any = "", **others: Any) -> None:
+    """Refuse a name that is not for clients on the network, as the hub refuses it in a request.
+
+    Raises:
+        ValueError: it is such a name.
+    """
+    if isinstance(name, str) and name.startswith("_"):
+        text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
+        raise ValueError(text)

@@ -1,0 +1,92 @@
+"""The departure of a worker that is recycled: it leaves its rows to another worker.
+
+It leaves them between the episodes of its envs, or in the middle of them if the hub says so. With SAME_STEP an env is
+between two episodes only in the middle of a step: the worker ends the episode, and the other one completes the step.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from envhub.arena.memory import Arena
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.worker.bells import Bells
+from envhub_server.worker.env_batch import Part
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.row import SAME_STEP, Row
+
+
+class Departure:
+    """Says when one worker leaves.
+
+    Attributes:
+        awaited: whether a step may be the last before something is due: ``note_step`` has to follow each one.
+        left: the parts that another worker serves now.
+    """
+
+    def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
+        self._channel, self._envs, self._bells = channel, envs, bells
+        self.awaited = False
+        self.left: list[Part] = []
+        self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
+        self._leaving = self._cutting = False
+
+    def attach(self, arena: Arena) -> None:
+        """Leave the rows in this arena."""
+        self._arena = arena
+
+    def count_episodes(self, episodes_max: int) -> None:
+        """Tell the hub after so many more episodes; 0 for never."""
+        self._episodes_left = episodes_max
+        self._await()
+
+    def _await(self) -> None:
+        self.awaited = self._leaving or self._episodes_left > 0
+
+    def leave(self, leave: control.Leave) -> None:
+        """Leave as soon as that is possible."""
+        self._leaving, self._cutting = True, leave.cut
+        self.count_episodes(self._envs.build.episodes_max)
+        if self._envs.build.autoreset_mode != SAME_STEP:
+            self.leave_between_episodes()
+        elif len(self._envs.parts) == 1 and isinstance(self._envs.parts[0], Row):
+            self._envs.parts[0].leaving = True  # such an env is between episodes in the middle of a step only
+
+    def note_step(self, parts: Sequence[Part]) -> None:
+        """Send the hub ``EpisodesDone`` once the envs have ended as many episodes as they are to, and leave if due."""
+        if self._episodes_left:
+            ended = self._arena.terminations | self._arena.truncations
+            self._episodes_left -= sum(int(ended[index]) for part in parts for index in part.indices)
+            if self._episodes_left <= 0:
+                self._episodes_left = 0
+                self._channel.send(control.EpisodesDone(self._leaving))
+                self._await()
+        self.leave_between_episodes()
+
+    def leave_between_episodes(self) -> None:
+        """Leave if that is due and every env's next step is a reset, or is to be a truncation."""
+        if not self._leaving or not self._bells.serving:
+            return  # what is written into an arena before its rows have moved there is lost
+        needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
+        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
+        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
+        if reported and (self._cutting or not ongoing):
+            for index in indices:
+                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
+            self._leave(b"")
+
+    def leave_within_step(self, row: Part, ending: bytes) -> None:
+        """Leave the only row to another worker, which completes its step with ``ending``, as of ``Left``."""
+        for observer in self._envs.observers:
+            observer.left(row)
+        self._leave(ending)
+
+    def _leave(self, ending: bytes) -> None:
+        self._bells.unwatch()
+        self.left, self._envs.parts, self._leaving = self._envs.parts, [], False
+        self._await()
+        for observer in self._envs.observers:
+            observer.close()
+        self._channel.send(control.Left(ending))

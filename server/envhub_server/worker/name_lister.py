@@ -1,0 +1,53 @@
+"""Lists what a hub can make: the names in Gymnasium's registry, and what is wrong with factories."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+
+from envhub.errors import shortened
+from envhub.protocol import messages
+from envhub.values.gym_api import registered
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.ipc.packages import remedy
+from envhub_server.worker import rendering
+from envhub_server.worker.env_sources import why_missing
+from envhub_server.worker.failure_reports import FailureReports
+
+WHY_CHARS_MAX = 300  # of the exception of a module
+FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
+
+
+def list_names(wanted: control.ListNames, channel: Channel, reports: FailureReports) -> None:
+    """Import the modules, send the names, try the factories and the rendering."""
+    for module in wanted.modules:
+        channel.send(control.Building(0, module))
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            reports.send(error, None, "factory_failed")
+    channel.send(control.Building(0))
+    channel.send(messages.EnvNames(registered()))
+    signal.alarm(FACTORIES_S)
+    for entry in wanted.entries:
+        channel.send(control.Building(0, entry.partition(":")[0]))
+        try:
+            missing = why_missing(entry)
+        except BaseException as error:
+            reports.send(error, None, "factory_failed")
+            text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
+            channel.send(control.FactoryFailed(entry, text, import_remedy(error), missing=False))
+        else:
+            if missing:
+                package = entry.partition(":")[0].partition(".")[0]
+                is_there = getattr(missing, "name", None) != package
+                channel.send(control.FactoryFailed(entry, str(missing), import_remedy(missing), is_there))
+    channel.send(control.Building(0))
+    if wanted.rendering:
+        channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
+
+
+def import_remedy(error: BaseException) -> str:
+    """How to install what an exception of an import says is missing; empty where no module is missing."""
+    return remedy(error) if isinstance(error, ModuleNotFoundError) else ""

@@ -1,0 +1,210 @@
+"""One worker process: it hosts envs of one session and writes their results into the session's arena.
+
+The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
+
+The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
+request comes over the control channel. Each subject of a message is a class of its own: ``Builder``, ``ArenaMapper``,
+``Stepper``, ``Calls`` and ``Departure``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import sys
+from functools import partial
+from typing import Any, NoReturn, Union, cast
+
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
+from envhub_server.worker.arena_mapper import ArenaMapper
+from envhub_server.worker.bells import Bells
+from envhub_server.worker.builder import Builder
+from envhub_server.worker.calls import Calls
+from envhub_server.worker.departure import Departure
+from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.host import Host
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.name_lister import list_names
+from envhub_server.worker.progress_word import ProgressWord
+from envhub_server.worker.rebuilder import Rebuilder
+from envhub_server.worker.stack_dumps import StackDumps
+from envhub_server.worker.stepper import Stepper
+
+Message = Union[
+    control.Build,
+    control.BuildRest,
+    control.CallRows,
+    control.CloseEnvs,
+    control.Leave,
+    control.ListNames,
+    control.MapArena,
+    control.ResetRows,
+    control.Serve,
+    control.SetAttrRows,
+    control.StepRows,
+    control.TakePlace,
+]
+
+_CAME_BACK = (
+    b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
+    b"its code has to end in os._exit, or be run by multiprocessing\n"
+)
+
+
+class Worker:
+    """The loop of a worker, and the dispatch of the hub's messages."""
+
+    def __init__(self, channel: Channel, host: Host) -> None:
+        """Serve by this channel, in this process."""
+        self._channel, self._host = channel, host
+        self._poller = _moved_up_epoll()
+        self._poller.register(channel.fileno(), select.EPOLLIN)
+        self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
+        self._reports = FailureReports(channel, self._envs)
+        parts = channel, self._envs, host, self._reports
+        self._builder, self._calls = Builder(*parts), Calls(*parts, self._progress)
+        self._mapper = ArenaMapper(channel, self._envs, self._reports, self._bells, self._progress)
+        self._rebuilder = Rebuilder(*parts, self._progress, self._builder, self._calls)
+        self._departure = Departure(channel, self._envs, self._bells)
+        self._stepper = Stepper(*parts, self._progress, self._bells, self._rebuilder, self._departure)
+        self._spin_us = 0
+
+    def run(self) -> None:
+        """Serve until the hub says ``CloseEnvs`` or is gone."""
+        os.register_at_fork(after_in_child=partial(_detach_fork, self))
+        channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
+        try:
+            while True:
+                while bells.spinner.spins and bells.spinner.spin(stepper.has_work):
+                    stepper.serve_rows()
+                for descriptor, _ in self._poller.poll():
+                    if descriptor in bells.waking:
+                        if descriptor == bells.waking[0]:
+                            bells.silence()
+                        stepper.serve_rows()
+                    # A bell of an arena that was replaced since the poll is no reason to wait for a message.
+                    elif descriptor == channel and not self._receive():
+                        return
+        except ChannelClosed as closed:
+            if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
+                raise  # an env closed the channel; this worker ends like one that crashed
+            # Otherwise the hub has ended, and no client can use the envs any more.
+
+    def _receive(self) -> bool:
+        """Execute the messages of the hub that are here; returns whether the worker continues."""
+        return all(self.handle(cast("Message", message)) for message in self._channel.receive() or ())
+
+    def handle(self, message: Message) -> bool:
+        """Execute a message of the hub; returns whether the worker continues."""
+        if isinstance(message, control.CloseEnvs):
+            self._host.call(self._close_envs)
+            return False
+        if self._departure.left:
+            return True  # it was sent before the hub knew; the worker that took over is told the same
+        if isinstance(message, control.StepRows):
+            self._stepper.step_out_of_band(message)
+        elif isinstance(message, control.ResetRows):
+            self._stepper.reset(message)
+        elif isinstance(message, control.CallRows):
+            self._calls.call(message)
+        elif isinstance(message, control.SetAttrRows):
+            set_attributes = self._calls.set_attribute if message.number else self._calls.set_again
+            set_attributes(message)
+        elif isinstance(message, control.Build):
+            self._departure.count_episodes(message.episodes_max)
+            return self._builder.build(message)
+        elif isinstance(message, control.BuildRest):
+            return self._builder.build_rest(message)
+        elif isinstance(message, control.TakePlace):
+            self._builder.take_place(message)
+        elif isinstance(message, control.MapArena):
+            return self._map_arena(message)
+        elif isinstance(message, control.Serve):
+            self._stepper.serve(message, self._spin_us)
+        elif isinstance(message, control.Leave):
+            self._departure.leave(message)
+        elif isinstance(message, control.ListNames):
+            list_names(message, self._channel, self._reports)
+            return False
+        else:
+            _assert_never(message)
+        return True
+
+    def serve_rows(self) -> None:
+        """Step the envs of the rows that the driver has posted."""
+        self._stepper.serve_rows()
+
+    def _map_arena(self, mapped: control.MapArena) -> bool:
+        arena = self._mapper.map(mapped)
+        if arena is None:
+            return False
+        self._stepper.attach(arena)
+        self._departure.attach(arena)
+        self._spin_us = mapped.spin_us
+        self._channel.send(control.Mapped())
+        return True
+
+    def _close_envs(self) -> None:
+        for observer in self._envs.observers:
+            observer.close()  # before an env can hang
+        for part in self._envs.parts or self._departure.left:
+            try:
+                part.env.close()
+            except BaseException as error:
+                self._stepper.report_closing(error, part)
+
+    def close(self) -> None:
+        """Free all but the channel, and the arena, in a process that continues without this worker."""
+        self._envs.clear()
+        self._poller.close()
+        self._stepper.close()
+        self._bells.close()
+        self._builder.close()
+
+    @property
+    def detached_by_fork(self) -> tuple[Any, ...]:
+        """The objects whose methods call envs."""
+        subjects = self._builder, self._mapper, self._stepper, self._rebuilder, self._calls, self._departure
+        return (*self._envs.parts, *self._envs.observers, self._envs, self._progress, *subjects, self)
+
+
+def _assert_never(message: NoReturn) -> NoReturn:
+    """Fail: type checkers see that this is never called."""
+    raise AssertionError(f"no worker executes a {type(message).__name__}")
+
+
+def _moved_up_epoll() -> select.epoll:
+    with contextlib.closing(select.epoll()) as made:
+        return select.epoll.fromfd(moved_up(os.dup(made.fileno())))
+
+
+def main(channel: Channel, stack_dumps: StackDumps) -> None:
+    """Run the worker on this control channel; never returns."""
+    Worker(channel, Host(stack_dumps)).run()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
+            stream.flush()
+    os._exit(0)  # atexit handlers and destructors of simulators often hang or crash, and have nothing left to do
+
+
+class _ForkedAway:
+    """The class of a worker's objects in a process that an env forked: any access to them ends that process.
+
+    Such a process is inside a call of the env. If it does not end there, it returns into a method of one of these
+    objects, which accesses the object first, whether the call returned or raised. The worker itself pays nothing.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        with contextlib.suppress(OSError):
+            os.write(2, _CAME_BACK)
+        os._exit(FORKED_STATUS)
+
+
+def _detach_fork(worker: Worker) -> None:
+    """Make this process, which an env has just forked, unable to act as the worker."""
+    if type(worker) is Worker:  # otherwise this is a child of a child
+        for each in worker.detached_by_fork:
+            object.__setattr__(each, "__class__", _ForkedAway)

@@ -1,0 +1,48 @@
+"""The progress word of a worker, by which the hub sees at which row the worker is, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator
+
+from envhub.arena.memory import TURN_ONE, Arena
+
+
+class ProgressWord:
+    """Stores the word; the stepper does so itself, because a call for every row would cost more.
+
+    Attributes:
+        words: of all workers, each at its first row.
+        at: which of them is this worker's.
+        turn: counts the calls of envs; its lower bits are free for those of the part that is called.
+    """
+
+    words: Any
+
+    def __init__(self) -> None:
+        self.at = self.turn = 0
+
+    def attach(self, arena: Arena, at: int) -> None:
+        """Use the word of this row in ``arena``."""
+        self.words, self.at = arena.turn.data, at
+        self.resume()
+
+    def resume(self) -> None:
+        """Count from where the word is; another worker may have had it until now."""
+        self.turn = self.words[self.at] & ~(TURN_ONE - 1)
+
+    def begin(self, target: Any) -> None:
+        """Store that the worker is about to call this part, or this env."""
+        self.turn += TURN_ONE
+        self.show(target.turn)
+
+    def show(self, bits: int) -> None:
+        """Store these lower bits; 0 where no env is called."""
+        self.words[self.at] = self.turn | bits
+
+    @contextlib.contextmanager
+    def rendering(self, target: Any) -> Iterator[None]:
+        """Within the context, the worker is at this env, between its steps."""
+        self.begin(target)
+        yield
+        self.show(0)

@@ -1,0 +1,81 @@
+"""Truncates the episodes of envs that raised, and builds these envs again, in the same worker."""
+
+from __future__ import annotations
+
+import traceback
+
+from envhub.arena.memory import TURN_FIRST
+from envhub.env_failure import EnvFailure, failure_info
+from envhub.errors import raised_text, shortened
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.ipc.journal import name_of_raised
+from envhub_server.worker.builder import Builder
+from envhub_server.worker.calls import Calls
+from envhub_server.worker.env_batch import Part
+from envhub_server.worker.failure_reports import LINE_CHARS_MAX, FailureReports
+from envhub_server.worker.host import Host
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.progress_word import ProgressWord
+
+REPORTED_CHARS_MAX = 4096  # of an exception's text
+
+
+class Rebuilder:
+    """Rebuilds the envs of one worker.
+
+    Attributes:
+        pending: the parts whose env is to be built again.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        envs: HostedEnvs,
+        host: Host,
+        reports: FailureReports,
+        progress: ProgressWord,
+        builder: Builder,
+        calls: Calls,
+    ) -> None:
+        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
+        self._progress, self._builder, self._calls = progress, builder, calls
+        self.pending: list[Part] = []
+        self._count = 0
+
+    def truncate(self, part: Part, error: BaseException, number: int) -> None:
+        """Truncate the part, whose step of this ``request`` raised; its env must be built again."""
+        described = self._reports.describe(error, part.index)
+        tick = self._envs.tick
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            described.message or raised_text(described.type, ""),
+            restarts=self._count,
+            exception=described.type,
+            traceback=described.traceback,
+            replay=name_of_raised(self._envs.build.replays, part.index, number) if tick >= 0 else "",
+        )
+        part.truncate(failure_info(failure))
+        for observer in self._envs.observers:
+            observer.truncated(part, failure)
+        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
+        # The hub reads short headers only.
+        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
+        self._channel.send(control.Faulted(part.index, text, number, tick, reported))
+        self.pending.append(part)
+
+    def rebuild(self) -> None:
+        """Build the pending envs; the driver has their results already."""
+        while self.pending:
+            part = self.pending.pop()
+            self._count += 1
+            part.turn |= TURN_FIRST  # the hub allows the time for building an env
+            self._progress.begin(part)
+            try:
+                self._builder.rebuild(part)
+                self._calls.set_all_again(part.indices)
+            except BaseException:
+                traceback.print_exc()
+                self._host.crash()
+            self._progress.show(part.index)

@@ -1,0 +1,247 @@
+"""Steps and resets the envs of a worker, stores their results in the arena, and wakes the driver.
+
+A ring of a bell means that rows are pending in the arena. A step whose actions travel out of band comes by a message,
+and so does every reset. An exception of an env becomes a ``RowFailed`` to the hub, or a truncation.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Callable, Mapping
+
+from envhub.arena.memory import OP_PART, OP_STEP, STATUS_RAISED, TURN_ONE, Arena
+from envhub.arena.spin import HAS_FENCE, fence
+from envhub.protocol import messages
+from envhub.values import codec
+from envhub_server.ipc import control
+from envhub_server.ipc.channel import Channel
+from envhub_server.worker.bells import Bells
+from envhub_server.worker.departure import Departure
+from envhub_server.worker.env_batch import Part
+from envhub_server.worker.exception_report import PendingFailure
+from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.host import Host
+from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.private_memory import private_bytes
+from envhub_server.worker.progress_word import ProgressWord
+from envhub_server.worker.rebuilder import Rebuilder
+from envhub_server.worker.row import Row
+from envhub_server.worker.shared_state import SharedState
+from envhub_server.worker.slots import as_slice
+from envhub_server.worker.step_timer import StepTimer
+
+NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
+
+
+class Stepper:
+    """Serves the rows of one worker."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        envs: HostedEnvs,
+        host: Host,
+        reports: FailureReports,
+        progress: ProgressWord,
+        bells: Bells,
+        rebuilder: Rebuilder,
+        departure: Departure,
+    ) -> None:
+        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
+        self._progress, self._bells, self._rebuilder, self._departure = progress, bells, rebuilder, departure
+        self._calls_directly = host.calls_directly
+        self._timer = StepTimer()
+        self._shared: SharedState | None = None  # until the hub is told that it was changed
+
+    def attach(self, arena: Arena) -> None:
+        """Use the rows of this arena."""
+        self._arena = arena
+        self._request: Any = arena.request.data
+        self._done: Any = arena.done.data
+        self._op = arena.op.data
+        self._status = arena.status.data
+        self._began_ns, self._ended_ns = arena.began_ns.data, arena.ended_ns.data
+        mine = as_slice(self._envs.indices)
+        self._my_request, self._my_done = self._request[mine], self._done[mine]
+
+    def serve(self, serve: control.Serve, spin_us: int) -> None:
+        """Serve the rows from now on."""
+        failure = None if serve.failure is None else PendingFailure(serve.failure)
+        seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
+        for part in self._envs.parts if not serve.moved else ():
+            part.take_place(seeds, failure, serve.info, objects)
+        self._progress.resume()
+        self._bells.watch(spin_us)
+        if len(self._envs.parts) > 1:
+            self._shared = SharedState()
+        if serve.ending:
+            self._complete(serve.ending)
+        self.serve_rows()  # of rows that were posted before, the ring may be over
+        self._departure.leave_between_episodes()
+
+    def _complete(self, ending: bytes) -> None:
+        """Complete the only row's step, of which another worker has stored the first half."""
+        (row,) = self._envs.parts
+        assert isinstance(row, Row)
+        complete = partial(row.complete, codec.decode(ending, self._envs.allow_pickle))
+        self._step([row], lambda _: complete())
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """True if a row has a pending step that needs no message."""
+        return bool(self._my_request != self._my_done and self._posted())
+
+    def _posted(self) -> list[Part]:
+        """The parts with a pending step that needs no message."""
+        request, done, op = self._request, self._done, self._op
+        found = []
+        for part in self._envs.parts:  # a comprehension is one call more
+            index = part.index
+            if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and part.posted:
+                found.append(part)
+        return found
+
+    def serve_rows(self) -> None:
+        """Step the envs of the rows that the driver has posted."""
+        if posted := self._posted():
+            self._step(posted)
+
+    def step_out_of_band(self, step: control.StepRows) -> None:
+        """Step the envs of the pending rows, whose actions are in the message."""
+        out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
+
+        def run(part: Part) -> bytes | None:
+            return part.step(codec.decode(out_of_band[part.index], self._envs.allow_pickle))
+
+        # The hub completed the other rows before this worker served.
+        pending = [part for part in self._envs.parts if self._request[part.index] != self._done[part.index]]
+        self._step(pending, run, out_of_band)
+
+    def _step(
+        self,
+        parts: list[Part],
+        run: Callable[[Part], bytes | None] | None = None,
+        out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
+    ) -> None:
+        """Step the envs of these parts, by ``run`` if that is given, and wake the driver."""
+        progress, timer, rung = self._progress, self._timer, 0
+        clocked = self._began_ns[progress.at]
+        if clocked:
+            self._began_ns[progress.at] = time.monotonic_ns()
+        timer.batches_left -= 1
+        timed = not timer.batches_left
+        if timed:
+            timer.start()
+        for observer in self._envs.observers:
+            observer.begin(parts, out_of_band)
+        for part in parts:
+            ending = self._finish(part, part.step if run is None else partial(run, part), is_step=True)
+            if ending is not None:
+                self._departure.leave_within_step(part, ending)
+                return
+            if self._op[part.index] == OP_PART:
+                rung += 1
+                self._bells.ring(self._arena.driver)
+        progress.words[progress.at] = progress.turn
+        if clocked:
+            self._ended_ns[progress.at] = time.monotonic_ns()
+        report_due = timed and timer.stop(len(parts))
+        if not rung or rung < len(parts):
+            self._ring_at_end()
+        for observer in self._envs.observers:
+            observer.end()  # the driver need not wait for it
+        if report_due:
+            self._report()
+        if self._rebuilder.pending:
+            self._rebuilder.rebuild()
+        if self._departure.awaited:
+            self._departure.note_step(parts)
+
+    def _finish(self, part: Part, run: Callable[[], bytes | None], is_step: bool = False) -> bytes | None:
+        """Run a part's step or reset, which stores its status, and store ``done`` last.
+
+        Returns:
+            Mostly None. Where the row's episode has ended in a step that another worker completes, what ``Row.step``
+            returned: that worker stores ``done``.
+        """
+        progress = self._progress
+        progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
+        progress.words[progress.at] = progress.turn | part.turn
+        try:
+            ending: bytes | None = run() if self._calls_directly else self._host.call(run)
+            if ending is not None:
+                return ending
+        except BaseException as error:
+            self._fail(part, error, is_step)
+        self._done[part.place] = self._request[part.place]
+        return None
+
+    def _fail(self, part: Part, error: BaseException, is_step: bool) -> None:
+        """Truncate the part, or report the exception, as the session wants it."""
+        build = self._envs.build
+        policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
+        if is_step and not isinstance(error, self._host.never_truncated) and policy == "truncate":
+            self._rebuilder.truncate(part, error, self._request[part.index])
+            return
+        part.repeat_last()
+        for index in part.indices:
+            # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
+            failure = self._reports.send(error, index, "env_raised", self._request[index])
+            for observer in self._envs.observers:
+                observer.raised(index, failure)
+            self._status[index] = STATUS_RAISED
+
+    def _ring_at_end(self) -> None:
+        """Wake the driver, unless another worker has pending rows: the last worker sees that all rows are done."""
+        if HAS_FENCE:
+            fence()
+            if self._request != self._done:
+                return
+        self._bells.ring(self._arena.driver)
+
+    # --- resets -------------------------------------------------------------------------------------------------------
+
+    def reset(self, reset: control.ResetRows) -> None:
+        """Reset the rows of the message; the others repeat their last observations."""
+        seeds = dict(zip(reset.rows, reset.seeds))
+        each = dict(zip(reset.rows, reset.options_each))
+
+        def encoded_options(row: int) -> bytes:
+            return each.get(row, reset.options)
+
+        def options_of(row: int) -> Any:
+            # Decoded for each env, because it may keep or change its options.
+            options = encoded_options(row)
+            return codec.decode(options, self._envs.allow_pickle) if options else None
+
+        for observer in self._envs.observers:
+            observer.begin_reset(seeds, encoded_options)
+        own = {index: seed for part in self._envs.parts for index, seed in part.seeds_of_first(seeds).items()}
+        for part in self._envs.parts:
+            self._finish(part, partial(part.reset_by, seeds, options_of))
+        self._ring_at_end()
+        for observer in self._envs.observers:
+            observer.end_reset({**seeds, **own})
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """Send the hub how long steps take, and, once, which of the state that they share the envs have changed."""
+        self._channel.send(replace(self._timer.times, env_bytes=private_bytes() // len(self._envs.parts)))
+        if self._shared is not None and (what := self._shared.changed()):
+            self._shared = None
+            self._channel.send(control.SharedChanged(what))
+
+    def report_closing(self, error: BaseException, part: Part) -> None:
+        """Send the hub what an env raised when it was closed."""
+        number = self._request[part.index] if hasattr(self, "_arena") else 0
+        self._reports.send(error, part.index, "env_raised", number)
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        self._timer.close()

@@ -44,8 +44,9 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
+from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.main import Worker
 
@@ -164,7 +165,7 @@ class InProcessHub:
     def _run(self) -> None:
         """Handle events until the request under way is answered."""
         self._handle_events()
-        while self._runtime is not None and self._runtime.state.asked:
+        while self._runtime is not None and self._runtime.state.requests.asked:
             left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
             with self._interrupts.let_through():  # the request goes on when the next message is received
                 time.sleep(max(0.0, left_s))  # a worker that crashed is started again then

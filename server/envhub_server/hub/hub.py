@@ -79,8 +79,9 @@ from envhub_server.repeats import REPEAT_S
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.failure_text import logged
+from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, lacking, separate, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -770,7 +771,7 @@ class Hub:
             self._fail(request, Failure("limit", "hub", why))
             return
         if request.op == Op.STEP:
-            self._spinner = self._workers_spinner if runtime.state.driver_spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
@@ -902,7 +903,7 @@ class Hub:
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
         if found.settings.recorded is not None:
-            runtime.recording = self._recordings.begin(found.settings, make, name)
+            runtime.observe_by(self._recordings.begin(found.settings, make, name))
         self._begin(runtime, request, holder)
         return None
 
@@ -1024,12 +1025,13 @@ class Hub:
         runtime = self._by_token.get(token)
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
-        found = runtime.state.building
+        found = runtime.state.progress
         starting = self._supervisor.starting(runtime.interpreter)
         doing = f"importing {found.importing}" if found.importing else starting
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
-        return replace(found, starting=without_folders(starting) if runtime.state.rules.hide_folders else starting)
+        hides_folders = runtime.state.launcher.rules.hide_folders
+        return replace(found, starting=without_folders(starting) if hides_folders else starting)
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):

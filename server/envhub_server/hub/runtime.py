@@ -25,14 +25,12 @@ from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
-from envhub.recording.recorder_handle import why_unrecordable
 from envhub.values import codec
-from envhub.values.leaf import OBJECT
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.compression_thread import CompressionThread
-from envhub_server.hub.recordings import SessionRecording
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
+from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.ipc import control
 from envhub_server.log import Logger
@@ -50,7 +48,8 @@ from envhub_server.session import instructions, stimuli
 from envhub_server.session.build_order import interpreter_of
 from envhub_server.session.failure_text import Overrun, logged
 from envhub_server.session.instructions import Instruction
-from envhub_server.session.state import Driver, Phase, SessionState
+from envhub_server.session.phases import Driver, Phase
+from envhub_server.session.state import SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
 INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
@@ -104,7 +103,7 @@ class SessionRuntime:
         ticket: for the side socket, once; empty where there is none.
         heard_ns: when the request under way arrived.
         deadline_s: when the hub calls ``elapse``.
-        recording: of its episodes; None if nothing is recorded.
+        observers: its recording and its replays, as far as it has any.
         connections: by which replies were sent under an earlier token, or were before the session ended.
     """
 
@@ -134,7 +133,6 @@ class SessionRuntime:
         self.heard_ns = 0
         self.deadline_s = math.inf
         self.connections: set[int] = set()
-        self.recording: SessionRecording | None = None
         self._services = services
         self._budget = budget
         self._events = services.events
@@ -159,9 +157,9 @@ class SessionRuntime:
         environ = None if world is None else world.environ
         self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
         self._pool = WorkerPool(number, self.token.hex()[:8], services.supervisor, interpreter, environ)
-        self._replays: ReplayKeeper | None = None
-        if services.replays is not None and state.rules.replays:
-            self._replays = ReplayKeeper(services.replays, number, interpreter)
+        self.observers: tuple[SessionObserver, ...] = ()
+        if services.replays is not None and state.launcher.rules.replays:
+            self.observe_by(ReplayKeeper(services.replays, number, interpreter, state.make.faults))
         self._client_ringer = Ringer()
         self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # The bell is never read. By edges each ring is reported once, with a system call less.
@@ -181,12 +179,13 @@ class SessionRuntime:
 
     @property
     def memory(self) -> Mapping[int, int]:
-        """How many bytes each worker has besides what it was forked with, without those that end for their memory."""
-        return {number: each for number, each in self._pool.own_memory().items() if not self.state.overruns(number)}
+        """How many bytes each process has besides what it was forked with, without those that end for their memory."""
+        found = self._pool.own_memory().items()
+        return {number: nbytes for number, nbytes in found if not self.state.supervision.overruns(number)}
 
-    def overrun(self, worker: int, overrun: Overrun) -> None:
-        """Report that this worker has too much memory, as the largest one of its client."""
-        self._report(stimuli.QuotaOverrun(worker, overrun))
+    def overrun(self, process: int, overrun: Overrun) -> None:
+        """Report that this process has too much memory, as the largest one of its client."""
+        self._report(stimuli.QuotaOverrun(process, overrun))
 
     @property
     def quiescent(self) -> bool:
@@ -205,6 +204,11 @@ class SessionRuntime:
         spaces = [] if described else self.state.made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
+    def observe_by(self, observer: SessionObserver | None) -> None:
+        """Have an observer learn of what happens from now on, if there is one."""
+        if observer is not None:
+            self.observers = (*self.observers, observer)
+
     # --- what becomes a stimulus --------------------------------------------------------------------------------------
 
     def _report(self, stimulus: Stimulus) -> None:
@@ -218,10 +222,10 @@ class SessionRuntime:
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers have said that belongs to its answer."""
         self._arrived = request
-        if request.op is Op.STEP and self.state.driver is Driver.HUB:
+        if request.op is Op.STEP and self.state.ownership.driver is Driver.HUB:
             self._events.append((self.number, STEP_REQUESTED))
             return
-        drives = self.state.driver is Driver.CLIENT
+        drives = self.state.ownership.driver is Driver.CLIENT
         if self._stand_ins is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
             self._pool.read()
         self._report(Requested(request.message, self.quiescent))
@@ -256,12 +260,12 @@ class SessionRuntime:
 
     def _elapse(self) -> None:
         memory = self._memory
-        workers = range(len(self.state.workers))
-        progress = tuple(None if memory is None else memory.progress(worker) for worker in workers)
+        slots = range(len(self.state.slots))
+        progress = tuple(None if memory is None else memory.progress(slot) for slot in slots)
         if self._stand_ins is not None:
             self._post_to_stand_ins()  # a client that ended may have posted rows and not have rung
         self._on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        used = self._pool.memory() if self.state.measures(self._services.clock.now_s()) else {}
+        used = self._pool.memory() if self.state.supervision.measures(self._services.clock.now_s()) else {}
         self._report(stimuli.Elapsed(self.quiescent, progress, used))
 
     def on_ready(self, descriptor: int) -> None:
@@ -321,29 +325,25 @@ class SessionRuntime:
         if stimulus is _ROWS_STOOD_IN:
             self._on_bell()
             return
-        if isinstance(stimulus, (WorkerStarted, WorkerExited, WorkerSaid)):
-            stimulus = self._pool.of_worker(stimulus)
         if isinstance(stimulus, Requested):
             self._request = self._arrived
         elif isinstance(stimulus, WorkerStarted):
             self._pool.born(stimulus.pid)
-            self.log.info("worker_started", worker=stimulus.worker, pid=stimulus.pid)
+            self.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
             return
         elif isinstance(stimulus, WorkerExited):
-            self._pool.remove(stimulus.worker)
-            tell = self.log.info if self.state.expects_end(stimulus.worker) else self.log.warning
-            killed_for = self.state.killed_for(stimulus.worker)
-            why = {"why": killed_for} if killed_for else {}
-            tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how, **why)
+            self._pool.remove(stimulus.process)
+            self._log_exited(stimulus)
         elif isinstance(stimulus, WorkerSaid):
             stimulus = self._heard(stimulus)
         stand_ins = self._stand_ins
         if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
             stand_ins.keep_objects()
-        recorded = self._line_of(stimulus) if isinstance(stimulus, WorkerExited) else None
+        expected = isinstance(stimulus, WorkerExited) and self.state.expects_end(stimulus.process)
         self._carry_out(self.state.handle(stimulus, self._services.clock.now_s()))
-        if recorded is not None and self.recording is not None:
-            self.recording.line_ended(*recorded)
+        if isinstance(stimulus, WorkerExited):
+            for observer in self.observers:
+                observer.process_ended(stimulus.process, "" if expected else f"its worker {stimulus.cause.how}")
 
     def _carry_out(self, wanted: Sequence[Instruction]) -> None:
         for number, instruction in enumerate(wanted):
@@ -364,38 +364,42 @@ class SessionRuntime:
         self._send_answer(reply.request, reply.answer, reply.frames)
         self._carry_out(reply.following)
 
-    def _line_of(self, exited: WorkerExited) -> tuple[int | None, str] | None:
-        """The line of a worker that has ended, by which it recorded, and why its episodes failed, if they did."""
-        if self.recording is None:
-            return None
-        expected = self.state.expects_end(exited.worker)
-        return self.recording.line_of(exited.worker), "" if expected else f"its worker {exited.cause.how}"
+    def _log_exited(self, exited: WorkerExited) -> None:
+        number = exited.process
+        tell = self.log.info if self.state.expects_end(number) else self.log.warning
+        reason = self.state.supervision.reason(number)
+        why = {"why": reason} if reason else {}
+        tell("worker_exited", worker=self.state.slots.worker(number), how=exited.cause.how, **why)
 
     def _heard(self, said: WorkerSaid) -> WorkerSaid:
         """Log and note what a worker said; returns it with what the arena knows of it."""
-        if self.recording is not None and isinstance(said.message, control.Built):
-            self.recording.built(said.message)
         match said.message:
             case control.Suspicious(row, what):
                 self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
                 self.log.warning("env_made_anew", env=row, why=shortened(what, 200))
-            case control.Built() as built if self._replays is not None:
-                self._replays.note(said.worker, built)
+            case control.Built() as built:
+                for observer in self.observers:
+                    observer.worker_built(said.process, built)
             case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
                 info = self._limited(info, self._memory.arena.layout)
-                said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
+                said = replace(said, message=info, current=self._is_current(said.process, row, info.number))
                 if said.current:
                     self._stand_ins.note(info)
                     self._memory.grow(row, len(info.info), self._budget)
             case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
-                said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
+                said = replace(said, current=self._is_current(said.process, row, failed.number))
         return said
+
+    def _is_current(self, number: int, row: int | None, request: int) -> bool:
+        """True if this request is the last one of the row, which the process serves."""
+        process, memory = self.state.slots.process(number), self._memory
+        return process is not None and memory is not None and memory.is_current(process.place, row, request)
 
     def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
         """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
         loose = self._stand_ins is None or self._stand_ins.copies is not None
-        bytes_max = self.state.rules.info_bytes_max
+        bytes_max = self.state.launcher.rules.info_bytes_max
         if self.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
             return info
         self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
@@ -409,107 +413,99 @@ class SessionRuntime:
     # --- instructions: workers ----------------------------------------------------------------------------------------
 
     def _on_StartProcesses(self, instruction: instructions.StartProcesses) -> None:
+        processes = instruction.processes
         try:
-            self._pool.start(instruction.workers, instruction.spare, instruction.libraries)
+            self._pool.start(processes, instruction.libraries)
         except OSError as error:
-            for worker in instruction.workers:
+            for process in processes:
+                worker = self.state.slots.worker(process)
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
-            self._report(stimuli.WorkersNotStarted(instruction.workers, error.strerror or repr(error)))
+            self._report(stimuli.WorkersNotStarted(processes, error.strerror or repr(error)))
+        else:
+            self._label()
 
-    def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
-        self._pool.swap(instruction.worker, instruction.spare)
-        if self.recording is not None:
-            self.recording.swap(instruction.worker, instruction.spare)
-        if self._replays is not None:
-            self._replays.swap(instruction.worker, instruction.spare)
-        self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
+    def _label(self) -> None:
+        for process in self.state.slots.processes:
+            self._pool.label(process.number, self.state.slots.worker(process.number))
+
+    def _on_Assign(self, assigned: instructions.Assign) -> None:
+        self._label()
+        for observer in self.observers:
+            observer.slot_assigned(assigned.process)
+        self.log.info("worker_recycled" if assigned.recycled else "spare_used", worker=assigned.slot)
 
     def _on_Tell(self, instruction: instructions.Tell) -> None:
         message = instruction.message
         given = [self._factories] if isinstance(message, control.Build) and message.factories else []
-        self._pool.tell(instruction.worker, message, *given)
+        self._pool.tell(instruction.process, message, *given)
 
     def _on_GiveArena(self, instruction: instructions.GiveArena) -> None:
         memory = self._other or self._memory
-        if memory is not None:
-            client_bell, *bells = memory.bells
-            place = instruction.worker if instruction.place is None else instruction.place
-            bell = bells[place]
-            journal = self._journal_for(instruction.worker, place, memory.arena.layout)
-            recording, line = self._recording_for(instruction, place)
-            message = replace(instruction.message, journal=bool(journal), recording=recording)
-            given = (memory.descriptor, bell, self._done_bell, client_bell, *journal, *line)
-            self._pool.map_arena(instruction.worker, message, *given)
-            for descriptor in (*journal, *line):
-                os.close(descriptor)
-
-    def _recording_for(self, instruction: instructions.GiveArena, place: int) -> tuple[dict[str, Any], list[int]]:
-        """What the worker is told of its recording, at this place, and descriptors, which are the caller's."""
-        if self.recording is None:
-            return {}, []
-        workers, message = self.state.workers, instruction.message
-        args = instruction.worker, workers[place].rows, message, len(workers), self.state.making
-        return self.recording.for_worker(*args)
-
-    def _journal_for(self, worker: int, place: int, layout: Layout) -> list[int]:
-        """The memory of a new journal, if the worker, at this place, is to begin one: at most one, the caller's."""
-        if self._replays is None:
-            return []
-        try:
-            descriptor = self._replays.make_journal(worker, len(self.state.workers[place].rows), layout)
-        except OSError as error:
-            self.log.warning("journal_not_made", worker=worker, why=str(error))
-            return []
-        return [] if descriptor is None else [descriptor]
+        if memory is None:
+            return
+        client_bell, *bells = memory.bells
+        process, slots, layout = instruction.process, self.state.slots, memory.arena.layout
+        rows, making = slots[instruction.slot].rows, self.state.making
+        recipient = Recipient(process, instruction.slot, rows, len(slots), layout, making, self.log)
+        message, given = instruction.message, []
+        for observer in self.observers:
+            message, descriptors = observer.arena_given(recipient, message)
+            given += descriptors
+        own = memory.descriptor, bells[instruction.slot], self._done_bell, client_bell
+        self._pool.map_arena(process, message, *own, *given)
+        for descriptor in given:
+            os.close(descriptor)
 
     def _on_KeepReplay(self, wanted: instructions.KeepReplay) -> None:
-        if self._replays is not None and self._memory is not None:
-            rows, output = self.state.workers[wanted.worker].rows, self._pool.output(wanted.worker)
-            self._replays.keep(wanted, rows, self._memory, self.state.make.faults, output, self.owner)
+        if self._memory is None:
+            return
+        rows, output = self.state.slots[wanted.slot].rows, self._pool.output(wanted.process)
+        for observer in self.observers:
+            observer.env_failed(wanted, rows, self._memory, output, self.owner)
 
     def _on_HandOver(self, instruction: instructions.HandOver) -> None:
-        worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
+        slot, process, message = instruction.slot, instruction.process, instruction.message
+        memory, stand_ins = self._memory, self._stand_ins
         assert memory is not None and stand_ins is not None
-        objects = stand_ins.objects(worker)
-        if worker in stand_ins.losses:
-            self._ignore_bell(worker)
-            stand_ins.release(worker)
-        self._pool.tell(worker, replace(message, objects=objects))
-        rows, request, done, op, _ = memory.words(worker)
+        objects = stand_ins.objects(slot)
+        if slot in stand_ins.losses:
+            self._ignore_bell(slot)
+            stand_ins.release(slot)
+        self._pool.serve(slot, process)
+        self._pool.tell(process, replace(message, objects=objects))
+        rows, request, done, op, _ = memory.words(slot)
         waiting = set(op[request != done].tolist())
         if OP_OUT_OF_BAND in waiting and not message.ending:  # else the step has been made, and only its end is due
-            self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
+            self._pool.tell(process, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         reset = isinstance(instruction.pending, control.ResetRows)
         if instruction.pending is not None and (OP_RESET in waiting or not reset):
-            self._pool.tell(worker, instruction.pending)
+            self._pool.tell(process, instruction.pending)
 
     def _on_ReportLate(self, instruction: instructions.ReportLate) -> None:
         late = instruction.late
         tell = self.log.error if late.over else self.log.warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
         if late.over:
-            self._pool.dump(instruction.worker)
+            self._pool.dump(instruction.process)
 
     def _on_Kill(self, instruction: instructions.Kill) -> None:
-        self._pool.kill(instruction.worker)
+        self._pool.kill(instruction.process)
 
     # --- instructions: the arena --------------------------------------------------------------------------------------
 
     def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
         layout = instruction.layout
-        if self.recording is not None and self.recording.not_filmed:
-            self._report(stimuli.ArenaRefused(self.recording.not_filmed))
-            return
-        leaves = [*layout.observations, *layout.actions, *([OBJECT] if instruction.loose else [])]
-        if self.recording is not None and (why := why_unrecordable(leaves)):
-            self.recording.refuse(why)
+        for observer in self.observers:
+            if why := observer.arena_made(layout, instruction.loose):
+                self._report(stimuli.ArenaRefused(why))
+                return
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
             self._report(stimuli.ArenaRefused(text))
             return
         try:
-            self._memory = SessionMemory(layout, len(self.state.workers), self._budget)
+            self._memory = SessionMemory(layout, len(self.state.slots), self._budget)
         except OSError as error:
             self._report(stimuli.ArenaRefused(f"{layout.nbytes()} bytes of shared memory cannot be had: {error}"))
             return
@@ -521,7 +517,7 @@ class SessionRuntime:
     def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
         assert self._memory is not None
         try:
-            self._other = SessionMemory(self._memory.arena.layout, len(self.state.workers), self._budget)
+            self._other = SessionMemory(self._memory.arena.layout, len(self.state.slots), self._budget)
         except OSError as error:
             self._report(stimuli.OtherArenaRefused(str(error)))
         else:
@@ -564,9 +560,9 @@ class SessionRuntime:
             return
         memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
         if frames.out_of_band:
-            for number, worker in enumerate(self.state.workers):
-                if number not in stand_ins.losses:
-                    self._pool.tell(number, control.StepRows(frames.out_of_band_of(worker.rows)))
+            for slot in self.state.slots:
+                if slot.process is not None and slot.index not in stand_ins.losses:
+                    self._pool.tell(slot.process.number, control.StepRows(frames.out_of_band_of(slot.rows)))
         else:
             self._pool.ring()
         if stand_ins.losses:
@@ -584,7 +580,7 @@ class SessionRuntime:
             self._report(stimuli.ActionsRefused(f"{error}; no env has moved"))
             return
         self._report(stimuli.PartPosted(len(rows)))
-        self._pool.ring_some(np.unique(rows % len(self.state.workers)).tolist())
+        self._pool.ring_some(np.unique(rows % len(self.state.slots)).tolist())
         self._post_to_stand_ins()
 
     def _on_TakePart(self, instruction: instructions.TakePart) -> None:
@@ -594,30 +590,27 @@ class SessionRuntime:
 
     # --- instructions: results in place of workers that have ended ----------------------------------------------------
 
-    def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
-        if self._replays is not None:
-            self._replays.journals.pop(instruction.worker, None)
-        if self.recording is not None:
-            line = self.recording.line_of(instruction.worker)
-            self.recording.line_ended(line, instruction.loss.failure.message)
-        worker, stand_ins = instruction.worker, self._stand_ins
+    def _on_TakeRows(self, lost: instructions.TakeRows) -> None:
+        for observer in self.observers:
+            observer.rows_lost(lost.process, lost.loss.failure.message)
+        stand_ins = self._stand_ins
         assert stand_ins is not None
-        if worker not in stand_ins.losses:
-            self._hear_bell(worker)
-        self._stand_in(stand_ins.take(worker, instruction.loss, instruction.resetting))
+        if lost.slot not in stand_ins.losses:
+            self._hear_bell(lost.slot)
+        self._stand_in(stand_ins.take(lost.slot, lost.loss, lost.resetting))
 
     def _on_KeepRows(self, instruction: instructions.KeepRows) -> None:
         assert self._stand_ins is not None
-        self._stand_in(self._stand_ins.keep(instruction.worker))
+        self._stand_in(self._stand_ins.keep(instruction.slot))
 
     def _on_FinishSteps(self, instruction: instructions.FinishSteps) -> None:
         assert self._stand_ins is not None
-        self._stand_in(self._stand_ins.finish(instruction.worker, instruction.loss))
+        self._stand_in(self._stand_ins.finish(instruction.slot, instruction.loss))
 
     def _post_to_stand_ins(self) -> None:
         assert self._stand_ins is not None
-        for worker in [*self._stand_ins.losses]:
-            self._stand_in(self._stand_ins.posted(worker))
+        for slot in [*self._stand_ins.losses]:
+            self._stand_in(self._stand_ins.posted(slot))
 
     def _stand_in(self, reports: list[Stimulus]) -> None:
         """Report what was done in place of a worker, and wake the driver if there are rows done."""
@@ -627,7 +620,7 @@ class SessionRuntime:
         if not self._stand_ins.unrung:
             return
         self._stand_ins.unrung = False
-        if self.state.driver is Driver.CLIENT:
+        if self.state.ownership.driver is Driver.CLIENT:
             self._client_ringer.ring(self._memory.bells[0])
         else:
             self._report(_ROWS_STOOD_IN)  # not by the bell, which a worker may have filled
@@ -647,7 +640,8 @@ class SessionRuntime:
         memory, side = self._memory, self._side
         assert memory is not None and side is not None
         self.ticket, self._side = b"", None
-        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.driver_spin_us)
+        spin_us = self.state.sizing.driver_spin_us
+        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.slots), spin_us)
         if not self._grant.share(side, shared, [memory.descriptor, *memory.bells], self):
             self._report(stimuli.SideClosed(quiescent=True))
 
@@ -688,7 +682,7 @@ class SessionRuntime:
         frames: list[Any] = []
         if self._memory is not None:
             if answer.arrays:
-                infos = self.state.infos if self._has_infos else None
+                infos = self.state.infos.large if self._has_infos else None
                 frames = self._memory.frames.batch(request.op is Op.STEP, infos)
                 if self._compressors is not None and self._compresses(request, answer, frames, first=0):
                     return
@@ -810,10 +804,8 @@ class SessionRuntime:
         os.close(self._done_bell)
         if self._factories >= 0:
             os.close(self._factories)
-        if self._replays is not None:
-            self._replays.journals.clear()  # else replays that wait to be written would hold them
-        if self.recording is not None:
-            self.recording.close()
+        for observer in self.observers:
+            observer.session_ended()
         self._on_DropOtherArena(instructions.DropOtherArena())
         if self._memory is not None:
             memory, self._memory, self._stand_ins = self._memory, None, None

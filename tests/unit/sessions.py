@@ -21,7 +21,8 @@ from envhub_server.session.instructions import Instruction, Instructions
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
-from envhub_server.session.state import TABLE, SessionState
+from envhub_server.session.state import SessionState
+from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 from envhub.protocol.messages import Failure, Make

@@ -17,6 +17,12 @@ def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
 
 
+def stale(slot: Slot, message: Any) -> do.Warn:
+    """Report a stale answer of the process of this slot."""
+    fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
+    return do.Warn("answer_dropped", fields)
+
+
 class Requests:
     """The requests of one session, of which one at a time is under way.
 

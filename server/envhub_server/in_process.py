@@ -34,7 +34,8 @@ from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
-from envhub_server.hub.runtime import Services, SessionRuntime
+from envhub_server.hub.holdings import Services
+from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
 from envhub_server.ipc.factories_memory import held
 from envhub_server.loop.clock import Clock
@@ -144,9 +145,9 @@ class InProcessHub:
             self._runtime.start(request._replace(message=self._runtime.state.make))
         elif self._runtime is not None:
             if self._runtime.state.next_deadline_s() <= self._clock.now_s():
-                self._runtime.elapse()
+                self._runtime.inputs.elapse()
                 self._handle_events()
-            self._runtime.request(request)
+            self._runtime.inputs.request(request)
         else:
             text = f"a hub in the program's own process does not carry out {request.op.name}"
             self.protocol.fail(request, Failure("refused", "request", text))
@@ -169,7 +170,7 @@ class InProcessHub:
             left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
             with self._interrupts.let_through():  # the request goes on when the next message is received
                 time.sleep(max(0.0, left_s))  # a worker that crashed is started again then
-            self._runtime.elapse()
+            self._runtime.inputs.elapse()
             self._handle_events()
 
     def _handle_events(self) -> None:

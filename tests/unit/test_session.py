@@ -10,7 +10,8 @@ import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost
-from envhub_server.hub.runtime import _CARRIED_OUT
+from envhub_server.hub.executor import EXECUTED
+from envhub_server.hub.replies import REPLIES
 from envhub_server.ipc.control import (
     Building,
     BuildRest,
@@ -1547,7 +1548,8 @@ def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
 
 def test_every_stimulus_and_instruction_has_its_place() -> None:
     assert {*stimuli.SessionStimulus.__subclasses__()} - {stimuli.Requested} <= TABLE.keys()
-    assert {*Instruction.__subclasses__()} == _CARRIED_OUT.keys()
+    assert {*Instruction.__subclasses__()} == EXECUTED.keys() | REPLIES.keys()
+    assert not EXECUTED.keys() & REPLIES.keys()
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
     for kind, rules in TABLE.items():
         assert Phase.ENDED not in rules, kind

@@ -51,9 +51,11 @@ from envhub_server.config import HubConfig, has_quota, memory_available_bytes, p
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.compression_thread import CompressionThread
+from envhub_server.hub.holdings import Services
+from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
 from envhub_server.hub.replay_writer import ReplayWriter
-from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
+from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
 from envhub_server.loop import signals
@@ -403,7 +405,7 @@ class Hub:
                 self._listing.look(now_s)
                 self._plan_look()
             elif key in self._sessions:
-                self._sessions[key].elapse()
+                self._sessions[key].inputs.elapse()
         self._pump()
         self._handled_s = self._clock.now_s()
         self._plan_wake()
@@ -459,7 +461,7 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
-                if runtime.compressing is not None:
+                if runtime.replies.compressing is not None:
                     continue
                 # Between two steps a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
@@ -775,7 +777,7 @@ class Hub:
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
-            runtime.request(request)
+            runtime.inputs.request(request, heard_ns)
         except Exception as error:
             runtime.broke(error)
 
@@ -963,8 +965,8 @@ class Hub:
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner, by=by)
-        runtime.owner, runtime.origin = holder.name, origin
-        runtime.attach(request, self._usage.budget(holder))
+        runtime.origin = origin
+        runtime.attach(request, holder.name, self._usage.budget(holder))
         if holder.quotas is not None:
             self._plan_measuring()
         return None
@@ -972,7 +974,7 @@ class Hub:
     def _forget(self, token: bytes) -> None:
         """Have the protocol forget the session's token; its connections may have views of the memory to read."""
         if token in self._by_token:
-            self._by_token[token].connections |= self._protocol.connections_of(token)
+            self._by_token[token].connections.update(self._protocol.connections_of(token))
         self._protocol.forget(token)
 
     def _found(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
@@ -1008,7 +1010,7 @@ class Hub:
             ticket, side = self._admitted.popleft()
             for runtime in self._sessions.values():
                 if secrets.compare_digest(runtime.ticket, ticket):
-                    runtime.connect_side(side)
+                    runtime.inputs.connect_side(side)
                     break
             else:
                 side.close()

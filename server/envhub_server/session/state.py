@@ -324,6 +324,10 @@ class SessionState:
         """End the session without its client's wish; the request under way, which may be MAKE, fails with ``why``."""
         return [*self.answer(do.Fail(why)), *self.close(now_s, terminate)]
 
+    def discard(self) -> None:
+        """Note that the session is over, whatever was under way: a bug keeps it from ending by itself."""
+        self.phase = Phase.ENDED
+
     def _drained(self, now_s: float) -> Instructions:
         """End the session of a hub that shuts down, as soon as nothing is under way, or the time is over."""
         if self.phase in (Phase.CLOSING, Phase.ENDED):

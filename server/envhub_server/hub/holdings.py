@@ -11,7 +11,6 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.compression_thread import CompressionThread
-from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.log import Logger
@@ -43,7 +42,6 @@ class Services:
     events: Events
     costs: KnownCosts
     unread: UnreadMemory
-    replays: ReplayWriter | None = None
     compression: CompressionThread | None = None
 
 
@@ -60,7 +58,7 @@ class Holdings:
         connections: by which replies were sent under an earlier token, or were before the session ended.
         interpreter: of its workers.
         pool: its processes.
-        observers: its recording and its replays, as far as it has any.
+        observers: the features that it has, as its recording and its replays.
         factories: the memory of pickled factories, which the session closes; -1 for none.
         memory: its arena, once there is one, and ``other`` the one that the processes move to.
         stand_ins: what completes rows in place of processes, once there is an arena.

@@ -41,6 +41,7 @@ from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server import log as log_file
 from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
 from envhub_server.catalog.registry import Recipe
@@ -54,6 +55,7 @@ from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.holdings import Services
 from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
+from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.factories_memory import held
@@ -167,7 +169,7 @@ class Hub:
         self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
         self._replays = None if folder is None else ReplayWriter(folder, self._poller)
         self._compression = CompressionThread(self._poller)
-        self._services = Services(*parts, self._replays, self._compression)
+        self._services = Services(*parts, self._compression)
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
@@ -875,7 +877,7 @@ class Hub:
             return Failure("limit", "hub", why)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         limits = self.config.limits
-        kept = self._services.replays is not None
+        kept = self._replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
         libraries = None if cost is None else cost.libraries
@@ -904,10 +906,16 @@ class Hub:
                 os.close(factories)
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
-        if found.settings.recorded is not None:
-            runtime.observe_by(self._recordings.begin(found.settings, make, name))
+        self._add_observers(runtime, make, found.settings, name)
         self._begin(runtime, request, holder)
         return None
+
+    def _add_observers(self, runtime: SessionRuntime, make: Make, settings: EnvSettings, name: str) -> None:
+        """Have replays of a session of this name kept and its episodes recorded, as the operator wishes."""
+        if self._replays is not None:
+            runtime.observe_by(ReplayKeeper(self._replays, runtime.number, runtime.interpreter, make.faults))
+        if settings.recorded is not None:
+            runtime.observe_by(self._recordings.begin(settings, make, name))
 
     def _begin(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
         """Enter a session that was just made into the hub's tables and start its workers."""

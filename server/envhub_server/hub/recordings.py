@@ -133,7 +133,7 @@ class SessionRecording(SessionObserver):
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def worker_built(self, process: int, built: control.Built) -> None:
-        """Note what the session's first worker says of its envs."""
+        """Note what the first worker says of the session's envs."""
         if built.action_space:
             self._built = built
 

@@ -16,7 +16,6 @@ from envhub.protocol.hub import Incoming
 from envhub_server.hub.executor import EXECUTED, Executor
 from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.inputs import ROWS_STOOD_IN, Inputs
-from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replies import COMPRESSED, REPLIES, Compression, Replies
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.log import Logger
@@ -74,8 +73,6 @@ class SessionRuntime:
         self.inputs = Inputs(held)
         self.replies = Replies(held)
         self._executor = Executor(held, self.inputs)
-        if services.replays is not None and state.launcher.rules.replays:
-            self.observe_by(ReplayKeeper(services.replays, number, held.interpreter, state.make.faults))
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
@@ -145,7 +142,7 @@ class SessionRuntime:
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
 
     def observe_by(self, observer: SessionObserver | None) -> None:
-        """Have an observer learn of what happens from now on, if there is one."""
+        """Have an observer, if there is one, learn of what happens from now on; of several the first learns first."""
         if observer is not None:
             self._held.observers = (*self._held.observers, observer)
 

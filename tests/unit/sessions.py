@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Mapped
@@ -97,6 +97,15 @@ class Session(SessionState):
             now_s = begin_s + (number + 1) * SAMPLE_S
             instructions += self.elapsed(now_s, *progress, quiescent=quiescent)
         return instructions
+
+
+Kind = TypeVar("Kind", bound=Instruction)
+
+
+def only(kind: type[Kind], instructions: Iterable[Instruction]) -> Kind:
+    """The one instruction of this kind, whatever comes before and after it."""
+    (found,) = (each for each in instructions if isinstance(each, kind))
+    return found
 
 
 def validate(state: SessionState) -> None:

@@ -93,6 +93,7 @@ from sessions import (
     attached,
     begun,
     built,
+    only,
     ready,
     restarts,
     session_of,
@@ -584,8 +585,8 @@ def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
 ) -> None:
     session = sized(workers, alone=seen)
     session.launcher.rules = replace(session.launcher.rules, alone=before)
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
-    assert isinstance(learned, LearnCost) and learned.cost.alone is alone
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
+    assert learned.cost.alone is alone
 
 
 def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() -> None:

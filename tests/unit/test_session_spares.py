@@ -41,7 +41,7 @@ from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Stage
 from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
-from sessions import KILLED, RAISED, Session, attached, built, ready, session_of, shared
+from sessions import KILLED, RAISED, Session, attached, built, only, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 from envhub.values import codec
@@ -343,8 +343,8 @@ def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any)
     session.said(2, built())
     session.said(2, Mapped())
     session.request(request_)
-    *_, handed = session.said(1, Left())
-    assert isinstance(handed, HandOver) and (handed.pending is None) == isinstance(request_, Step)
+    handed = only(HandOver, session.said(1, Left()))
+    assert (handed.pending is None) == isinstance(request_, Step)
     assert session.phase in (Phase.MOVING, Phase.CALLING)
 
 
@@ -365,8 +365,8 @@ def test_episode_that_ends_with_a_reset_in_the_same_step_is_ended_by_the_worker_
     session.said(0, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    *_, handed = session.said(0, Left(b"what is left of it"))
-    assert isinstance(handed, HandOver) and handed.message.ending == b"what is left of it"
+    handed = only(HandOver, session.said(0, Left(b"what is left of it")))
+    assert handed.message.ending == b"what is left of it"
 
 
 def test_worker_that_is_too_old_is_recycled() -> None:
@@ -402,8 +402,8 @@ def test_worker_whose_envs_are_never_between_episodes_at_one_time_is_left_in_the
     assert session.said(0, EpisodesDone()) == []  # which it said before it knew
     assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
     assert session.said(0, EpisodesDone(leaving=True)) == []
-    *_, handed = session.said(0, Left())
-    assert isinstance(handed, HandOver) and handed.message.failure is None
+    handed = only(HandOver, session.said(0, Left()))
+    assert handed.message.failure is None
     told = codec.decode(handed.message.info)["env_failure"]
     assert told["cause"] == "recycle" and told["message"].startswith("worker 0 (envs 0, 2) was recycled: its envs were")
     assert session.slots[0].recycled == 1 and session.slots[0].loss is None and session.restarts == 0
@@ -417,8 +417,8 @@ def test_worker_of_one_env_is_never_left_in_the_middle_of_an_episode() -> None:
     session.said(2, built())
     session.said(2, Mapped())
     assert session.said(1, EpisodesDone(leaving=True)) == []
-    *_, handed = session.said(1, Left())
-    assert isinstance(handed, HandOver) and handed.message.info == b""
+    handed = only(HandOver, session.said(1, Left()))
+    assert handed.message.info == b""
 
 
 def test_worker_that_is_too_old_twice_is_left_in_the_middle_of_episodes() -> None:

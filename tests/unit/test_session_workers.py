@@ -16,15 +16,19 @@ from envhub_server.ipc.control import (
     CallResults,
     CallRows,
     CloseEnvs,
+    EpisodesDone,
     Faulted,
     FirstBuilt,
     InfoTemplate,
+    Leave,
+    Left,
     Mapped,
     ResetRows,
     RowFailed,
     RowInfo,
     Serve,
     SetAttrRows,
+    TakePlace,
 )
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.set_attributes import BYTES_MAX
@@ -39,6 +43,7 @@ from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
     AnswerHops,
+    Assign,
     CloseSide,
     DropOtherArena,
     End,
@@ -82,6 +87,7 @@ from envhub.protocol.messages import (
     Hosting,
     Make,
     Receive,
+    Recycle,
     Reset,
     Send,
     SetAttr,
@@ -840,6 +846,9 @@ class FakeHub:
                 self.inbox += [(process, reply) for reply in self.reply_to(message)]
             case GiveArena(process):
                 self.inbox.append((process, Mapped()))
+            case Assign(slot, process):
+                assert process in self.alive and process not in self.serving.values()
+                self.serving.pop(slot, None)
             case TakeRows(slot, process):
                 assert process not in self.alive
                 self.serving.pop(slot, None)
@@ -890,8 +899,10 @@ class FakeHub:
                 return [CallResults([b""] * len(message.rows), message.number)]
             case CloseEnvs():
                 return [ExitCause("exited with status 0")]
-            case ResetRows() | Serve():
+            case ResetRows() | Serve() | TakePlace() | Leave(cut=True):
                 return []
+            case Leave():
+                return [Left()]
             case Build(first_only=True):
                 return [FirstBuilt(False, 1 << 20)]
             case _:
@@ -931,6 +942,9 @@ class FakeHub:
                 self.ask(data.draw(st.sampled_from(REQUESTS)))
             case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
                 self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
+            case "age" if self.alive & {*self.serving.values()}:
+                process = data.draw(st.sampled_from(sorted(self.alive & {*self.serving.values()})))
+                self.inbox.append((process, EpisodesDone(leaving=data.draw(st.booleans()))))
             case "die" if self.alive:
                 self.inbox.insert(
                     0, (data.draw(st.sampled_from(sorted(self.alive))), ExitCause("was ended by SIGSEGV"))
@@ -959,15 +973,16 @@ class FakeHub:
 REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
 REQUESTS += [Collect([0]), Close(), Close(terminate=True)]
 ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
-ACTS += ["raise", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
+ACTS += ["raise", "age", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.booleans(), st.data())
+@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.integers(0, 2), st.booleans(), st.data())
 def test_every_request_gets_one_answer_and_every_session_one_end(
-    num_envs: int, workers: int | None, made: bool, data: st.DataObject
+    num_envs: int, workers: int | None, spares: int, made: bool, data: st.DataObject
 ) -> None:
-    hub = FakeHub(session_of(Make(num_envs), workers))
+    hosting = Hosting(spares=spares, recycle=Recycle(episodes=10))
+    hub = FakeHub(session_of(Make(num_envs, hosting=hosting), workers))
     while made and hub.inbox:
         hub.hear(0)
     for _ in range(data.draw(st.integers(0, 60), label="events")):

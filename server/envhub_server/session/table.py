@@ -58,7 +58,7 @@ def _asked(handler: Callable[[SessionState, M, bool, float], Instructions], foll
 
 
 def _said(handler: Callable[[SessionState, Process, M, float], Instructions], following: Following) -> Rules[M]:
-    """Rules of a message of a process, which serves a slot unless the message is one of ``_OF_ANY_PROCESS``."""
+    """Rules of a message of a process, which serves a slot unless ``state`` says that any process may send it."""
     return Rules(handler, following)
 
 

@@ -33,7 +33,8 @@ from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
-from envhub_server.hub.runtime import Services, SessionRuntime
+from envhub_server.hub.holdings import Services
+from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.factories_memory import held
@@ -44,8 +45,9 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
+from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.host import Host
 from envhub_server.worker.process import Worker
@@ -144,9 +146,9 @@ class InProcessHub:
             self._runtime.start(request._replace(message=self._runtime.state.make))
         elif self._runtime is not None:
             if self._runtime.state.next_deadline_s() <= self._clock.now_s():
-                self._runtime.elapse()
+                self._runtime.inputs.elapse()
                 self._handle_events()
-            self._runtime.request(request)
+            self._runtime.inputs.request(request)
         else:
             text = f"a hub in the program's own process does not carry out {request.op.name}"
             self.protocol.fail(request, Failure("refused", "request", text))
@@ -165,11 +167,11 @@ class InProcessHub:
     def _run(self) -> None:
         """Handle events until the request under way is answered."""
         self._handle_events()
-        while self._runtime is not None and self._runtime.state.asked:
+        while self._runtime is not None and self._runtime.state.requests.asked:
             left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
             with self._interrupts.let_through():  # the request goes on when the next message is received
                 time.sleep(max(0.0, left_s))  # a worker that crashed is started again then
-            self._runtime.elapse()
+            self._runtime.inputs.elapse()
             self._handle_events()
 
     def _handle_events(self) -> None:

@@ -8,7 +8,7 @@ HUB = "envhub/protocol/hub.py"
 RIGHTS = "server/envhub_server/network/rights.py"
 ACCESS = "server/envhub_server/network/access.py"
 STAND_INS = "server/envhub_server/memory/stand_ins.py"
-STATE = "server/envhub_server/session/state.py"
+ENV_HISTORY = "server/envhub_server/session/env_history.py"
 SERVING = "server/envhub_server/hub/hub.py"
 CHAOS = "chaos/test_chaos.py"
 
@@ -62,7 +62,7 @@ NAMED = [
     ),
     Named(
         "seeds are forgotten by an unseeded reset",
-        ((STATE, "seed if chosen and seed is not None else last", "seed if chosen else last"),),
+        ((ENV_HISTORY, "seed if chosen and seed is not None else last", "seed if chosen else last"),),
         "unit/test_session_workers.py",
     ),
     Named(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Mapped
@@ -14,10 +15,14 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instruction, Instructions
+from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SAMPLE_S, TABLE, Phase, SessionState
+from envhub_server.session.slots import Slot, Stage
+from envhub_server.session.state import SessionState
+from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 from envhub.protocol.messages import Failure, Make
@@ -43,20 +48,29 @@ class Session(SessionState):
             kind = type(stimulus.message)
         instructions = super().handle(stimulus, now_s)
         assert isinstance(instructions, list), "the hub carries out a list, however short"
-        self.validate()
+        validate(self)
         declared = TABLE.get(kind, {}).get(before, ())[1:]
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
         assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
         return instructions
 
+    def number(self, worker: int) -> int:
+        """The number of the process that serves this slot, or is to; that of a spare is its own."""
+        process = self.slots[worker].process if worker < len(self.slots) else None
+        return worker if process is None else process.number
+
     def said(self, worker: int, message: Any, now_s: float = 0.0) -> Instructions:
         """A call's answer repeats its number."""
         if isinstance(message, (CallResults, CallFailed)) and not message.number:
-            message = replace(message, number=self._calls)
-        return self.handle(WorkerSaid(worker, message), now_s)
+            message = replace(message, number=self.calls.number)
+        return self.handle(WorkerSaid(self.number(worker), message), now_s)
 
     def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
-        return self.handle(WorkerExited(worker, cause), now_s)
+        return self.ended(self.number(worker), cause, now_s)
+
+    def ended(self, process: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
+        """What is done about the end of the process of this number, which may serve no slot."""
+        return self.handle(WorkerExited(process, cause), now_s)
 
     def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> Instructions:
         return self.handle(stimuli.Requested(message, quiescent), now_s)
@@ -71,7 +85,7 @@ class Session(SessionState):
         quiescent: bool = True,
         memory: Mapping[int, int] = MappingProxyType({}),
     ) -> Instructions:
-        found = progress or (None,) * len(self.workers)
+        found = progress or (None,) * len(self.slots)
         return self.handle(stimuli.Elapsed(quiescent, found, memory), now_s)
 
     def sampled(
@@ -83,6 +97,49 @@ class Session(SessionState):
             now_s = begin_s + (number + 1) * SAMPLE_S
             instructions += self.elapsed(now_s, *progress, quiescent=quiescent)
         return instructions
+
+
+Kind = TypeVar("Kind", bound=Instruction)
+
+
+def only(kind: type[Kind], instructions: Iterable[Instruction]) -> Kind:
+    """The one instruction of this kind, whatever comes before and after it."""
+    (found,) = (each for each in instructions if isinstance(each, kind))
+    return found
+
+
+def validate(state: SessionState) -> None:
+    """Check what always holds between two stimuli."""
+    owner, asked, slots = state.ownership, state.requests.asked, state.slots
+    assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
+    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING, *MAKING)
+    assert owner.claimed or state.phase is not Phase.HANDING_OVER
+    assert owner.driver is Driver.HUB or (owner.lent and not state.parts.out)
+    assert owner.lane is LaneName.WIRE or owner.lent
+    assert not state.parts.receiving or asked
+    assert state.requests.failure is not None or state.phase is not Phase.BROKEN
+    assert state.phase is not Phase.ENDED or not (asked or slots.alive)
+    assert state.phase is not Phase.CLOSING or slots.alive
+    assert state.replacement.spares.unused <= state.replacement.spares.wanted
+    assert len({process.number for process in slots.processes}) == len(slots.processes)
+    for number, spare in slots.spares.items():
+        assert number == spare.number and slots.of(spare) is None
+        assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING) or spare.successor
+    for slot in slots:
+        validate_slot(state, slot)
+
+
+def validate_slot(state: SessionState, slot: Slot) -> None:
+    process, phase = slot.process, state.phase
+    assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
+    assert slot.serving is None or (slot.loss is None and slot.serving.made is None)
+    assert process is None or not process.moving or phase in (Phase.HANDING_OVER, *OVER)
+    if phase in SERVING:
+        took_over = phase is Phase.HANDING_OVER and slot.stage is Stage.MAPPED
+        assert (slot.loss is None) == (slot.serving is not None) or took_over
+        assert process is not None or slot.restart_at_s < math.inf
+    if phase not in (*MAKING, Phase.CALLING, *OVER):
+        assert not slot.waiting and (state.requests.asked or slot.pending is None)
 
 
 class Steady(random.Random):
@@ -120,11 +177,11 @@ def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: 
 def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
-    for worker in range(len(session.workers)):
+    for worker in range(len(session.slots)):
         session.said(worker, built())
-    for worker in range(len(session.workers)):
+    for worker in range(len(session.slots)):
         session.said(worker, Mapped())
-    assert session.phase is Phase.READY and not session.asked
+    assert session.phase is Phase.READY and not session.requests.asked
     return session
 
 

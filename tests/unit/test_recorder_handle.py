@@ -20,11 +20,15 @@ import numpy as np
 import pytest
 from envhub_server.hub import recordings
 from envhub_server.hub.recordings import Recordings
+from envhub_server.hub.session_observer import Recipient
+from envhub_server.ipc import control
+from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from gymnasium.spaces import Box, Discrete
 from structlog.testing import CapturingLogger
 
 import envhub
+from envhub.arena.layout import Layout
 from envhub.protocol.messages import Make
 from envhub.recording.process import FPS, Line, RecorderProcess, _fps_of, check_shape
 from envhub.recording.recorder import EpisodeRecorder, Selection
@@ -327,6 +331,14 @@ def test_refused_recording_ends_its_process(found: Recordings) -> None:
     assert made.handle.process.wait(30) == 0
 
 
+ARENA = control.MapArena(2, [], [], 64, b"", b"", "same", 0)
+
+
+def recipient(process: int, rows: list[int], slots: int) -> Recipient:
+    layout = Layout(2, (), (), 64)
+    return Recipient(process, 0, rows, slots, layout, making=False, log=Logger("test"))
+
+
 def test_hub_that_waits_for_its_recordings_sees_that_it_may_wait_no_longer(
     found: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,13 +361,13 @@ def test_worker_is_not_recorded_where_no_descriptor_is_left(found: Recordings, m
 
     made: Any = found.begin(SETTINGS, MAKE, "one")
     made._set_up = True
-    wanted, descriptors = made.for_worker(0, [0], None, 2, wait=False)
-    assert wanted["env_ids"] == [0] and len(descriptors) == 2
+    told, descriptors = made.arena_given(recipient(0, [0], 2), ARENA)
+    assert told.recording["env_ids"] == [0] and len(descriptors) == 2
     for descriptor in descriptors:
         os.close(descriptor)
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "dup", refuse)
-    assert made.for_worker(1, [1], None, 2, wait=False) == ({}, [])
+    assert made.arena_given(recipient(1, [1], 2), ARENA) == (ARENA, [])
     assert made.refused == "Too many open files" and len(os.listdir("/proc/self/fd")) == before
     assert made.handle.process.wait(30) == 0
 
@@ -378,13 +390,27 @@ def test_process_is_told_that_a_spare_has_the_envs_of_a_worker(
 ) -> None:
     made: Any = found.begin(SETTINGS, MAKE, "one")
     made._set_up = True
-    for worker in (5, 0):  # the spare, and the worker, which was restarted after that
-        for descriptor in made.for_worker(worker, [0], None, 2, wait=False)[1]:
+    for process in (5, 7):  # the spare, and the worker's, which was started after that
+        for descriptor in made.arena_given(recipient(process, [0], 2), ARENA)[1]:
             os.close(descriptor)
     told: list[int] = []
     monkeypatch.setattr(made.handle, "line_next", told.append)
-    made.swap(0, 5)
-    assert told == [0] == [made.line_of(0)] and made.line_of(5) == 1
+    made.slot_assigned(5)
+    made.slot_assigned(6)  # which has no line
+    assert told == [0]
+
+
+def test_process_is_told_once_that_a_worker_has_ended(found: Recordings, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = found.begin(SETTINGS, MAKE, "one")
+    made._set_up = True
+    for descriptor in made.arena_given(recipient(3, [0], 2), ARENA)[1]:
+        os.close(descriptor)
+    told: list[tuple[int, str]] = []
+    monkeypatch.setattr(made.handle, "line_ended", lambda line, why: told.append((line, why)))
+    made.rows_lost(3, "worker 0 was ended by SIGKILL")
+    made.process_ended(3, "its worker was ended by SIGKILL")
+    made.process_ended(4, "")  # which has no line
+    assert told == [(0, "worker 0 was ended by SIGKILL")]
 
 
 def test_hub_tells_a_process_that_did_not_read_once_it_does(found: Recordings) -> None:
@@ -392,9 +418,9 @@ def test_hub_tells_a_process_that_did_not_read_once_it_does(found: Recordings) -
     made._set_up = True
     os.kill(made.handle.process.pid, signal.SIGSTOP)
     for worker in range(LINES):
-        for descriptor in made.for_worker(worker, [0], None, LINES, wait=False)[1]:
+        for descriptor in made.arena_given(recipient(worker, [0], LINES), ARENA)[1]:
             os.close(descriptor)
-    made.line_ended(LINES - 1, "it was killed")
+    made.process_ended(LINES - 1, "it was killed")
     made.close()
     assert made.handle.is_waiting and not made.refused
     os.kill(made.handle.process.pid, signal.SIGCONT)

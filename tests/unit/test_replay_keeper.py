@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 from envhub_server.hub.replay_keeper import ReplayKeeper
+from envhub_server.hub.session_observer import Recipient
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.journal import BY_REQUEST, RESET, History, Journal, Note
 from envhub_server.ipc.replay_file import Replay
+from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.replay import in_a_line
 from envhub_server.session.instructions import KeepReplay
@@ -48,11 +50,13 @@ def failed_replay() -> tuple[Replay, History]:
     leaves = [[leaf.wire() for leaf in found] for found in (LAYOUT.observations, LAYOUT.actions)]
     built = control.Built([], b"", *leaves, b"", None, b"")
     writer, of_any_writer = Writer(), cast(Any, ReplayKeeper)
-    keeper: ReplayKeeper = of_any_writer(writer, 1, InterpreterKey())
-    keeper.note(1, replace(built, action_space=b"of the first", plain_spec=b"its spec"))
-    keeper.note(0, replace(built, plain_spec=None))
-    descriptor = keeper.make_journal(0, 1, LAYOUT)
-    assert descriptor is not None and keeper.make_journal(0, 1, LAYOUT) is None
+    keeper: ReplayKeeper = of_any_writer(writer, 1, InterpreterKey(), Faults())
+    keeper.worker_built(1, replace(built, action_space=b"of the first", plain_spec=b"its spec"))
+    keeper.worker_built(0, replace(built, plain_spec=None))
+    given = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
+    recipient = Recipient(0, 0, [0], 1, LAYOUT, False, Logger("test"))
+    mapped, (descriptor,) = keeper.arena_given(recipient, given)
+    assert mapped.journal and keeper.arena_given(recipient, given) == (given, [])
     journal = Journal(keeper.journals[0].layout, descriptor)
     os.close(descriptor)
     journal.format()
@@ -60,9 +64,8 @@ def failed_replay() -> tuple[Replay, History]:
     go_on(journal, RESET, 0)
     go_on(journal, 0, 5)
     build = control.Build(0, [0], "", b"", b"", "sims:make", [], "NextStep", True)
-    mapped = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
-    wanted = KeepReplay(0, 0, 1, EnvFailure("exception", "", replay="x"), build, mapped)
-    keeper.keep(wanted, [0], cast(Any, None), Faults(), "", "alice")
+    wanted = KeepReplay(0, 0, 0, 1, EnvFailure("exception", "", replay="x"), build, mapped)
+    keeper.env_failed(wanted, [0], cast(Any, None), "", "alice")
     for _ in range(2 * journal.layout.ticks):
         go_on(journal, 0, -1)
     (made,) = writer.waiting

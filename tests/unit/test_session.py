@@ -10,7 +10,8 @@ import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.step_costs import StepCost
-from envhub_server.hub.runtime import _CARRIED_OUT
+from envhub_server.hub.executor import EXECUTED
+from envhub_server.hub.replies import REPLIES
 from envhub_server.ipc.control import (
     Building,
     BuildRest,
@@ -34,6 +35,7 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Late, Progress
 from envhub_server.session.instructions import (
     Answer,
@@ -70,7 +72,10 @@ from envhub_server.session.instructions import (
     Warn,
     WindUp,
 )
-from envhub_server.session.state import SAMPLE_S, TABLE, Driver, IllegalStimulus, LaneName, Phase, diagram
+from envhub_server.session.phases import Driver, LaneName, Phase
+from envhub_server.session.sizing import SECOND_FAILED
+from envhub_server.session.state import IllegalStimulus
+from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +93,7 @@ from sessions import (
     attached,
     begun,
     built,
+    only,
     ready,
     restarts,
     session_of,
@@ -128,7 +134,7 @@ DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: int, workers: int) -> None:
-    blocks = [worker.rows for worker in session_of(Make(num_envs), workers).workers]
+    blocks = [worker.rows for worker in session_of(Make(num_envs), workers).slots]
     assert all(row % len(blocks) == number for number, block in enumerate(blocks) for row in block)
     assert sorted(row for block in blocks for row in block) == list(range(num_envs))
     sizes = [len(block) for block in blocks]
@@ -141,18 +147,23 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
 
 
+def has_order(instruction: Instruction, rows: list[int]) -> bool:
+    return isinstance(instruction, Tell) and instruction.message.rows == rows
+
+
 def separated(session: Session, instructions: Instructions) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
     started = [each for each in instructions if isinstance(each, StartProcesses)]
-    assert Warn("envs_separated", {"worker": 0, "why": state.SECOND_FAILED}) in instructions
-    assert session.sizing is not None and session.sizing.alone
-    assert [worker.rows for worker in session.workers] == [[0], [1], [2]]
-    killed = [each.worker for each in instructions if isinstance(each, Kill)]
-    assert [number for each in started for number in each.workers] == [each for each in range(3) if each not in killed]
+    assert Warn("envs_separated", {"worker": 0, "why": SECOND_FAILED}) in instructions
+    assert session.sizing.count is not None and session.sizing.count.alone
+    assert [worker.rows for worker in session.slots] == [[0], [1], [2]]
+    killed = [each.process for each in instructions if isinstance(each, Kill)]
+    places = [session.slots.process(number).place for each in started for number in each.processes]
+    assert places == [each for each in range(3) if each not in killed]
     for number in killed:
         assert session.said(number, built()) == []  # of the envs that it made before
         again, build = session.exited(number)
-        assert again == StartProcesses((number,)) and isinstance(build, Tell) and build.message.rows == [number]
+        assert again == StartProcesses((session.number(number),)) and has_order(build, [number])
     for number in range(3):
         assert session.phase is Phase.BUILDING
         session.said(number, built())
@@ -191,7 +202,7 @@ def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> N
     session = begun()
     started = session.said(0, replace(built(), fit=False))
     assert Kill(0) in started and Kill(1) in started and StartProcesses((2,)) in started
-    assert session.sizing is not None and not session.sizing.alone
+    assert session.sizing.count is not None and not session.sizing.count.alone
     assert begun(hosting=messages.Hosting(shares_process=True)).said(0, replace(built(), fit=False)) == []
 
 
@@ -311,7 +322,7 @@ def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_
         session.said(worker, FIT)
     limit_s = session.make.faults.init_s
     late = [told for told in session.sampled(0.0, limit_s + 1.0) if isinstance(told, ReportLate)]
-    assert [(told.worker, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
+    assert [(told.process, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -359,7 +370,7 @@ def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_wha
     assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
     started, *builds = session.said(3, Imported([]))
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch",))
-    assert [told.worker for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
+    assert [told.process for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
     assert session.said(3, Imported([])) == []
 
 
@@ -399,9 +410,9 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     elif trouble == "finds another copy":
         assert session.said(1, Imported([])) == [Kill(1)]
     elif trouble == "late":  # its zygote takes too long to import them
-        session.workers[1].late = Late("init", 1, 61.0, 60.0)
+        session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
     started, build = session.exited(1)
-    assert started == StartProcesses((1,)) and isinstance(build, Tell) and build.worker == 1
+    assert started == StartProcesses((2,)) and isinstance(build, Tell) and build.process == 2
     assert session.said(0, built()) == []
     assert session.phase is Phase.BUILDING
     session.said(1, replace(built(), libraries=["torch"]))
@@ -443,7 +454,7 @@ def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last:
     assert session.said(0, built()) == []
     assert session.said(1, last) == []  # it said so before it was killed
     assert session.phase is Phase.BUILDING
-    assert session.exited(1)[0] == StartProcesses((1,))
+    assert session.exited(1)[0] == StartProcesses((2,))
     session.said(1, built())
     assert session.phase is Phase.MAPPING
 
@@ -459,13 +470,13 @@ def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_
     session.said(1, RowFailed(RAISED))
     session.exited(1)
     answer, *kills = session.said(1, RowFailed(RAISED))
-    assert answer == Fail(RAISED) and kills == [Kill(0), Kill(1)]
+    assert answer == Fail(RAISED) and kills == [Kill(0), Kill(2)]
 
 
 def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libraries() -> None:
     session = sharing()
     session.said(1, Imported(["torch"]))
-    session.workers[1].late = Late("init", 1, 61.0, 60.0)
+    session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
     assert isinstance(session.exited(1)[0], Fail)
 
 
@@ -479,13 +490,13 @@ def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_env
     assert session.phase is Phase.READY
     session.exited(1)
     restarted = [told for told in session.elapsed(60.0) if isinstance(told, StartProcesses)]
-    assert restarted == [StartProcesses((1,), libraries=("torch",) if tried else ())]
+    assert restarted == [StartProcesses((2,), libraries=("torch",) if tried else ())]
 
 
 def test_progress_counts_the_first_envs() -> None:
     session = undecided()
     session.said(2, UNKNOWN)
-    assert (session.building.built, session.building.num_envs) == (1, 16)
+    assert (session.progress.built, session.progress.num_envs) == (1, 16)
 
 
 @pytest.mark.parametrize("exits", [False, True])
@@ -573,9 +584,9 @@ def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
     workers: int, seen: bool, before: bool, alone: bool
 ) -> None:
     session = sized(workers, alone=seen)
-    session.rules = replace(session.rules, alone=before)
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
-    assert isinstance(learned, LearnCost) and learned.cost.alone is alone
+    session.launcher.rules = replace(session.launcher.rules, alone=before)
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
+    assert learned.cost.alone is alone
 
 
 def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() -> None:
@@ -600,11 +611,11 @@ def test_every_worker_is_told_to_build_its_block() -> None:
     started, first, second = session.handle(stimuli.SessionMade())
     assert started == StartProcesses(tuple(range(2)))
     assert isinstance(first, Tell) and isinstance(second, Tell)
-    assert (first.worker, first.message.rows, first.message.worker) == (0, [0, 2], 0)
-    assert (second.worker, second.message.rows, second.message.worker) == (1, [1], 1)
+    assert (first.process, first.message.rows, first.message.worker) == (0, [0, 2], 0)
+    assert (second.process, second.message.rows, second.message.worker) == (1, [1], 1)
     assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
     assert (first.message.modules, first.message.autoreset_mode) == (["mine"], "SameStep")
-    assert session.phase is Phase.BUILDING and session.asked
+    assert session.phase is Phase.BUILDING and session.requests.asked
 
 
 @pytest.mark.parametrize(
@@ -618,7 +629,7 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
     sizing = WorkerCount(workers, "as the test wants it")
     make = Make(8, "CartPole-v1", spin_us=wanted_us)
     session = Session(make, RECIPE, sizing, INFO_BYTES, Machine((0, 1, 2, 3), 4), restarts())
-    assert (session.worker_spin_us, session.driver_spin_us) == (worker_us, driver_us)
+    assert (session.sizing.worker_spin_us, session.sizing.driver_spin_us) == (worker_us, driver_us)
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
@@ -634,7 +645,7 @@ def test_arena_is_made_when_the_last_worker_has_built() -> None:
     assert session.said(1, built()) == []
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
     message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
-    given = [GiveArena(0, message), GiveArena(1, message)]
+    given = [GiveArena(0, 0, message), GiveArena(1, 1, message)]
     assert session.said(0, built()) == [MakeArena(layout, loose=False, is_batch=False), *given]
     assert session.phase is Phase.MAPPING
 
@@ -645,11 +656,11 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session.said(1, built())
     assert session.said(1, Mapped()) == []
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
-    assert session.said(0, Mapped()) == [HandOver(0, Serve()), HandOver(1, Serve()), Answer(made)]
-    assert session.phase is Phase.READY and not session.asked
+    assert session.said(0, Mapped()) == [HandOver(0, 0, Serve()), HandOver(1, 1, Serve()), Answer(made)]
+    assert session.phase is Phase.READY and not session.requests.asked
     session = begun(1, 1, lost=b"what it lost with the session before")
     session.said(0, built())
-    assert session.said(0, Mapped())[0] == HandOver(0, Serve(info=b"what it lost with the session before"))
+    assert session.said(0, Mapped())[0] == HandOver(0, 0, Serve(info=b"what it lost with the session before"))
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
@@ -734,7 +745,7 @@ def test_message_that_no_worker_should_send_ends_the_session() -> None:
     assert session.phase is Phase.CLOSING
     session = ready()
     session.request(Close())
-    assert session.said(0, EnvNames([])) == [] and session.asked
+    assert session.said(0, EnvNames([])) == [] and session.requests.asked
 
 
 # --- reset ------------------------------------------------------------------------------------------------------------
@@ -773,7 +784,7 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
     session = ready()
     (fail,) = session.request(reset)
     assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
-    assert session.phase is Phase.READY and not session.asked
+    assert session.phase is Phase.READY and not session.requests.asked
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -783,9 +794,9 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
     session = ready()
     assert session.request(Step(b"\x04")) == [PostStep()]
-    assert session.asked
+    assert session.requests.asked
     assert session.rows_done() == [Answer(Done(), arrays=True)]
-    assert not session.asked
+    assert not session.requests.asked
 
 
 def test_doorbell_between_requests_is_nothing() -> None:
@@ -819,9 +830,9 @@ def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None
     session.request(Step(b"\x04"))
     assert session.said(0, RowInfo(2, b"large")) == []
     session.rows_done()
-    assert session.infos == {2: b"large"}
+    assert session.infos.large == {2: b"large"}
     session.request(Step(b"\x04"))
-    assert session.infos == {}
+    assert session.infos.large == {}
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -884,7 +895,7 @@ def test_options_each_go_with_their_rows() -> None:
 def test_call_that_a_process_had_not_read_when_it_ended_is_told_to_the_next_one() -> None:
     session = ready()
     tell = session.request(Call("render", b"args"))[1]
-    assert isinstance(tell, Tell) and tell.worker == 1
+    assert isinstance(tell, Tell) and tell.process == 1
     session.said(0, CallResults([b"a", b"b"]))
     assert not any(isinstance(each, Fail) for each in session.handle(WorkerExited(1, KILLED, tell.message)))
     session.elapsed(1.0)
@@ -901,7 +912,7 @@ def test_call_fails_whose_process_may_have_read_it_or_had_its_time(unread: str) 
     assert isinstance(tell, Tell)
     session.said(0, CallResults([b"a", b"b"]))
     if unread.startswith("the call"):
-        session.workers[1].late = Late("call", 1, 61.0, 60.0)
+        session.slots[1].process.late = Late("call", 1, 61.0, 60.0)
     message = {"nothing": None, "another message": Mapped()}.get(unread, tell.message)
     failed = [each for each in session.handle(WorkerExited(1, KILLED, message)) if isinstance(each, Fail)]
     assert len(failed) == 1 and "during a call" in failed[0].failure.message
@@ -1275,12 +1286,12 @@ def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
 def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session = ready()
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
-    assert (session.lane, session.driver) == (LaneName.SHARED, Driver.CLIENT)
+    assert (session.ownership.lane, session.ownership.driver) == (LaneName.SHARED, Driver.CLIENT)
     taken, *told = session.request(Call("x", b""))
-    assert taken == TakeDrive() and len(told) == 2 and session.driver is Driver.HUB
+    assert taken == TakeDrive() and len(told) == 2 and session.ownership.driver is Driver.HUB
     session.said(0, CallResults([b"", b""]))
     answer, given = session.said(1, CallResults([b""]))
-    assert isinstance(answer, Answer) and given == GiveDrive() and session.driver is Driver.CLIENT
+    assert isinstance(answer, Answer) and given == GiveDrive() and session.ownership.driver is Driver.CLIENT
 
 
 def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:
@@ -1288,7 +1299,7 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
     session.said(1, RowFailed(RAISED))
     assert session.request(Collect([1]), quiescent=False) == [Fail(RAISED)]
     assert session.request(Collect([0]), quiescent=False) == [Answer(Done())]
-    assert session.driver is Driver.CLIENT
+    assert session.ownership.driver is Driver.CLIENT
 
 
 def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
@@ -1312,7 +1323,7 @@ def test_client_whose_step_is_under_way_is_refused() -> None:
     session = shared()
     (fail,) = session.request(Reset(), quiescent=False)
     assert isinstance(fail, Fail) and "a step that the client drives has not ended" in fail.failure.message
-    assert session.driver is Driver.CLIENT
+    assert session.ownership.driver is Driver.CLIENT
 
 
 @pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over", "sends", "by parts", "broken"])
@@ -1335,11 +1346,11 @@ def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
 def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
     session = shared()
     assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide()]
-    assert session.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
+    assert session.ownership.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
     assert session.elapsed(0.5, quiescent=False) == []
     assert session.elapsed(1.0, quiescent=True) == [TakeDrive()]
-    assert session.driver is Driver.HUB
+    assert session.ownership.driver is Driver.HUB
 
 
 # --- takeover ---------------------------------------------------------------------------------------------------------
@@ -1410,12 +1421,12 @@ def test_workers_leave_memory_that_a_client_has_had() -> None:
     assert attached(session) == [TakeDrive(), MakeOtherArena()]
     assert session.phase is Phase.HANDING_OVER
     given = session.handle(stimuli.OtherArenaMade())
-    assert [(type(each), each.worker) for each in given] == [(GiveArena, 0), (GiveArena, 1)]  # type: ignore[union-attr]
+    assert [(type(each), each.process) for each in given] == [(GiveArena, 0), (GiveArena, 1)]  # type: ignore[union-attr]
     assert session.said(1, Mapped()) == []
     moved = session.said(0, Mapped())
     serve = Serve(moved=True)
     assert moved == [UseOtherArena(), Tell(0, serve), Tell(1, serve)]
-    assert session.phase is Phase.READY and session.driver is Driver.HUB
+    assert session.phase is Phase.READY and session.ownership.driver is Driver.HUB
     assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
 
 
@@ -1468,7 +1479,7 @@ def test_worker_that_maps_the_first_arena_is_given_the_second_one() -> None:
     session.said(0, built())
     attached(session, 1.0)
     given = session.handle(stimuli.OtherArenaMade())
-    assert [each.worker for each in given] == [0, 1]  # type: ignore[union-attr]
+    assert [each.slot for each in given] == [0, 1]  # type: ignore[union-attr]
     assert session.said(1, Mapped()) == []
     assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, Tell]  # that of the first arena
     assert [type(each) for each in session.said(0, Mapped())] == [HandOver]
@@ -1482,7 +1493,7 @@ def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> No
     attached(session, 1.0)
     assert session.said(0, Mapped()) == []  # before the second arena is reported
     given = session.handle(stimuli.OtherArenaMade())
-    assert [each.worker for each in given] == [0, 1]  # type: ignore[union-attr]
+    assert [each.slot for each in given] == [0, 1]  # type: ignore[union-attr]
     session.said(1, Mapped())
     assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, HandOver, Tell]
 
@@ -1503,8 +1514,8 @@ def test_worker_that_came_back_serves_where_there_is_no_memory_for_a_takeover() 
     attached(session, 1.0)
     assert session.said(0, Mapped(), now_s=1.0) == []
     handed, fail = session.handle(stimuli.OtherArenaRefused("no room"), 1.0)
-    assert isinstance(handed, HandOver) and handed.worker == 0 and isinstance(fail, FailAttach)
-    assert session.workers[0].stage.name == "SERVING"
+    assert isinstance(handed, HandOver) and handed.slot == 0 and isinstance(fail, FailAttach)
+    assert session.slots[0].stage.name == "SERVING"
 
 
 def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
@@ -1538,7 +1549,8 @@ def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
 
 def test_every_stimulus_and_instruction_has_its_place() -> None:
     assert {*stimuli.SessionStimulus.__subclasses__()} - {stimuli.Requested} <= TABLE.keys()
-    assert {*Instruction.__subclasses__()} == _CARRIED_OUT.keys()
+    assert {*Instruction.__subclasses__()} == EXECUTED.keys() | REPLIES.keys()
+    assert not EXECUTED.keys() & REPLIES.keys()
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
     for kind, rules in TABLE.items():
         assert Phase.ENDED not in rules, kind
@@ -1580,5 +1592,6 @@ def test_steps_of_a_vector_env_choose_no_number_of_workers() -> None:
 
 def test_workers_are_told_how_many_have_a_share() -> None:
     session = begun(3, 2, recipe=Recipe("CartPole-v1", settings=EnvSettings(vector=True)))
-    assert session._build(1).message.shares == 2
-    assert begun()._build(1).message.shares == 0
+    assert session.launcher.order(session.slots[1]).shares == 2
+    session = begun()
+    assert session.launcher.order(session.slots[1]).shares == 0

@@ -23,7 +23,9 @@ from envhub_server.ipc.control import (
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import stimuli
+from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.instructions import (
+    Assign,
     End,
     GiveArena,
     HandOver,
@@ -31,13 +33,15 @@ from envhub_server.session.instructions import (
     Kill,
     ReportLate,
     StartProcesses,
-    SwapProcesses,
     TakeRows,
     Tell,
     UseOtherArena,
 )
-from envhub_server.session.state import MEMORY_S, SAMPLE_S, SPARE_RETRY_MAX_S, SPARE_RETRY_S, STACKS_S, Phase, Stage
-from sessions import KILLED, RAISED, Session, attached, built, ready, session_of, shared
+from envhub_server.session.phases import Phase
+from envhub_server.session.slots import Stage
+from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
+from envhub_server.session.supervision import MEMORY_S, STACKS_S
+from sessions import KILLED, RAISED, Session, attached, built, only, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 from envhub.values import codec
@@ -49,7 +53,7 @@ MIB = 1 << 20
 def spared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session with its spares, which have made their envs."""
     session = ready(num_envs, workers, **{**SPARES, **make})
-    for number in session.spares:
+    for number in session.slots.spares:
         assert session.said(number, built()) == []
     return session
 
@@ -62,9 +66,9 @@ def places(instructions: list[Instruction]) -> list[tuple[int, list[int]]]:
 
 def test_spares_are_made_once_the_session_is_ready() -> None:
     session = ready(**SPARES)
-    assert list(session.spares) == [2] and session.spares[2].rows == [0, 2]
-    assert session.said(2, Building(1)) == [] and session.spares[2].built == 1
-    assert session.said(2, built()) == [] and session.spares[2].stage is Stage.BUILT
+    assert list(session.slots.spares) == [2] and session.slots.spares[2].place == 0
+    assert session.said(2, Building(1)) == [] and session.slots.spares[2].built == 1
+    assert session.said(2, built()) == [] and session.slots.spares[2].stage is Stage.BUILT
     assert session.processes == 3 and session.next_deadline_s() == math.inf
     assert not any(map(session.expects_end, range(4)))
 
@@ -72,14 +76,14 @@ def test_spares_are_made_once_the_session_is_ready() -> None:
 def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -> None:
     session = spared()
     taken, swapped, told, given, started, build = session.exited(1, now_s=5.0)
-    assert isinstance(taken, TakeRows) and taken.worker == 1
-    assert swapped == SwapProcesses(1, 2) and isinstance(given, GiveArena) and given.worker == 1
-    assert isinstance(told, Tell) and told.worker == 1
+    assert isinstance(taken, TakeRows) and taken.slot == 1
+    assert swapped == Assign(1, 2) and isinstance(given, GiveArena) and (given.process, given.slot) == (2, 1)
+    assert isinstance(told, Tell) and told.process == 2
     assert isinstance(told.message, TakePlace) and (told.message.worker, told.message.rows) == (1, [1])
-    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.worker == 3
+    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.process == 3
     (handed,) = session.said(1, Mapped(), now_s=5.0)
-    assert isinstance(handed, HandOver) and handed.worker == 1
-    assert session.restarts == 1 and list(session.spares) == [3]
+    assert isinstance(handed, HandOver) and (handed.slot, handed.process) == (1, 2)
+    assert session.restarts == 1 and list(session.slots.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
 
 
@@ -87,9 +91,9 @@ def test_spare_that_takes_the_place_of_one_that_ended_as_it_took_over_has_all_of
     session = spared(faults=Faults(init_s=60.0))
     session.exited(0, now_s=0.0)  # the spare maps the arena in its place
     session.said(3, built())
-    assert session.workers[0].stage is Stage.MAPPING and not session.sampled(0.0, 25.0)
+    assert session.slots[0].stage is Stage.MAPPING and not session.sampled(0.0, 25.0)
     session.exited(0, now_s=25.0)
-    assert session.workers[0].stage is Stage.MAPPING
+    assert session.slots[0].stage is Stage.MAPPING
     session.said(4, built(), now_s=25.0)
     assert not session.sampled(25.0, 50.0)
 
@@ -108,11 +112,11 @@ def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_
     session.elapsed(0.2)
     session.said(0, Building(1))
     swapped, told, given = session.said(2, built())
-    assert swapped == SwapProcesses(0, 2) and isinstance(told, Tell) and isinstance(given, GiveArena)
-    assert session.spares[2].stage is Stage.BUILDING and session.spares[2].built == 1
+    assert swapped == Assign(0, 2) and isinstance(told, Tell) and isinstance(given, GiveArena)
+    assert session.slots.spares[3].stage is Stage.BUILDING and session.slots.spares[3].built == 1
     (handed,) = session.said(0, Mapped())
     assert isinstance(handed, HandOver)
-    assert session.said(2, built()) == [] and session.spares[2].stage is Stage.BUILT
+    assert session.said(3, built()) == [] and session.slots.spares[3].stage is Stage.BUILT
 
 
 def test_spare_that_is_ready_later_than_the_lost_workers_next_process_stays_a_spare() -> None:
@@ -120,43 +124,43 @@ def test_spare_that_is_ready_later_than_the_lost_workers_next_process_stays_a_sp
     session.exited(0)
     session.elapsed(0.2)
     session.said(0, built())
-    assert session.said(2, built()) == [] and list(session.spares) == [2]
+    assert session.said(2, built()) == [] and list(session.slots.spares) == [2]
 
 
 def test_two_workers_that_end_at_once_get_a_spare_each_as_far_as_there_are_any() -> None:
     session = spared(4, 4, hosting=Hosting(spares=2))
-    assert [type(each) for each in session.exited(1)[1:4]] == [SwapProcesses, Tell, GiveArena]
-    assert [type(each) for each in session.exited(2)[1:4]] == [SwapProcesses, Tell, GiveArena]
+    assert [type(each) for each in session.exited(1)[1:4]] == [Assign, Tell, GiveArena]
+    assert [type(each) for each in session.exited(2)[1:4]] == [Assign, Tell, GiveArena]
     assert len(session.exited(3)) == 1
     session.elapsed(0.2)
-    assert session.workers[3].stage is Stage.BUILDING
+    assert session.slots[3].stage is Stage.BUILDING
 
 
 def test_call_under_way_ends_with_a_worker_and_its_spare_serves() -> None:
     session = spared()
     session.request(Call("pid", b"", []))
     instructions = session.exited(1)
-    assert any(isinstance(each, SwapProcesses) for each in instructions) and session.phase is Phase.CALLING
+    assert any(isinstance(each, Assign) for each in instructions) and session.phase is Phase.CALLING
 
 
 def test_spares_of_devices_are_made_for_each_device() -> None:
     session = ready(4, 4, hosting=Hosting(spares=2, gpus=[5, 6]))
-    assert {spare.place for spare in session.spares.values()} == {0, 1}
-    numbers = {spare.place: number for number, spare in session.spares.items()}
-    for number in session.spares:
+    assert {spare.place for spare in session.slots.spares.values()} == {0, 1}
+    numbers = {spare.place: number for number, spare in session.slots.spares.items()}
+    for number in session.slots.spares:
         session.said(number, built())
-    assert session.exited(3)[1] == SwapProcesses(3, numbers[1])
-    assert session.exited(2)[1] == SwapProcesses(2, numbers[0])
+    assert session.exited(3)[1] == Assign(3, numbers[1])
+    assert session.exited(2)[1] == Assign(2, numbers[0])
 
 
 @pytest.mark.parametrize("make", [{"kwargs_each": [b"0", b"1", b"2"]}, {"factories": b"three"}])
 def test_spare_of_envs_that_differ_is_for_one_worker_first_for_that_which_ended_most_often(make: Any) -> None:
     session = spared(3, 3, **make)
-    assert session.spares[3].place == 0
+    assert session.slots.spares[3].place == 0
     assert len(session.exited(1)) == 1
     *_, started, build = session.exited(0)
     assert started == StartProcesses((4,), spare=True) and places([build]) == [(0, [0])]
-    assert spared(3, 3, factories=b"three", alike=True).exited(1)[1] == SwapProcesses(1, 3)
+    assert spared(3, 3, factories=b"three", alike=True).exited(1)[1] == Assign(1, 3)
 
 
 def test_failure_of_a_spare_is_none_of_a_step_that_was_given_up() -> None:
@@ -167,17 +171,17 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
     session = ready(**SPARES)
     now_s = 0.0
     for retry_s in (SPARE_RETRY_S, 2 * SPARE_RETRY_S, 4 * SPARE_RETRY_S):
-        (number,) = session.spares
+        (number,) = session.slots.spares
         assert session.said(number, RowFailed(RAISED)) == []
-        assert session.exited(number, now_s=now_s) == [] and not session.spares
+        assert session.exited(number, now_s=now_s) == [] and not session.slots.spares
         assert session.exited(0, now_s=now_s + retry_s / 2)[1:] == []  # nor is it sooner for a worker that ends
-        session.workers[0].loss, session.workers[0].stage = None, Stage.SERVING
-        session.workers[0].restart_at_s = math.inf
+        slot = session.slots[0]
+        session.slots.begin(slot).stage, slot.loss = Stage.SERVING, None
         now_s += retry_s
         started, build = session.elapsed(now_s)
         assert isinstance(started, StartProcesses) and started.spare and isinstance(build, Tell)
     assert session.restarts == 3  # of the worker alone
-    (number,) = session.spares
+    (number,) = session.slots.spares
     session.said(number, built(), now_s=now_s)
     session.exited(number, now_s=now_s)
     assert session.elapsed(now_s + SPARE_RETRY_S)  # for it had made its envs
@@ -187,7 +191,7 @@ def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.elapsed(1.0)
     (late,) = session.sampled(1.0, 2.1)
-    assert isinstance(late, ReportLate) and late.worker == 2
+    assert isinstance(late, ReportLate) and late.process == 2
     assert session.elapsed(2.5 + STACKS_S) == [Kill(2)]
     session = spared(hosting=Hosting(spares=1, memory_max=MIB))
     assert session.elapsed(MEMORY_S, memory={2: 2 * MIB}) == [Kill(2)]
@@ -197,7 +201,7 @@ def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
 def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.sampled(0.0, 1.2)
-    assert session.spares[2].late is not None and session.said(2, built(), now_s=1.2) == []
+    assert session.slots.spares[2].late is not None and session.said(2, built(), now_s=1.2) == []
     assert len(session.exited(0, now_s=1.2)) == 1
 
 
@@ -205,9 +209,9 @@ def test_process_that_became_the_spare_and_the_one_that_took_its_place_may_hang_
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.exited(0)
     session.elapsed(0.2)
-    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=0.2)
+    assert Assign(0, 2) in session.said(2, built(), now_s=0.2)
     late = [each for each in session.sampled(0.2, 1.5) if isinstance(each, ReportLate)]
-    assert [(each.worker, each.late.row) for each in late] == [(0, 0), (2, 0)]
+    assert [(each.process, each.late.row) for each in late] == [(2, 0), (3, 0)]
 
 
 def test_session_ends_with_its_spares() -> None:
@@ -252,11 +256,11 @@ def test_limit_of_memory_is_that_of_the_process_that_has_a_workers_place_now() -
     session = ready(hosting=Hosting(spares=1, memory_max=MIB))
     session.exited(0)
     session.elapsed(0.2)
-    assert Kill(0) in session.elapsed(0.5, memory={0: 2 * MIB})  # while it makes its envs again
-    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=0.5)
+    assert Kill(3) in session.elapsed(0.5, memory={3: 2 * MIB})  # while it makes its envs again
+    assert Assign(0, 2) in session.said(2, built(), now_s=0.5)
     session.said(0, Mapped(), now_s=0.5)
-    assert session.elapsed(1.0, memory={0: MIB, 2: 2 * MIB}) == []  # that one is about to end
-    assert Kill(0) in session.elapsed(1.5, memory={0: 2 * MIB})
+    assert session.elapsed(1.0, memory={2: MIB, 3: 2 * MIB}) == []  # that one is about to end
+    assert Kill(2) in session.elapsed(1.5, memory={2: 2 * MIB})
 
 
 def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() -> None:
@@ -266,10 +270,10 @@ def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() 
     session.sampled(0.2, 1.0)
     session.said(2, Building(1))  # so that only the lost worker's process hangs
     session.sampled(1.0, 1.4)
-    assert session.workers[0].late is not None
-    assert SwapProcesses(0, 2) in session.said(2, built(), now_s=1.5)
+    assert session.slots[0].process.late is not None
+    assert Assign(0, 2) in session.said(2, built(), now_s=1.5)
     session.said(0, Mapped(), now_s=1.5)
-    assert session.elapsed(1.5 + STACKS_S) == [Kill(2)]
+    assert session.elapsed(1.5 + STACKS_S) == [Kill(3)]
 
 
 def test_draining_hub_makes_no_more_spares() -> None:
@@ -294,7 +298,7 @@ def test_draining_hub_does_not_wake_for_a_spare_that_it_does_not_make(drains_fir
 def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
     session = ready(**SPARES)
     assert session.handle(stimuli.WorkersNotStarted((2,), "no memory")) == []
-    assert not session.spares and session.next_deadline_s() == SPARE_RETRY_S
+    assert not session.slots.spares and session.next_deadline_s() == SPARE_RETRY_S
 
 
 # --- workers that are recycled ----------------------------------------------------------------------------------------
@@ -306,8 +310,8 @@ def succeeded(session: Session, worker: int, number: int, now_s: float = 0.0) ->
     """What happens once the worker has left its rows to the successor of this number, whose envs are made."""
     told, given = session.said(number, built(), now_s)
     assert isinstance(told, Tell) and isinstance(told.message, TakePlace) and told.message.worker == worker
-    assert isinstance(given, GiveArena) and (given.worker, given.place) == (number, worker)
-    assert session.said(number, Mapped(), now_s) == [Tell(worker, Leave())]
+    assert isinstance(given, GiveArena) and (given.process, given.slot) == (number, worker)
+    assert session.said(number, Mapped(), now_s) == [Tell(session.number(worker), Leave())]
     return session.said(worker, Left(), now_s)
 
 
@@ -324,12 +328,12 @@ def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() ->
     started, build = session.said(1, EpisodesDone())
     assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
     swapped, closed, handed = succeeded(session, 1, 2, now_s=7.0)
-    assert swapped == SwapProcesses(1, 2, recycled=True) and closed == Tell(2, CloseEnvs())
-    assert handed == HandOver(1, Serve([reseeded(4, 1)]))
-    assert session.restarts == 0 and session.recycled == 1 and session.expects_end(2)
-    assert session.exited(2, now_s=7.1) == [] and not session.spares
+    assert swapped == Assign(1, 2, recycled=True) and closed == Tell(1, CloseEnvs())
+    assert handed == HandOver(1, 2, Serve([reseeded(4, 1)]))
+    assert session.restarts == 0 and session.recycled == 1 and session.expects_end(1)
+    assert session.ended(1, now_s=7.1) == [] and not session.slots.spares
     assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
-    assert session.phase is Phase.READY and session.workers[1].serves_since_s == 7.0
+    assert session.phase is Phase.READY and session.slots[1].serves_since_s == 7.0
 
 
 @pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("pid", b"", [])])
@@ -339,8 +343,8 @@ def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any)
     session.said(2, built())
     session.said(2, Mapped())
     session.request(request_)
-    *_, handed = session.said(1, Left())
-    assert isinstance(handed, HandOver) and (handed.pending is None) == isinstance(request_, Step)
+    handed = only(HandOver, session.said(1, Left()))
+    assert (handed.pending is None) == isinstance(request_, Step)
     assert session.phase in (Phase.MOVING, Phase.CALLING)
 
 
@@ -361,8 +365,8 @@ def test_episode_that_ends_with_a_reset_in_the_same_step_is_ended_by_the_worker_
     session.said(0, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    *_, handed = session.said(0, Left(b"what is left of it"))
-    assert isinstance(handed, HandOver) and handed.message.ending == b"what is left of it"
+    handed = only(HandOver, session.said(0, Left(b"what is left of it")))
+    assert handed.message.ending == b"what is left of it"
 
 
 def test_worker_that_is_too_old_is_recycled() -> None:
@@ -372,7 +376,7 @@ def test_worker_that_is_too_old_is_recycled() -> None:
     started, _ = session.elapsed(30.0)
     assert started == StartProcesses((2,), spare=True)
     succeeded(session, 0, 2, now_s=31.0)
-    assert session.workers[0].serves_since_s == 31.0 and session.workers[1].worn
+    assert session.slots[0].serves_since_s == 31.0 and session.slots[1].due_for_recycling
 
 
 def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
@@ -382,7 +386,7 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     started, build = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
     assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
     succeeded(session, 1, 2, now_s=0.5)
-    assert session.exited(2) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
+    assert session.ended(1) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
 
 
 def leaving(session: Session, now_s: float = 0.0) -> None:
@@ -398,13 +402,13 @@ def test_worker_whose_envs_are_never_between_episodes_at_one_time_is_left_in_the
     assert session.said(0, EpisodesDone()) == []  # which it said before it knew
     assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
     assert session.said(0, EpisodesDone(leaving=True)) == []
-    *_, handed = session.said(0, Left())
-    assert isinstance(handed, HandOver) and handed.message.failure is None
+    handed = only(HandOver, session.said(0, Left()))
+    assert handed.message.failure is None
     told = codec.decode(handed.message.info)["env_failure"]
     assert told["cause"] == "recycle" and told["message"].startswith("worker 0 (envs 0, 2) was recycled: its envs were")
-    assert session.workers[0].recycled == 1 and session.workers[0].loss is None and session.restarts == 0
+    assert session.slots[0].recycled == 1 and session.slots[0].loss is None and session.restarts == 0
     session.said(0, EpisodesDone())
-    assert session.workers[0].worn and not session.workers[0].overdue
+    assert session.slots[0].due_for_recycling and not session.slots[0].overdue
 
 
 def test_worker_of_one_env_is_never_left_in_the_middle_of_an_episode() -> None:
@@ -413,8 +417,8 @@ def test_worker_of_one_env_is_never_left_in_the_middle_of_an_episode() -> None:
     session.said(2, built())
     session.said(2, Mapped())
     assert session.said(1, EpisodesDone(leaving=True)) == []
-    *_, handed = session.said(1, Left())
-    assert isinstance(handed, HandOver) and handed.message.info == b""
+    handed = only(HandOver, session.said(1, Left()))
+    assert handed.message.info == b""
 
 
 def test_worker_that_is_too_old_twice_is_left_in_the_middle_of_episodes() -> None:
@@ -500,19 +504,19 @@ def test_spare_that_is_to_succeed_a_worker_is_at_the_envs_of_that_worker() -> No
     session.said(1, EpisodesDone())
     session.said(3, built())
     (late,) = session.sampled(0.0, 1.2)
-    assert isinstance(late, ReportLate) and (late.worker, late.late.row) == (2, 1)
+    assert isinstance(late, ReportLate) and (late.process, late.late.row) == (2, 1)
 
 
 def test_worker_that_has_served_longest_is_recycled_first() -> None:
     session = ready(**WORN)
     session.said(0, EpisodesDone())
     succeeded(session, 0, 2, now_s=5.0)
-    session.exited(2, now_s=5.1)
+    session.ended(0, now_s=5.1)
     session.said(0, EpisodesDone(), now_s=6.0)
     session.said(1, EpisodesDone(), now_s=6.0)  # while the first one's next successor is made
     *_, build = succeeded(session, 0, 3, now_s=7.0)
     assert places([build]) == [(1, [1])]
-    session.exited(3, now_s=7.1)
+    session.ended(2, now_s=7.1)
     session.said(0, EpisodesDone(), now_s=8.0)
     *_, build = succeeded(session, 1, 4, now_s=9.0)
     assert places([build]) == [(0, [0, 2])]
@@ -522,7 +526,7 @@ def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() 
     session = ready(3, 3, **WORN)
     session.said(0, EpisodesDone())
     succeeded(session, 0, 3, now_s=5.0)
-    session.exited(3, now_s=5.1)
+    session.ended(0, now_s=5.1)
     for worker in (2, 1, 0):
         session.said(worker, EpisodesDone(), now_s=6.0)
     *_, build = succeeded(session, 2, 4, now_s=7.0)
@@ -532,11 +536,11 @@ def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() 
 def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     told, given, started, build = session.said(1, EpisodesDone())
-    assert isinstance(told, Tell) and told.worker == 2 and isinstance(told.message, TakePlace)
-    assert isinstance(given, GiveArena) and given.place == 1
-    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.worker == 3
+    assert isinstance(told, Tell) and told.process == 2 and isinstance(told.message, TakePlace)
+    assert isinstance(given, GiveArena) and given.slot == 1
+    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.process == 3
     session.said(2, Mapped())
-    assert SwapProcesses(1, 2, recycled=True) in session.said(1, Left())
+    assert Assign(1, 2, recycled=True) in session.said(1, Left())
     assert session.exited(1)[1:] == []  # the next spare is still being made
 
 
@@ -546,7 +550,7 @@ def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> N
     session.said(2, built())
     session.said(2, Mapped())
     taken, swapped, handed = session.exited(1)
-    assert isinstance(taken, TakeRows) and swapped == SwapProcesses(1, 2)
+    assert isinstance(taken, TakeRows) and swapped == Assign(1, 2)
     assert isinstance(handed, HandOver) and handed.message.info == taken.loss.info
     assert session.restarts == 1 and session.recycled == 0
     assert session.elapsed(60.0) == []  # no other process is started for the worker
@@ -558,7 +562,7 @@ def test_successor_that_maps_the_arena_too_late_replaces_no_lost_worker() -> Non
     session.said(2, built())
     assert any(isinstance(each, ReportLate) for each in session.sampled(0.0, 1.3))
     session.exited(1, now_s=1.3)
-    assert session.said(2, Mapped(), now_s=1.3) == [] and not session.workers[1].alive
+    assert session.said(2, Mapped(), now_s=1.3) == [] and session.slots[1].process is None
 
 
 def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each_time() -> None:
@@ -577,7 +581,7 @@ def test_worker_that_ends_while_its_successor_maps_the_arena_is_replaced_by_it()
     session.said(1, EpisodesDone())
     session.said(2, built())
     taken, swapped = session.exited(1)
-    assert isinstance(taken, TakeRows) and swapped == SwapProcesses(1, 2)
+    assert isinstance(taken, TakeRows) and swapped == Assign(1, 2)
     (handed,) = session.said(1, Mapped())
     assert isinstance(handed, HandOver)
 
@@ -607,8 +611,8 @@ def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
     session.said(1, EpisodesDone())
     succeeded(session, 1, 2, now_s=1.0)
     assert session.elapsed(2.9) == []
-    assert session.elapsed(3.0) == [Kill(2)]
-    assert session.exited(2) == [] and session.restarts == 0
+    assert session.elapsed(3.0) == [Kill(1)]
+    assert session.ended(1) == [] and session.restarts == 0
 
 
 def test_successor_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
@@ -632,11 +636,7 @@ def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena(
         session.said(2, Mapped())
     attached(session)
     given = session.handle(stimuli.OtherArenaMade())
-    assert [(each.worker, each.place) for each in given if isinstance(each, GiveArena)] == [
-        (0, None),
-        (1, None),
-        (2, 1),
-    ]
+    assert [(each.process, each.slot) for each in given if isinstance(each, GiveArena)] == [(0, 0), (1, 1), (2, 1)]
     assert session.said(0, Mapped()) == session.said(1, Mapped()) == []
     assert UseOtherArena() in session.said(2, Mapped()) and session.phase is Phase.READY
 
@@ -648,11 +648,11 @@ def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_a
     session.said(2, Mapped())
     attached(session)
     session.handle(stimuli.OtherArenaMade())
-    assert SwapProcesses(1, 2, recycled=True) in session.said(1, Left())
+    assert Assign(1, 2, recycled=True) in session.said(1, Left())
     session.said(0, Mapped())
     instructions = session.said(1, Mapped())
     assert UseOtherArena() in instructions
-    assert [each.worker for each in instructions if isinstance(each, HandOver)] == [1]
+    assert [each.slot for each in instructions if isinstance(each, HandOver)] == [1]
 
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:
@@ -679,8 +679,8 @@ def test_successor_that_is_the_first_to_have_made_a_lost_workers_envs_leaves_no_
     session.exited(1)
     session.elapsed(0.2)
     killed, swapped, *_ = session.said(2, built())
-    assert killed == Kill(1) and swapped == SwapProcesses(1, 2)
-    assert session.exited(2) == [] and not session.spares
+    assert killed == Kill(3) and swapped == Assign(1, 2)
+    assert session.ended(3) == [] and not session.slots.spares
 
 
 def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
@@ -688,7 +688,7 @@ def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     session.said(1, EpisodesDone())
     succeeded(session, 1, 2)
     assert session.said(1, EpisodesDone()) == []
-    started, build = session.exited(2)
+    started, build = session.ended(1)
     assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
 
 
@@ -699,19 +699,19 @@ def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its
     session.said(2, Mapped())
     assert session.elapsed(MEMORY_S, memory={1: 2 * MIB}) == [Kill(1)]
     session.said(1, Left(), now_s=MEMORY_S)
-    assert Kill(1) in session.elapsed(3 * MEMORY_S, memory={1: 2 * MIB})
+    assert Kill(2) in session.elapsed(3 * MEMORY_S, memory={1: 2 * MIB, 2: 2 * MIB})
 
 
 def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:
     session = ready(**SPARES)
     session.exited(0)
     swapped, *_ = session.said(2, built())
-    assert swapped == SwapProcesses(0, 2) and 2 not in session.spares
+    assert swapped == Assign(0, 2) and 2 not in session.slots.spares
 
 
 def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:
     session = ready(**SPARES)
-    session._spares_failed = 5000
+    session.replacement.spares.failed = 5000
     session.exited(2, now_s=100.0)
     assert session.next_deadline_s() == 100.0 + SPARE_RETRY_MAX_S
 
@@ -720,7 +720,7 @@ def test_worker_that_is_lost_does_not_become_too_old() -> None:
     session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
     session.exited(0, now_s=29.9)
     session.elapsed(30.0)
-    assert [worker.worn for worker in session.workers] == [False, True]
+    assert [worker.due_for_recycling for worker in session.slots] == [False, True]
 
 
 @pytest.mark.parametrize(("mode", "vector"), [("NextStep", False), ("SameStep", False), ("NextStep", True)])
@@ -728,8 +728,8 @@ def test_worker_of_one_env_is_between_episodes_sooner_or_later_and_is_never_cut(
     recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=vector))
     session = ready(2, 2, recipe=recipe, autoreset_mode=mode, hosting=Hosting(recycle=Recycle(age_s=30.0)))
     session.elapsed(30.0)
-    number = next(iter(session.spares))
-    place = session.spares[number].place
+    number = next(iter(session.slots.spares))
+    place = session.slots.spares[number].place
     session.said(number, built(), 30.0)
     assert session.said(number, Mapped(), 30.0) == [Tell(place, Leave())]
     assert Tell(place, Leave(cut=True)) not in session.elapsed(100.0)

@@ -16,27 +16,34 @@ from envhub_server.ipc.control import (
     CallResults,
     CallRows,
     CloseEnvs,
+    EpisodesDone,
     Faulted,
     FirstBuilt,
     InfoTemplate,
+    Leave,
+    Left,
     Mapped,
     ResetRows,
     RowFailed,
     RowInfo,
     Serve,
     SetAttrRows,
+    TakePlace,
 )
 from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.set_attributes import BYTES_MAX
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
+from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.failure_text import MIB, Overrun, WorkerLoss
 from envhub_server.session.hang_detector import Progress
+from envhub_server.session.infos import KEPT_TEMPLATES_MAX
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
     AnswerHops,
+    Assign,
     CloseSide,
     DropOtherArena,
     End,
@@ -62,17 +69,9 @@ from envhub_server.session.instructions import (
     UseOtherArena,
     Warn,
 )
-from envhub_server.session.state import (
-    KEPT_TEMPLATES_MAX,
-    MEMORY_S,
-    SAMPLE_S,
-    STACKS_S,
-    Driver,
-    LaneName,
-    Phase,
-    Stage,
-    Takeover,
-)
+from envhub_server.session.phases import Driver, LaneName, Phase
+from envhub_server.session.slots import Stage
+from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, attached, begun, built, ready, session_of, shared
@@ -88,6 +87,7 @@ from envhub.protocol.messages import (
     Hosting,
     Make,
     Receive,
+    Recycle,
     Reset,
     Send,
     SetAttr,
@@ -118,13 +118,13 @@ def broken(**faults: Any) -> Session:
 
 def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> None:
     session = ready(hosting=Hosting(memory_max=100 * MIB))
-    assert session.next_deadline_s() == MEMORY_S and session.measures(MEMORY_S)
+    assert session.next_deadline_s() == MEMORY_S and session.supervision.measures(MEMORY_S)
     assert session.elapsed(MEMORY_S, memory={0: 99 * MIB, 1: 100 * MIB}) == []
-    assert not session.measures(MEMORY_S) and session.next_deadline_s() == 2 * MEMORY_S
+    assert not session.supervision.measures(MEMORY_S) and session.next_deadline_s() == 2 * MEMORY_S
     assert session.elapsed(2 * MEMORY_S, memory={0: 101 * MIB, 1: 99 * MIB}) == [Kill(0)]
     assert session.elapsed(3 * MEMORY_S, memory={0: 102 * MIB}) == []  # it is about to end
-    assert session.killed_for(0) == "had 101 MiB of memory, more than memory_max=104857600 bytes"
-    assert session.killed_for(1) == ""
+    assert session.supervision.reason(0) == "had 101 MiB of memory, more than memory_max=104857600 bytes"
+    assert session.supervision.reason(1) == ""
     (taken,) = session.exited(0, now_s=3 * MEMORY_S)
     assert isinstance(taken, TakeRows) and taken.loss.failure.code == "worker_died"
     told = env_failure(taken.loss)
@@ -135,7 +135,7 @@ def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> Non
     )
     found = session.elapsed(4 * MEMORY_S, memory={0: 200 * MIB, 9: 200 * MIB})  # of it, and of one that nobody knows
     assert not any(isinstance(each, Kill) for each in found)
-    assert session.workers[0].stage is Stage.BUILDING
+    assert session.slots[0].stage is Stage.BUILDING
     (taken,) = session.exited(0, now_s=4.0)  # this time by itself
     assert isinstance(taken, TakeRows) and env_failure(taken.loss)["cause"] == "crash"
 
@@ -152,13 +152,15 @@ def test_worker_with_most_of_too_much_memory_of_a_client_is_ended_once_and_its_r
     session = ready()
     overrun = Overrun(200 * MIB, 100 * MIB, "alice", 300 * MIB)
     assert session.handle(stimuli.QuotaOverrun(0, overrun)) == [Kill(0)]
-    assert session.overruns(0) and not session.overruns(1) and not session.overruns(9)
+    assert (
+        session.supervision.overruns(0) and not session.supervision.overruns(1) and not session.supervision.overruns(9)
+    )
     assert session.handle(stimuli.QuotaOverrun(0, overrun)) == []  # it is about to end
     (taken,) = session.exited(0)
     assert isinstance(taken, TakeRows)
     told = env_failure(taken.loss)
     assert told["cause"] == "memory" and "the most of the workers of alice, which had 300 MiB" in told["message"]
-    assert not session.overruns(0)
+    assert not session.supervision.overruns(0)
     for gone in (0, 9):
         assert session.handle(stimuli.QuotaOverrun(gone, overrun)) == []
 
@@ -173,14 +175,14 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
     if request_ is not None:
         session.request(request_)
     (taken,) = session.exited(0)
-    assert isinstance(taken, TakeRows) and taken.worker == 0 and not taken.loss.raises
+    assert isinstance(taken, TakeRows) and taken.slot == 0 and not taken.loss.raises
     told = env_failure(taken.loss)
     assert (told["cause"], told["signal"], told["exit_status"], told["restarts"]) == ("crash", "SIGKILL", None, 0)
     assert told["message"] == "worker 0 (envs 0, 2) was ended by SIGKILL" and told["log_tail"] == "its last words"
     if request_ is not None:
         (answer,) = session.rows_done()
         assert isinstance(answer, Answer) and answer.arrays
-    assert session.phase is Phase.READY and not session.asked
+    assert session.phase is Phase.READY and not session.requests.asked
 
 
 def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() -> None:
@@ -190,11 +192,11 @@ def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() ->
     session.exited(1, now_s=100.0)
     assert session.elapsed(100.0) == []
     started, build = session.elapsed(100.1)
-    assert started == StartProcesses((1,)) and isinstance(build, Tell)
-    assert (build.worker, build.message.rows) == (1, [1])
+    assert started == StartProcesses((2,)) and isinstance(build, Tell)
+    assert (build.process, build.message.rows) == (2, [1])
     assert session.elapsed(100.2) == []
     (mapped,) = session.said(1, built())
-    assert isinstance(mapped, GiveArena) and mapped.worker == 1 and mapped.message.num_envs == 3
+    assert isinstance(mapped, GiveArena) and (mapped.process, mapped.slot) == (2, 1) and mapped.message.num_envs == 3
     (handed,) = session.said(1, Mapped(), now_s=101.0)
     assert isinstance(handed, HandOver) and handed.message.seeds == [reseeded(4, 1)]
     assert handed.message.failure is None and b"env_failure" in handed.message.info
@@ -228,7 +230,7 @@ def late(session: Session) -> float:
     end_s = limit_s + SAMPLE_S
     assert session.elapsed(0.0, at, None, quiescent=False) == []
     *_, report = session.sampled(0.0, end_s, at, None, quiescent=False)
-    assert isinstance(report, ReportLate) and report.worker == 0 and report.late.over
+    assert isinstance(report, ReportLate) and report.process == 0 and report.late.over
     assert session.next_deadline_s() <= end_s + STACKS_S
     assert session.elapsed(end_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
     return end_s + STACKS_S
@@ -284,14 +286,14 @@ def test_worker_that_makes_its_envs_has_the_time_for_one_for_each() -> None:
     assert session.elapsed(0.0) == session.sampled(0.0, 5.0) == []
     session.said(0, Building(1))
     (report,) = session.sampled(5.0, 10.1)  # worker 0 is at its second env by now
-    assert isinstance(report, ReportLate) and (report.worker, report.late.row) == (1, 1)
+    assert isinstance(report, ReportLate) and (report.process, report.late.row) == (1, 1)
 
 
 def test_worker_that_waits_for_the_others_is_not_late() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
     session.said(0, built())
     assert session.elapsed(0.0) == []
-    assert [report.worker for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
+    assert [report.process for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -352,9 +354,9 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
     session = ready(faults=Faults(restarts_max=100))
     session.exited(0)
     failure = Failure("factory_failed", "env", "no such file", env_index=0, worker=0)
-    for now_s in (10.0, 20.0, 30.0):
+    for number, now_s in enumerate((10.0, 20.0, 30.0), start=2):
         assert session.phase is Phase.READY
-        assert session.elapsed(now_s)[0] == StartProcesses((0,))
+        assert session.elapsed(now_s)[0] == StartProcesses((number,))
         assert session.said(0, RowFailed(failure)) == []
         session.exited(0, ExitCause("exited with status 0"))
     (fail,) = session.request(Step(b"\x04"))
@@ -365,22 +367,22 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
 def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -> None:
     session = ready()
     session.exited(0)
-    for fails in (True, False):
-        session.elapsed(1.0)
+    for now_s, fails in ((1.0, True), (2.0, False)):
+        session.elapsed(now_s)
         if fails:
             session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
-        (taken,) = session.exited(0, now_s=1.0)
+        (taken,) = session.exited(0, now_s=now_s)
         assert isinstance(taken, TakeRows)
         assert ("; before that: no such file" in taken.loss.failure.message) is fails
 
 
 def test_worker_that_serves_between_its_ends_is_started_again_each_time_almost_at_once() -> None:
     session = ready(faults=Faults(restarts_max=100))
-    for now_s in (10.0, 20.0, 30.0, 40.0):
+    for number, now_s in enumerate((10.0, 20.0, 30.0, 40.0), start=2):
         session.exited(0, now_s=now_s)
-        assert session.elapsed(now_s + 0.1)[0] == StartProcesses((0,))
+        assert session.elapsed(now_s + 0.1)[0] == StartProcesses((number,))
         session.said(0, built(), now_s=now_s + 0.1)
-        assert session.building.built == 3
+        assert session.progress.built == 3
         session.said(0, Mapped(), now_s=now_s + 0.1)
 
 
@@ -427,7 +429,7 @@ def test_every_request_after_the_last_end_fails_at_once(request_: Any) -> None:
     for _ in range(2):
         (fail,) = session.request(request_)
         assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
-        assert not session.asked
+        assert not session.requests.asked
 
 
 def test_env_that_raises_too_often_breaks_the_session() -> None:
@@ -463,8 +465,8 @@ def test_worker_that_makes_its_envs_again_is_not_waited_for_at_the_end() -> None
     session = ready(2, 2)
     session.exited(0)
     session.elapsed(session.next_deadline_s())
-    assert session.workers[0].stage is Stage.BUILDING
-    assert session.request(Close()) == [Tell(1, CloseEnvs()), Kill(0)]
+    assert session.slots[0].stage is Stage.BUILDING
+    assert session.request(Close()) == [Tell(1, CloseEnvs()), Kill(2)]
 
 
 def test_session_that_waits_for_a_worker_is_closed_without_it() -> None:
@@ -508,9 +510,11 @@ def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
 def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
     session = ready()
     assert session.said(0, built()) == session.said(0, Mapped()) == session.said(0, FirstBuilt(True, 1)) == []
-    assert session.workers[0].stage is Stage.SERVING
+    assert session.slots[0].stage is Stage.SERVING
     session = begun()
-    assert session.said(0, FirstBuilt(True, 1)) == [] and session.workers[0].first is None  # the number is decided
+    assert (
+        session.said(0, FirstBuilt(True, 1)) == [] and session.slots[0].process.first is None
+    )  # the number is decided
 
 
 def test_process_that_takes_a_lost_workers_place_is_given_the_arena_once() -> None:
@@ -530,7 +534,7 @@ def test_client_that_drives_is_given_the_forms_of_infos_that_it_asks_for() -> No
     session = shared()
     assert session.said(0, InfoTemplate(5, b"five")) == session.said(1, InfoTemplate(6, b"six")) == []
     asked = session.request(TemplatesRequest([6, 7, 5]))
-    assert asked == [Answer(Templates([6, 5], [b"six", b"five"]))] and session.driver is Driver.CLIENT
+    assert asked == [Answer(Templates([6, 5], [b"six", b"five"]))] and session.ownership.driver is Driver.CLIENT
 
 
 def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_large() -> None:
@@ -598,7 +602,8 @@ def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
 def test_env_of_a_lost_worker_that_raises_fails_the_request_under_way() -> None:
     session = ready()
     session.exited(1)
-    session.request(Step(b""))
+    session.elapsed(1.0)
+    session.request(Step(b""), now_s=1.0)
     assert session.said(1, RowFailed(RAISED)) == []
     assert session.rows_done() == [Fail(RAISED)]
 
@@ -617,7 +622,7 @@ def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
     for stale in (RowInfo(0, b"old", number=1), RowFailed(RAISED, number=1)):
         fields = {"worker": 0, "message": type(stale).__name__, "of": 1}
         assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("stale_answer_dropped", fields)]
-    assert not session.infos
+    assert not session.infos.large
     answer, *_ = session.rows_done()
     assert isinstance(answer, Answer)
 
@@ -625,9 +630,10 @@ def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
 def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> None:
     session = ready()
     session.exited(0)
+    session.elapsed(1.0)
     failed = RowFailed(Failure("factory_failed", "env", "no", env_index=0, worker=0))
-    assert session.handle(WorkerSaid(0, failed, current=False)) == []
-    assert session.workers[0].boot_failure == failed.failure
+    assert session.handle(WorkerSaid(2, failed, current=False)) == []
+    assert session.slots[0].boot_failure == failed.failure
 
 
 def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
@@ -635,9 +641,7 @@ def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
     session.exited(0)
     session.handle(stimuli.RowsWaiting(0), 100.0)
     session.handle(stimuli.RowsWaiting(0), 103.0)  # the first one counts
-    finished = [
-        [each.worker for each in session.elapsed(at) if isinstance(each, FinishSteps)] for at in (104, 105, 106)
-    ]
+    finished = [[each.slot for each in session.elapsed(at) if isinstance(each, FinishSteps)] for at in (104, 105, 106)]
     assert finished == [[], [0], []]
 
 
@@ -652,8 +656,8 @@ def test_process_that_cannot_be_started_again_is_tried_later() -> None:
     session = ready()
     session.exited(0, now_s=0.0)
     session.elapsed(0.1)
-    session.handle(stimuli.WorkersNotStarted((0,), "no descriptors"), 0.1)
-    assert session.workers[0].stage is Stage.ABSENT and 0.1 < session.next_deadline_s() <= 0.4
+    session.handle(stimuli.WorkersNotStarted((2,), "no descriptors"), 0.1)
+    assert session.slots[0].process is None and 0.1 < session.next_deadline_s() <= 0.4
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -759,7 +763,7 @@ def test_worker_that_does_not_map_the_arena_of_a_takeover_is_late() -> None:
     session.handle(stimuli.OtherArenaMade(), 5.0)
     session.said(1, Mapped(), now_s=5.0)
     (late,) = session.sampled(5.0, 6.2)
-    assert isinstance(late, ReportLate) and (late.worker, late.late.kind, late.late.row) == (0, "init", 0)
+    assert isinstance(late, ReportLate) and (late.process, late.late.kind, late.late.row) == (0, "init", 0)
 
 
 def test_worker_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
@@ -791,7 +795,7 @@ def test_last_env_of_a_worker_that_says_nothing_of_its_envs_is_late() -> None:
     session.said(0, Building(2))
     session.said(1, built())
     (late,) = session.sampled(0.0, 1.2)
-    assert isinstance(late, ReportLate) and (late.worker, late.late.row) == (0, 2)
+    assert isinstance(late, ReportLate) and (late.process, late.late.row) == (0, 2)
 
 
 # --- any life ---------------------------------------------------------------------------------------------------------
@@ -807,13 +811,14 @@ class FakeHub:
         self.session = session
         self.now_s = 0.0
         self.alive: set[int] = set()
+        self.started: set[int] = set()
         self.inbox: list[tuple[int, Any]] = []  # what workers have said and the session not yet heard
         self.queue: deque[Any] = deque()
         self.asked, self.told, self.ends = 1, 0, 0
         self.heirs = self.heirs_told = 0
-        self.posted: set[int] = set()  # workers whose rows are not done
+        self.posted: set[int] = set()  # slots whose rows are not done
         self.parts = 0
-        self.serving: set[int] = set()
+        self.serving: dict[int, int] = {}  # which process serves a slot
         self.others = 0  # arenas that a takeover has made
         self.deliver(stimuli.SessionMade())
 
@@ -833,24 +838,28 @@ class FakeHub:
     def carry_out(self, instruction: Any) -> None:
         assert self.ends == 0, f"{instruction} after the end"
         match instruction:
-            case StartProcesses(workers):
-                assert not self.alive & {*workers}
-                self.alive.update(workers)
-            case Tell(worker, message):
-                self.inbox += [(worker, reply) for reply in self.reply_to(worker, message)]
-            case GiveArena(worker):
-                self.inbox.append((worker, Mapped()))
-            case TakeRows(worker):
-                assert worker not in self.alive
-                self.serving.discard(worker)
-                self.posted.discard(worker)
-            case HandOver(worker, _, pending):
-                assert worker in self.alive and worker not in self.serving, "two owners of a row"
-                self.serving.add(worker)
+            case StartProcesses(processes):
+                assert all(process > last for process in processes for last in self.started), "a number used twice"
+                self.started.update(processes)
+                self.alive.update(processes)
+            case Tell(process, message):
+                self.inbox += [(process, reply) for reply in self.reply_to(message)]
+            case GiveArena(process):
+                self.inbox.append((process, Mapped()))
+            case Assign(slot, process):
+                assert process in self.alive and process not in self.serving.values()
+                self.serving.pop(slot, None)
+            case TakeRows(slot, process):
+                assert process not in self.alive
+                self.serving.pop(slot, None)
+                self.posted.discard(slot)
+            case HandOver(slot, process, _, pending):
+                assert process in self.alive and slot not in self.serving, "two owners of a row"
+                self.serving[slot] = process
                 if pending is not None:
-                    self.inbox += [(worker, reply) for reply in self.reply_to(worker, pending)]
+                    self.inbox += [(process, reply) for reply in self.reply_to(pending)]
             case PostReset() | PostStep():
-                assert not self.posted and self.session.driver is Driver.HUB
+                assert not self.posted and self.session.ownership.driver is Driver.HUB
                 self.posted = set(self.serving)
                 if not self.posted:
                     self.queue.append(stimuli.RowsDone())
@@ -872,8 +881,8 @@ class FakeHub:
                 self.heirs_told += 1
             case Answer() | Fail():
                 self.told += 1
-            case Kill(worker):
-                self.inbox.append((worker, KILLED))
+            case Kill(process):
+                self.inbox.append((process, KILLED))
             case End():
                 self.ends += 1
 
@@ -884,14 +893,16 @@ class FakeHub:
             return
         self.others -= 1  # what is pending in the first arena is pending in the second one, too
 
-    def reply_to(self, worker: int, message: Any) -> list[Any]:
+    def reply_to(self, message: Any) -> list[Any]:
         match message:
             case CallRows() | SetAttrRows():
-                return [CallResults([b""] * len(self.session.workers[worker].rows), message.number)]
+                return [CallResults([b""] * len(message.rows), message.number)]
             case CloseEnvs():
                 return [ExitCause("exited with status 0")]
-            case ResetRows() | Serve():
+            case ResetRows() | Serve() | TakePlace() | Leave(cut=True):
                 return []
+            case Leave():
+                return [Left()]
             case Build(first_only=True):
                 return [FirstBuilt(False, 1 << 20)]
             case _:
@@ -906,7 +917,7 @@ class FakeHub:
         if isinstance(event, ExitCause):
             self.alive.discard(worker)
             self.inbox = [(number, said) for number, said in self.inbox if number != worker]
-            self.posted.discard(worker)
+            self.posted -= {slot for slot, process in self.serving.items() if process == worker}
             self.deliver(WorkerExited(worker, event))
         else:
             self.deliver(WorkerSaid(worker, event))
@@ -927,10 +938,13 @@ class FakeHub:
                 self.hear(data.draw(st.integers(0, len(self.inbox) - 1)))
             case "move" if state.phase is Phase.MOVING:
                 self.finish()
-            case "ask" if not state.asked and state.phase is not Phase.HANDING_OVER:
+            case "ask" if not state.requests.asked and state.phase is not Phase.HANDING_OVER:
                 self.ask(data.draw(st.sampled_from(REQUESTS)))
-            case "raise" if state.phase is Phase.MOVING and self.serving & self.alive:
-                self.deliver(WorkerSaid(min(self.serving & self.alive), RowFailed(RAISED)))
+            case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
+                self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
+            case "age" if self.alive & {*self.serving.values()}:
+                process = data.draw(st.sampled_from(sorted(self.alive & {*self.serving.values()})))
+                self.inbox.append((process, EpisodesDone(leaving=data.draw(st.booleans()))))
             case "die" if self.alive:
                 self.inbox.insert(
                     0, (data.draw(st.sampled_from(sorted(self.alive))), ExitCause("was ended by SIGSEGV"))
@@ -938,17 +952,17 @@ class FakeHub:
                 self.hear(0)
             case "tick":
                 self.now_s += data.draw(st.sampled_from([0.1, 10.0]))
-                self.deliver(stimuli.Elapsed(self.quiescent, (None,) * len(state.workers)))
+                self.deliver(stimuli.Elapsed(self.quiescent, (None,) * len(state.slots)))
             case "connect":
                 self.deliver(stimuli.SideConnected(self.quiescent))
-            case "leave" if state.lane is LaneName.SHARED:
+            case "leave" if state.ownership.lane is LaneName.SHARED:
                 self.deliver(stimuli.SideClosed(self.quiescent))
-            case "drive" if state.driver is Driver.CLIENT and self.serving:
+            case "drive" if state.ownership.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)
-            case "done" if state.driver is Driver.CLIENT or state.phase is Phase.READY:
+            case "done" if state.ownership.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
-                self.heirs += self.session._takeover is Takeover.NONE  # the last of several is told
+                self.heirs += not self.session.ownership.claimed  # the last of several is told
                 self.deliver(stimuli.Attached(self.quiescent))
             case "end":
                 ends = [stimuli.Abandoned(SHUTTING_DOWN), stimuli.LeaseExpired(self.quiescent)]
@@ -959,15 +973,16 @@ class FakeHub:
 REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
 REQUESTS += [Collect([0]), Close(), Close(terminate=True)]
 ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
-ACTS += ["raise", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
+ACTS += ["raise", "age", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.booleans(), st.data())
+@given(st.integers(1, 7), st.none() | st.integers(1, 3), st.integers(0, 2), st.booleans(), st.data())
 def test_every_request_gets_one_answer_and_every_session_one_end(
-    num_envs: int, workers: int | None, made: bool, data: st.DataObject
+    num_envs: int, workers: int | None, spares: int, made: bool, data: st.DataObject
 ) -> None:
-    hub = FakeHub(session_of(Make(num_envs), workers))
+    hosting = Hosting(spares=spares, recycle=Recycle(episodes=10))
+    hub = FakeHub(session_of(Make(num_envs, hosting=hosting), workers))
     while made and hub.inbox:
         hub.hear(0)
     for _ in range(data.draw(st.integers(0, 60), label="events")):
@@ -975,7 +990,7 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
             break
         hub.act(data.draw(st.sampled_from(ACTS)), data)
         assert hub.told in (hub.asked, hub.asked - 1)
-        assert hub.session.asked == (hub.told != hub.asked) or hub.ends
+        assert hub.session.requests.asked == (hub.told != hub.asked) or hub.ends
     if not hub.ends:
         hub.deliver(stimuli.Abandoned(SHUTTING_DOWN))
     while hub.inbox:
@@ -1000,10 +1015,10 @@ def test_new_envs_of_a_worker_are_given_the_attributes_that_were_set_last() -> N
     session.said(0, built())
     *told, handed = session.said(0, Mapped())
     assert told == [
-        Tell(0, SetAttrRows([0], "wind", each=[b"w"])),
-        Tell(0, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
+        Tell(2, SetAttrRows([0], "wind", each=[b"w"])),
+        Tell(2, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
     ]
-    assert isinstance(handed, HandOver) and handed.worker == 0
+    assert isinstance(handed, HandOver) and handed.slot == 0
 
 
 def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
@@ -1030,14 +1045,14 @@ def test_attribute_without_room_is_reported() -> None:
 def recorded(**make: Any) -> Session:
     """A session whose replays are kept."""
     session = ready(**make)
-    session.rules = replace(session.rules, replays="kept")
+    session.launcher.rules = replace(session.launcher.rules, replays="kept")
     return session
 
 
 def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
     session = recorded()
     kept, taken = session.exited(0, now_s=100.0)
-    assert isinstance(kept, KeepReplay) and (kept.worker, kept.row, kept.tick) == (0, None, -1)
+    assert isinstance(kept, KeepReplay) and (kept.slot, kept.process, kept.row, kept.tick) == (0, 0, None, -1)
     assert isinstance(taken, TakeRows) and taken.loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
     (taken,) = session.exited(0, now_s=100.3)
@@ -1084,7 +1099,7 @@ def test_replay_of_a_vector_env_is_that_of_its_first_row() -> None:
     for message in (built(), Mapped()):
         for worker in range(2):
             session.said(worker, message)
-    session.rules = replace(session.rules, replays="kept")
+    session.launcher.rules = replace(session.launcher.rules, replays="kept")
     session.request(Step(b"\x04"))
     kept = [
         session.said(1, RowFailed(Failure("env_raised", "env", "no", env_index=row, worker=1), number=1, tick=3))
@@ -1113,7 +1128,7 @@ def test_client_does_not_drive_a_session_that_has_broken() -> None:
     session = shared(faults=Faults(restarts_max=0))
     session.request(Reset())
     found = session.exited(0)
-    assert session.phase is Phase.BROKEN and session.driver is Driver.HUB
+    assert session.phase is Phase.BROKEN and session.ownership.driver is Driver.HUB
     assert not any(isinstance(each, GiveDrive) for each in found)
 
 
@@ -1131,7 +1146,7 @@ def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
     session = begun()
     for worker in range(2):
         session.said(worker, built())
-    session.workers[0].shares = True
+    session.slots[0].process.shares = True
     failed, *_ = session.said(0, RowFailed(Failure("factory_failed", "session", "no", worker=0)))
     assert isinstance(failed, Fail) and session.phase is Phase.CLOSING
 

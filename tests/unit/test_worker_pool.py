@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 
 
 class Process:
@@ -61,41 +59,45 @@ class Starter:
         return 0
 
 
-def pool_of(workers: int, *spares: int) -> tuple[WorkerPool, list[Process]]:
+def pool_of(workers: int, spares: int = 0) -> tuple[WorkerPool, list[Process]]:
+    """A pool whose first processes serve the slots of the same numbers."""
     starter = Starter()
     pool = WorkerPool(7, "ab12", starter, InterpreterKey(), None)
-    pool.start(range(workers))
-    pool.start(spares, spares=True)
+    pool.start(range(workers + spares))
+    for slot in range(workers):
+        pool.serve(slot, slot)
     return pool, starter.started
 
 
-def ended(process: Process) -> WorkerExited:
-    return WorkerExited(process.number, ExitCause("has ended"))
-
-
-def test_process_of_a_spare_is_the_workers_from_the_swap_on() -> None:
-    pool, (first, lost, spare) = pool_of(2, 2)
-    assert pool.of_worker(ended(lost)).worker == 1
-    pool.remove(1)
-    said = WorkerSaid(spare.number, "in the queue before the swap")
-    assert pool.of_worker(said).worker == 2
-    pool.swap(1, 2)
-    assert pool.of_worker(said) == WorkerSaid(1, "in the queue before the swap")
-    assert pool.of_worker(ended(spare)).worker == 1
-    pool.tell(1, "hello")
-    pool.tell(2, "nobody")
+def test_process_that_serves_the_slot_of_one_that_ended_is_rung_in_its_place() -> None:
+    pool, (first, lost, spare) = pool_of(2, 1)
+    pool.remove(lost.number)
+    pool.serve(1, spare.number)
+    pool.ring()
+    pool.ring_some([1])
+    assert (first.rings, lost.rings, spare.rings) == (1, 0, 2)
+    pool.tell(lost.number, "nobody")
+    pool.tell(spare.number, "hello")
     assert (first.heard, lost.heard, spare.heard) == ([], [], ["hello"])
     assert pool.pids == [100, 102]
 
 
-def test_process_that_is_being_made_becomes_the_spare() -> None:
-    pool, (being_made, spare) = pool_of(1, 1)
-    pool.swap(0, 1)
-    assert pool.of_worker(ended(being_made)).worker == 1 and pool.of_worker(ended(spare)).worker == 0
+def test_process_whose_slot_another_one_serves_is_not_rung() -> None:
+    pool, (leaving, successor) = pool_of(1, 1)
+    pool.serve(0, successor.number)
     pool.ring()
-    assert (being_made.rings, spare.rings) == (0, 1)
-    pool.remove(1)
-    assert pool.pids == [spare.pid]
+    assert (leaving.rings, successor.rings) == (0, 1)
+    pool.remove(leaving.number)
+    pool.ring()
+    assert successor.rings == 2 and pool.pids == [successor.pid]
+
+
+def test_slot_whose_process_has_ended_is_not_rung() -> None:
+    pool, (ended,) = pool_of(1)
+    pool.remove(ended.number)
+    pool.ring()
+    pool.ring_some([0])
+    assert ended.rings == 0
 
 
 def test_spares_are_not_rung_for_they_would_not_listen() -> None:
@@ -104,14 +106,14 @@ def test_spares_are_not_rung_for_they_would_not_listen() -> None:
     assert (worker.rings, spare.rings) == (1, 0)
 
 
+def test_output_of_a_process_is_that_of_its_worker() -> None:
+    pool, (worker, spare) = pool_of(1, 1)
+    pool.label(spare.number, 1)
+    pool.label(spare.number, 0)
+    assert spare.label == {"session": "ab12", "worker": 0} and worker.label == {}
+
+
 def test_all_are_ended_with_their_session() -> None:
-    pool, processes = pool_of(2, 2)
+    pool, processes = pool_of(2, 1)
     pool.kill_all()
     assert [process.kills for process in processes] == [1, 1, 1]
-
-
-def test_number_of_a_process_is_used_once() -> None:
-    pool, (first,) = pool_of(1)
-    pool.remove(0)
-    pool.start([0])
-    assert first.number == 0 and pool.of_worker(WorkerSaid(1, "hello")).worker == 0

@@ -119,7 +119,7 @@ class Listing:
 
     def handle(self, event: WorkerEvent) -> None:
         """Handle an event of a worker; when the last has said or ended, the names are known as far as they can be."""
-        number, key = event.worker, self._keys[event.worker]
+        number, key = event.process, self._keys[event.process]
         match event:
             case WorkerExited(cause=cause):
                 if cause.unready:

@@ -41,6 +41,7 @@ from envhub.transport import address, sockets
 from envhub.values import codec, compression
 from envhub_server import log as log_file
 from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import granted
 from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
 from envhub_server.catalog.registry import Recipe
@@ -51,9 +52,12 @@ from envhub_server.config import HubConfig, has_quota, memory_available_bytes, p
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.compression_thread import CompressionThread
+from envhub_server.hub.holdings import Services
+from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
+from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.hub.replay_writer import ReplayWriter
-from envhub_server.hub.runtime import ROWS_DONE, STEP_REQUESTED, Services, SessionRuntime
+from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
 from envhub_server.loop import signals
@@ -79,8 +83,9 @@ from envhub_server.repeats import REPEAT_S
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.failure_text import logged
+from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import Phase, SessionState
+from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, lacking, separate, told
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
@@ -164,7 +169,7 @@ class Hub:
         self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
         self._replays = None if folder is None else ReplayWriter(folder, self._poller)
         self._compression = CompressionThread(self._poller)
-        self._services = Services(*parts, self._replays, self._compression)
+        self._services = Services(*parts, self._compression)
         self._started_s = time.monotonic()
         self._service = Service.SERVING
         self._requests = 0
@@ -406,7 +411,7 @@ class Hub:
                 self._listing.look(now_s)
                 self._plan_look()
             elif key in self._sessions:
-                self._sessions[key].elapse()
+                self._sessions[key].inputs.elapse()
         self._pump()
         self._handled_s = self._clock.now_s()
         self._plan_wake()
@@ -462,7 +467,7 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
-                if runtime.compressing is not None:
+                if runtime.replies.compressing is not None:
                     continue
                 # Between two steps a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
@@ -798,11 +803,11 @@ class Hub:
             self._fail(request, Failure("limit", "hub", why))
             return
         if request.op == Op.STEP:
-            self._spinner = self._workers_spinner if runtime.state.driver_spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
-            runtime.request(request)
+            runtime.inputs.request(request, heard_ns)
         except Exception as error:
             runtime.broke(error)
 
@@ -914,7 +919,7 @@ class Hub:
             return Failure("limit", "hub", why)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         limits = self.config.limits
-        kept = self._services.replays is not None
+        kept = self._replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
         memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
         libraries = None if cost is None else cost.libraries
@@ -943,10 +948,16 @@ class Hub:
                 os.close(factories)
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._last_number = number
-        if found.settings.recorded is not None:
-            runtime.recording = self._recordings.begin(found.settings, make, name)
+        self._add_observers(runtime, make, found.settings, name)
         self._begin(runtime, request, holder)
         return None
+
+    def _add_observers(self, runtime: SessionRuntime, make: Make, settings: EnvSettings, name: str) -> None:
+        """Have replays of a session of this name kept and its episodes recorded, as the operator wishes."""
+        if self._replays is not None:
+            runtime.observe_by(ReplayKeeper(self._replays, runtime.number, runtime.interpreter, make.faults))
+        if settings.recorded is not None:
+            runtime.observe_by(self._recordings.begin(settings, make, name))
 
     def _begin(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
         """Enter a session that was just made into the hub's tables and start its workers."""
@@ -1004,8 +1015,8 @@ class Hub:
         self._by_token[request.token] = self._by_token.pop(runtime.token)
         origin = self._access.connections.origin(request.peer)
         self._audit.write("session_taken_over", holder.name, origin, session=session, owner=runtime.owner, by=by)
-        runtime.owner, runtime.origin = holder.name, origin
-        runtime.attach(request, self._usage.budget(holder))
+        runtime.origin = origin
+        runtime.attach(request, holder.name, self._usage.budget(holder))
         if holder.quotas is not None:
             self._plan_measuring()
         return None
@@ -1013,7 +1024,7 @@ class Hub:
     def _forget(self, token: bytes) -> None:
         """Have the protocol forget the session's token; its connections may have views of the memory to read."""
         if token in self._by_token:
-            self._by_token[token].connections |= self._protocol.connections_of(token)
+            self._by_token[token].connections.update(self._protocol.connections_of(token))
         self._protocol.forget(token)
 
     def _found(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
@@ -1049,7 +1060,7 @@ class Hub:
             ticket, side = self._admitted.popleft()
             for runtime in self._sessions.values():
                 if secrets.compare_digest(runtime.ticket, ticket):
-                    runtime.connect_side(side)
+                    runtime.inputs.connect_side(side)
                     break
             else:
                 side.close()
@@ -1066,12 +1077,13 @@ class Hub:
         runtime = self._by_token.get(token)
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
-        found = runtime.state.building
+        found = runtime.state.progress
         starting = self._supervisor.starting(runtime.interpreter)
         doing = f"importing {found.importing}" if found.importing else starting
         told = {"doing": doing} if doing else {}
         runtime.log.info("session_making", phase=found.phase, built=found.built, num_envs=found.num_envs, **told)
-        return replace(found, starting=without_folders(starting) if runtime.state.rules.hide_folders else starting)
+        hides_folders = runtime.state.launcher.rules.hide_folders
+        return replace(found, starting=without_folders(starting) if hides_folders else starting)
 
     def _fail(self, request: Incoming, failure: Failure) -> None:
         if failure.scope in ("env", "session"):

@@ -11,18 +11,22 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import envhub
+from envhub.arena.layout import Layout
 from envhub.protocol.messages import Make
 from envhub.recording.options import RecordOptions
-from envhub.recording.recorder_handle import RecorderHandle, setup_of
+from envhub.recording.recorder_handle import RecorderHandle, setup_of, why_unrecordable
 from envhub.sealing import new_memory
+from envhub.values.leaf import OBJECT
 from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.ipc import control
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
@@ -82,7 +86,7 @@ class Recordings:
             recording.finish()
 
 
-class SessionRecording:
+class SessionRecording(SessionObserver):
     """The recording of one session.
 
     Attributes:
@@ -103,7 +107,7 @@ class SessionRecording:
         self._about = {"env": make.name, "hub": platform.node(), "session": session}
         self._built: control.Built | None = None
         self._set_up = self._closed = self._told = False
-        self._lines: dict[int, int] = {}  # which one each worker's process has, by numbers that are used once
+        self._lines: dict[int, int] = {}  # which one each process has
         self._lines_made = 0
         self._found: dict[str, Any] = {}  # the last answer
         with contextlib.ExitStack() as undo:
@@ -128,13 +132,21 @@ class SessionRecording:
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def built(self, built: control.Built) -> None:
-        """Note what the session's first worker says of its envs."""
+    def worker_built(self, process: int, built: control.Built) -> None:
+        """Note what the first worker says of the session's envs."""
         if built.action_space:
             self._built = built
 
+    def arena_made(self, layout: Layout, loose: bool) -> str:
+        """Record nothing if the leaves cannot be recorded; returns why the envs cannot be filmed as is wanted."""
+        if why := self._film_problem:
+            return why
+        if why := why_unrecordable([*layout.observations, *layout.actions, *([OBJECT] if loose else [])]):
+            self.refuse(why)
+        return ""
+
     @property
-    def not_filmed(self) -> str:
+    def _film_problem(self) -> str:
         """Why the session's envs cannot be filmed as the operator wants; empty if they can."""
         if not self.options.film or self._built is None or self._built.render_mode == "rgb_array":
             return ""
@@ -149,24 +161,19 @@ class SessionRecording:
             self._closed = True
             self.handle.give_up()
 
-    def for_worker(
-        self, worker: int, rows: Sequence[int], message: control.MapArena, share: int, wait: bool
-    ) -> tuple[dict[str, Any], list[int]]:
-        """What this worker, of these rows, is told besides of its arena, and descriptors, which the caller owns.
-
-        Nothing for one that knows already. ``share`` is by how many the memory is divided; with ``wait`` the worker
-        waits until the process is ready.
-        """
-        if self.refused or self._closed or worker in self._lines:
-            return {}, []
+    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+        """Give a line to a process that has none; one of a session that is made waits until the recording is ready."""
+        process, rows = recipient.process, recipient.rows
+        if self.refused or self._closed or process in self._lines:
+            return message, []
         positions = [position for position, row in enumerate(rows) if row in (self.options.env_ids or ())]
         if not positions:
-            return {}, []
+            return message, []
         try:
             self._tell(message)
             numbers = [rows[position] for position in positions]
             film = [row for row in numbers if row in self.options.film]
-            queue_bytes = max(1, self.options.queue_bytes // share)
+            queue_bytes = max(1, self.options.queue_bytes // recipient.slots)
             counted = os.dup(self._counted)
             try:
                 line = self.handle.add_line(self._lines_made, numbers, film, queue_bytes)
@@ -175,9 +182,9 @@ class SessionRecording:
                 raise
         except OSError as error:
             self.refuse(f"{error.strerror or error}")
-            return {}, []
+            return message, []
         self._watch()
-        self._lines[worker] = self._lines_made
+        self._lines[process] = self._lines_made
         self._lines_made += 1
         wanted = {
             "recorded": positions,
@@ -185,9 +192,9 @@ class SessionRecording:
             "every": self.options.every,
             "env_ids": numbers,
             "queue_bytes": queue_bytes,
-            "wait_s": START_S if wait else 0.0,
+            "wait_s": START_S if recipient.making else 0.0,
         }
-        return wanted, [line.detach(), counted]
+        return replace(message, recording=wanted), [line.detach(), counted]
 
     def _tell(self, message: control.MapArena) -> None:
         """Tell the process, once, what is recorded."""
@@ -210,20 +217,17 @@ class SessionRecording:
         self.handle.set_up({**setup, "plain_spec": built.plain_spec, "metadata": built.metadata, "blobs": blobs_of})
         self._set_up = True
 
-    def line_of(self, worker: int) -> int | None:
-        """The line of this worker's process."""
-        return self._lines.get(worker)
+    def slot_assigned(self, process: int) -> None:
+        """Have the episodes of a process follow those of the one that served its slot."""
+        self._say(self.handle.line_next, self._lines.get(process))
 
-    def swap(self, worker: int, spare: int) -> None:
-        """The spare's process is the worker's from now on, and the worker's the spare's."""
-        new = {worker: spare, spare: worker}
-        self._lines = {new.get(number, number): line for number, line in self._lines.items()}
-        self._say(self.handle.line_next, self.line_of(worker))
+    def rows_lost(self, process: int, why: str) -> None:
+        """End the episodes of a process that has ended."""
+        self.process_ended(process, why)
 
-    def line_ended(self, line: int | None, why: str) -> None:
-        """The process at this line has ended; its episodes under way failed so, or are cut if it is empty."""
-        self._lines = {worker: own for worker, own in self._lines.items() if own != line}
-        self._say(self.handle.line_ended, line, why)
+    def process_ended(self, process: int, why: str) -> None:
+        """End the line of a process; its episodes under way failed so, or are cut if ``why`` is empty."""
+        self._say(self.handle.line_ended, self._lines.pop(process, None), why)
 
     def _say(self, what: Callable[..., None], line: int | None, *arguments: Any) -> None:
         """Tell the process this of a line, if there is one."""
@@ -235,6 +239,10 @@ class SessionRecording:
             self._watch()
 
     # --- the end ------------------------------------------------------------------------------------------------------
+
+    def session_ended(self) -> None:
+        """Have everything written, as ``close`` does."""
+        self.close()
 
     def close(self) -> None:
         """Have everything written; the process ends then by itself."""

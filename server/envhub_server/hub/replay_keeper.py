@@ -14,6 +14,7 @@ from functools import partial
 from envhub.arena.layout import Layout
 from envhub.protocol.messages import Faults, as_map
 from envhub_server.hub.replay_writer import ReplayWriter
+from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.journal import Journal, JournalCopy, JournalLayout, allocate
 from envhub_server.ipc.replay_file import Replay
@@ -26,72 +27,81 @@ log = Logger("envhub.hub")
 
 
 @dataclass
-class ReplayKeeper:
+class ReplayKeeper(SessionObserver):
     """Has the replays of one session written.
 
     Attributes:
         writer: the hub's.
         session: its number.
         interpreter: of its workers.
-        journals: of the workers' processes, by worker.
-        built: what each worker said of its envs last, by worker.
+        faults: what the session does about envs that fail.
+        journals: of the processes, by number.
+        built: what each process said of its envs, by number.
         first_spec: the ``plain_spec`` of the session's first env.
     """
 
     writer: ReplayWriter
     session: int
     interpreter: InterpreterKey
+    faults: Faults
     journals: dict[int, Journal] = field(default_factory=dict)
     built: dict[int, control.Built] = field(default_factory=dict)
     first_spec: bytes = b""
 
-    def note(self, worker: int, built: control.Built) -> None:
-        """Note what this worker says of its envs."""
-        self.built[worker] = built
+    def worker_built(self, process: int, built: control.Built) -> None:
+        """Note what this process says of its envs."""
+        self.built[process] = built
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
 
-    def make_journal(self, worker: int, rows: int, layout: Layout) -> int | None:
-        """The memory of a journal for the new process of this worker, of so many rows; the caller owns it.
+    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+        """Have a process that has no journal begin one."""
+        if recipient.process in self.journals:
+            return message, []
+        try:
+            descriptor = self._make_journal(recipient.process, len(recipient.rows), recipient.layout)
+        except OSError as error:
+            recipient.log.warning("journal_not_made", worker=recipient.slot, why=str(error))
+            return message, []
+        return replace(message, journal=True), [descriptor]
 
-        None if the process has one already.
+    def _make_journal(self, process: int, rows: int, layout: Layout) -> int:
+        """The memory of a journal for a process of so many rows; the caller owns it.
 
         Raises:
             OSError: there is no memory or descriptor left.
         """
-        if worker in self.journals:
-            return None
         wanted = JournalLayout(rows, layout.observations, layout.actions)
         descriptor = allocate(wanted)
         try:
-            self.journals[worker] = Journal(wanted, descriptor)
+            self.journals[process] = Journal(wanted, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
-    def swap(self, worker: int, spare: int) -> None:
-        """What is kept of a spare's process is this worker's from now on; that of the worker's own is over."""
-        self.journals.pop(worker, None)
-        if spare in self.journals:
-            self.journals[worker] = self.journals.pop(spare)
-        self.built[worker] = self.built.pop(spare)
+    def rows_lost(self, process: int, why: str) -> None:
+        """Forget the journal of a process that has ended; its replay has been taken from it."""
+        self.journals.pop(process, None)
 
-    def keep(
-        self,
-        wanted: KeepReplay,
-        rows: Sequence[int],
-        memory: SessionMemory,
-        faults: Faults,
-        output: str,
-        client: str,
+    def process_ended(self, process: int, why: str) -> None:
+        """Forget a process."""
+        self.journals.pop(process, None)
+        self.built.pop(process, None)
+
+    def session_ended(self) -> None:
+        """Forget the journals: else replays that wait to be written would hold them."""
+        self.journals.clear()
+
+    def env_failed(
+        self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, output: str, client: str
     ) -> None:
-        """Have the file of an env of this worker, which has these rows, written soon; what is not is logged."""
+        """Have the file of an env of this process, which has these rows, written soon; what is not is logged."""
         row, at_work = wanted.row, True
         if row is None:
-            progress = memory.progress(wanted.worker)
+            progress = memory.progress(wanted.slot)
             row, at_work = progress.row, bool(progress.kind)
-        journal = self.journals.get(wanted.worker)
+        journal = self.journals.get(wanted.process)
         if journal is None:
             return self._log_not_kept(wanted, "its worker had no journal")
         row = rows[0] if wanted.build.shares else row
@@ -102,8 +112,8 @@ class ReplayKeeper:
             why = f"the journal has {nbytes} bytes of the env; a file holds at most {nbytes_max}"
             return self._log_not_kept(wanted, why)
         copy = journal.copied(positions)
-        built = self.built[wanted.worker]  # it had a journal, so it had made its envs
-        packed = partial(self._packed, wanted, row, copy, at_work, built, faults, output, client)
+        built = self.built[wanted.process]  # it had a journal, so it had made its envs
+        packed = partial(self._packed, wanted, row, copy, at_work, built, output, client)
         return self.writer.write(self.session, wanted.failure.replay, copy.nbytes, packed)
 
     def _log_not_kept(self, wanted: KeepReplay, why: str) -> None:
@@ -116,7 +126,6 @@ class ReplayKeeper:
         journal: JournalCopy,
         at_work: bool,
         built: control.Built,
-        faults: Faults,
         output: str,
         client: str,
     ) -> bytes:
@@ -128,7 +137,6 @@ class ReplayKeeper:
             journal: of it, or of all envs of a vector env.
             at_work: whether the worker was executing a call of it.
             built: what the worker said of its envs.
-            faults: the session's.
             output: of the worker.
             client: the name of the session's client.
 
@@ -154,7 +162,7 @@ class ReplayKeeper:
             },
             versions=built.versions,
             failure={name: value for name, value in dict(failure).items() if name != "replay"},
-            limits={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
+            limits={"init": self.faults.init_s, "reset": self.faults.reset_s, "step": self.faults.step_s},
             spec=self.first_spec if built.plain_spec is None else built.plain_spec,
             memory_max=wanted.memory_max or 0,
             client=client,

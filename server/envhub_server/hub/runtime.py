@@ -1,4 +1,4 @@
-"""A session's I/O: what it holds on this machine, and how the instructions of its state machine are carried out.
+"""A session's I/O: what it holds, the machine that decides about it, and the parts that report to it and obey it.
 
 What is to be done is decided by the state machine. What comes of an instruction is put into the hub's queue of events
 as another stimulus; so the state machine is never re-entered, and a session's events are handled in their order.
@@ -7,88 +7,29 @@ as another stimulus; so the state machine is never re-entered, and a session's e
 from __future__ import annotations
 
 import math
-import os
-import secrets
-import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, LARGE, OP_OUT_OF_BAND, OP_RESET, OP_STEP
-from envhub.arena.stand_in import FRESH, REPORT_PENDING
-from envhub.errors import shortened
 from envhub.protocol import messages
-from envhub.protocol.hub import HubProtocol, Incoming
-from envhub.protocol.messages import Failure, Op, Step
-from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
-from envhub.recording.recorder_handle import why_unrecordable
-from envhub.values import codec
-from envhub.values.leaf import OBJECT
-from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.hub.compression_thread import CompressionThread
-from envhub_server.hub.recordings import SessionRecording
-from envhub_server.hub.replay_keeper import ReplayKeeper
-from envhub_server.hub.replay_writer import ReplayWriter
-from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
-from envhub_server.ipc import control
+from envhub.protocol.hub import Incoming
+from envhub_server.hub.executor import EXECUTED, Executor
+from envhub_server.hub.holdings import Holdings, Services
+from envhub_server.hub.inputs import ROWS_STOOD_IN, Inputs
+from envhub_server.hub.replies import COMPRESSED, REPLIES, Compression, Replies
+from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.log import Logger
-from envhub_server.loop.clock import Clock
-from envhub_server.loop.poller import Poller
-from envhub_server.loop.ringer import Ringer
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
-from envhub_server.memory.shared_lane_grant import SharedLaneGrant
-from envhub_server.memory.stand_ins import ObjectCopies, StandIns
-from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
-from envhub_server.memory.unread_memory import UnreadMemory
-from envhub_server.network.side_socket import TICKET_BYTES
-from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
-from envhub_server.session.build_order import interpreter_of
-from envhub_server.session.failure_text import Overrun, logged
+from envhub_server.session.failure_text import Overrun
 from envhub_server.session.instructions import Instruction
-from envhub_server.session.state import Driver, Phase, SessionState
+from envhub_server.session.state import SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
-INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
-# What a client asks for while it drives; what its workers have said by then belongs to the answer.
-_SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
-STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
-ROWS_DONE = stimuli.RowsDone()
-_COMPRESSED = stimuli.RowsDone()  # in place of the end of a compression
-_ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
-
-log = Logger("envhub.hub")
-
-
-@dataclass(frozen=True)
-class Services:
-    """What all sessions of a hub have in common."""
-
-    poller: Poller
-    supervisor: WorkerStarter
-    protocol: HubProtocol
-    clock: Clock
-    events: Events
-    costs: KnownCosts
-    unread: UnreadMemory
-    replays: ReplayWriter | None = None
-    compression: CompressionThread | None = None
-
-
-@dataclass
-class _Compressing:
-    """A reply whose observations a thread compresses; until it is sent, nothing else happens to the session."""
-
-    request: Incoming
-    answer: instructions.Answer
-    frames: Frames
-    following: Sequence[Instruction] = ()  # that are carried out after it
-    stimuli: list[Stimulus | WorkerStarted] = field(default_factory=list)  # that have come meanwhile
-    error: Exception | None = None
+# From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
+_KEEPING = (stimuli.RowsDone, Requested)
 
 
 class SessionRuntime:
@@ -96,16 +37,12 @@ class SessionRuntime:
 
     Attributes:
         number: the session's, which never changes; its events carry it.
-        token: its token, another one after each takeover.
-        compressing: the reply that a thread compresses; what was decided after it is carried out once it is sent.
-        owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
-        origin: from where that client made it or took it over, as in the audit.
+        origin: from where its client made it or took it over, as in the audit.
         state: its state machine.
-        ticket: for the side socket, once; empty where there is none.
-        heard_ns: when the request under way arrived.
-        deadline_s: when the hub calls ``elapse``.
-        recording: of its episodes; None if nothing is recorded.
-        connections: by which replies were sent under an earlier token, or were before the session ended.
+        heard_ns: when its last request arrived, whatever came of it.
+        deadline_s: when the hub calls ``inputs.elapse``.
+        inputs: what the machine is told.
+        replies: what the client is told.
     """
 
     def __init__(
@@ -128,700 +65,178 @@ class SessionRuntime:
             OSError: there is no descriptor left.
         """
         self.number = number
-        self.token = token
         self.state = state
-        self.owner, self.origin = owner, ""
+        self.origin = ""
         self.heard_ns = 0
         self.deadline_s = math.inf
-        self.connections: set[int] = set()
-        self.recording: SessionRecording | None = None
-        self._services = services
-        self._budget = budget
-        self._events = services.events
-        self._arrived: Incoming | None = None  # the last request, which may wait in the queue
-        self._request: Incoming | None = None  # the last one that was handled
-        self._attach_request: Incoming | None = None  # of the client that takes the session over
-        self._tickets = tickets
-        self.ticket = self._new_ticket()
-        self._side: socket.socket | None = None  # of a client that has shown the ticket
-        self._memory: SessionMemory | None = None
-        self._other: SessionMemory | None = None  # that the workers are moving to
-        self._stand_ins: StandIns | None = None
-        self._part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
-        self._passed_ns = [0, 0, 0, 0]  # when the last step was heard, rung, done and answered
-        self._has_infos = False  # whether a row of the last move has something to say besides its arrays
-        method = state.make.compression
-        self._compressors = LeafCompressors(method) if method else None
-        self.compressing: _Compressing | None = None
-        self._grant = SharedLaneGrant(services.poller)
-        self._factories = factories
-        world = None if state.recipe.settings.python else state.make.world
-        environ = None if world is None else world.environ
-        self.interpreter = interpreter = interpreter_of(state.recipe.settings.interpreter, world)
-        self._pool = WorkerPool(number, self.token.hex()[:8], services.supervisor, interpreter, environ)
-        self._replays: ReplayKeeper | None = None
-        if services.replays is not None and state.rules.replays:
-            self._replays = ReplayKeeper(services.replays, number, interpreter)
-        self._client_ringer = Ringer()
-        self._done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # The bell is never read. By edges each ring is reported once, with a system call less.
-        services.poller.register(self._done_bell, self, edges=True)
+        self._held = held = Holdings(number, token, state, services, tickets, owner, budget, factories)
+        self.inputs = Inputs(held)
+        self.replies = Replies(held)
+        self._executor = Executor(held, self.inputs)
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
+    def token(self) -> bytes:
+        """Its token, another one after each takeover."""
+        return self._held.token
+
+    @property
+    def owner(self) -> str:
+        """The name of the client that it belongs to, see ``network.rights``; empty for the hub's user."""
+        return self._held.owner
+
+    @property
+    def ticket(self) -> bytes:
+        """The ticket for the side socket, once; empty where there is none."""
+        return self._held.ticket
+
+    @property
+    def connections(self) -> set[int]:
+        """The connections by which replies were sent under an earlier token, or were before the session ended."""
+        return self._held.connections
+
+    @property
+    def interpreter(self) -> InterpreterKey:
+        """The interpreter of its workers."""
+        return self._held.interpreter
+
+    @property
+    def log(self) -> Logger:
+        """The log, with the session's name."""
+        return self._held.log
+
+    @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return self._pool.pids
+        return self._held.pool.pids
 
     @property
     def arena_bytes(self) -> int:
         """How much shared memory the session holds."""
-        return 0 if self._memory is None else self._memory.nbytes
+        return 0 if self._held.memory is None else self._held.memory.nbytes
 
     @property
     def memory(self) -> Mapping[int, int]:
-        """How many bytes each worker has besides what it was forked with, without those that end for their memory."""
-        return {number: each for number, each in self._pool.own_memory().items() if not self.state.overruns(number)}
-
-    def overrun(self, worker: int, overrun: Overrun) -> None:
-        """Report that this worker has too much memory, as the largest one of its client."""
-        self._report(stimuli.QuotaOverrun(worker, overrun))
+        """How many bytes each process has besides what it was forked with, without those that end for their memory."""
+        found = self._held.pool.own_memory().items()
+        return {number: nbytes for number, nbytes in found if not self.state.supervision.overruns(number)}
 
     @property
     def quiescent(self) -> bool:
-        """Whether every row is done."""
-        return self._memory is None or self._memory.arena.quiescent()
+        """True if every row is done."""
+        return self._held.quiescent
 
     @property
     def observed_bytes(self) -> int:
         """The size of what ``observe`` copies."""
-        return 0 if self._memory is None else sum(leaf[0].nbytes for leaf in self._memory.arena.observations)
+        memory = self._held.memory
+        return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
         """What its envs showed last, once they are made."""
-        assert self._memory is not None and self.state.made is not None
-        steps, given, found = self._memory.arena.last_observations()
-        spaces = [] if described else self.state.made.observation_spaces
+        memory, made = self._held.memory, self.state.made
+        assert memory is not None and made is not None
+        steps, given, found = memory.arena.last_observations()
+        spaces = [] if described else made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
+
+    def observe_by(self, observer: SessionObserver | None) -> None:
+        """Have an observer, if there is one, learn of what happens from now on; of several the first learns first."""
+        if observer is not None:
+            self._held.observers = (*self._held.observers, observer)
 
     # --- what becomes a stimulus --------------------------------------------------------------------------------------
 
-    def _report(self, stimulus: Stimulus) -> None:
-        self._events.append((self.number, stimulus))
-
     def start(self, request: Incoming) -> None:
         """Report that the session was made, by this request, which is answered once its envs exist."""
-        self._request = request
-        self._report(stimuli.SessionMade())
+        self._held.under_way = request
+        self._held.report(stimuli.SessionMade())
 
-    def request(self, request: Incoming) -> None:
-        """Report the client's next request, after what workers have said that belongs to its answer."""
-        self._arrived = request
-        if request.op is Op.STEP and self.state.driver is Driver.HUB:
-            self._events.append((self.number, STEP_REQUESTED))
-            return
-        drives = self.state.driver is Driver.CLIENT
-        if self._stand_ins is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
-            self._pool.read()
-        self._report(Requested(request.message, self.quiescent))
-
-    def attach(self, request: Incoming, budget: ArenaBudget) -> None:
-        """Go on for another client, whose request and whose budget of shared memory these are."""
-        held = sum(each.nbytes for each in (self._memory, self._other) if each is not None)
-        self._budget.use(-held)
-        budget.use(held)
-        self._budget = budget
+    def attach(self, request: Incoming, owner: str, budget: ArenaBudget) -> None:
+        """Go on for another client, of this name, whose request and whose budget of shared memory these are."""
+        held = self._held
+        nbytes = sum(each.nbytes for each in (held.memory, held.other) if each is not None)
+        held.budget.use(-nbytes)
+        budget.use(nbytes)
         # While a reply is compressed, the event of an earlier request still waits; it is answered in this one's place.
-        reported = self.compressing is not None and self._attach_request is not None
-        self.token, self._attach_request, self.ticket = request.token, request, self._new_ticket()
+        reported = self.replies.compressing is not None and held.attaching is not None
+        held.owner, held.budget = owner, budget
+        held.token, held.attaching, held.ticket = request.token, request, held.new_ticket()
         if not reported:
-            self._report(stimuli.Attached(self.quiescent))
+            held.report(stimuli.Attached(held.quiescent))
 
-    def _new_ticket(self) -> bytes:
-        return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
-
-    def connect_side(self, side: socket.socket) -> None:
-        """Report that the client is behind this socket."""
-        self._on_RefuseSide()
-        self._side = side
-        self._report(stimuli.SideConnected(self.quiescent))
-
-    def elapse(self) -> None:
-        """Report that the time of the next deadline has come, with what the workers are at."""
-        try:
-            self._elapse()
-        except Exception as error:
-            self.broke(error)
-
-    def _elapse(self) -> None:
-        memory = self._memory
-        workers = range(len(self.state.workers))
-        progress = tuple(None if memory is None else memory.progress(worker) for worker in workers)
-        if self._stand_ins is not None:
-            self._post_to_stand_ins()  # a client that ended may have posted rows and not have rung
-        self._on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        used = self._pool.memory() if self.state.measures(self._services.clock.now_s()) else {}
-        self._report(stimuli.Elapsed(self.quiescent, progress, used))
-
-    def on_ready(self, descriptor: int) -> None:
-        """A bell has rung, or the client has left its side socket."""
-        try:
-            if descriptor == self._done_bell:
-                self._on_bell()
-            elif self._grant.has(descriptor):
-                self._report(stimuli.SideClosed(self.quiescent))
-            elif self._memory is not None and self._stand_ins is not None and descriptor in self._memory.bells:
-                self._stand_in(self._stand_ins.posted(self._memory.bells.index(descriptor) - 1))
-        except Exception as error:
-            self.broke(error)
+    def overrun(self, process: int, overrun: Overrun) -> None:
+        """Report that this process has too much memory, as the largest one of its client."""
+        self._held.report(stimuli.QuotaOverrun(process, overrun))
 
     def broke(self, error: Exception) -> None:
         """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
-        history = [kind.__name__ for kind in self.state.history]
-        self.log.error("internal_error", error=repr(error), history=history, exc_info=error)
-        why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
-        self._report(stimuli.Abandoned(why))
-
-    def _on_bell(self) -> None:
-        """Report that rows are done if the words in the arena say so: a bell only wakes."""
-        memory = self._memory
-        if memory is None:
-            return
-        if self._part_rows:
-            self._report_part(memory)
-        if self.state.phase is not Phase.MOVING or not memory.arena.quiescent():
-            return
-        if self._request is not None and self._request.op is Op.STEP:
-            self._passed_ns[2] = time.monotonic_ns()
-        self._has_infos = memory.arena.noted()
-        if self._has_infos and memory.arena.info_form() is None and memory.arena.said_by_channel().any():
-            self._pool.read()  # it was sent before the rows were done, so it is here by now
-        self._events.append((self.number, ROWS_DONE))
-
-    def _report_part(self, memory: SessionMemory) -> None:
-        parts = memory.driver
-        if parts.done() < self._part_rows:
-            return
-        self._part_rows = 0
-        rows, raised = parts.ready()
-        parts.taken(rows if raised is None else raised)
-        small, large = parts.infos(rows)
-        if large or raised is not None:
-            self._pool.read()  # it was sent before the rows were done, so it is here by now
-        self._report(stimuli.PartDone(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised))
+        self._held.broke(error)
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
     def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
         """Have the state machine handle the stimulus, and carry out what it says."""
-        if self.compressing is not None:
-            self._while_compressing(self.compressing, stimulus)
+        held = self._held
+        if self.replies.compressing is not None:
+            self._while_compressing(self.replies.compressing, stimulus)
             return
-        if stimulus is _ROWS_STOOD_IN:
-            self._on_bell()
+        if stimulus is ROWS_STOOD_IN:
+            self.inputs.on_bell()
             return
-        if isinstance(stimulus, (WorkerStarted, WorkerExited, WorkerSaid)):
-            stimulus = self._pool.of_worker(stimulus)
         if isinstance(stimulus, Requested):
-            self._request = self._arrived
+            held.under_way = held.arrived
         elif isinstance(stimulus, WorkerStarted):
-            self._pool.born(stimulus.pid)
-            self.log.info("worker_started", worker=stimulus.worker, pid=stimulus.pid)
+            held.pool.born(stimulus.pid)
+            held.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
             return
         elif isinstance(stimulus, WorkerExited):
-            self._pool.remove(stimulus.worker)
-            tell = self.log.info if self.state.expects_end(stimulus.worker) else self.log.warning
-            killed_for = self.state.killed_for(stimulus.worker)
-            why = {"why": killed_for} if killed_for else {}
-            tell("worker_exited", worker=stimulus.worker, how=stimulus.cause.how, **why)
+            self._on_exited(stimulus)
+            return
         elif isinstance(stimulus, WorkerSaid):
-            stimulus = self._heard(stimulus)
-        stand_ins = self._stand_ins
+            stimulus = self.inputs.hear(stimulus)
+        stand_ins = held.stand_ins
         if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
             stand_ins.keep_objects()
-        recorded = self._line_of(stimulus) if isinstance(stimulus, WorkerExited) else None
-        self._carry_out(self.state.handle(stimulus, self._services.clock.now_s()))
-        if recorded is not None and self.recording is not None:
-            self.recording.line_ended(*recorded)
+        self._carry_out(self.state.handle(stimulus, held.services.clock.now_s()))
+
+    def _on_exited(self, exited: WorkerExited) -> None:
+        held, state, number = self._held, self.state, exited.process
+        held.pool.remove(number)
+        expected, reason = state.expects_end(number), state.supervision.reason(number)
+        tell = held.log.info if expected else held.log.warning
+        why = {"why": reason} if reason else {}
+        tell("worker_exited", worker=state.slots.worker(number), how=exited.cause.how, **why)
+        self._carry_out(state.handle(exited, held.services.clock.now_s()))
+        for observer in held.observers:
+            observer.process_ended(number, "" if expected else f"its worker {exited.cause.how}")
 
     def _carry_out(self, wanted: Sequence[Instruction]) -> None:
         for number, instruction in enumerate(wanted):
-            _CARRIED_OUT[type(instruction)](self, instruction)
-            if self.compressing is not None:
-                self.compressing.following = wanted[number + 1 :]
+            kind = type(instruction)
+            if kind in REPLIES:
+                REPLIES[kind](self.replies, instruction)
+            else:
+                EXECUTED[kind](self._executor, instruction)
+            if self.replies.compressing is not None:
+                self.replies.compressing.following = wanted[number + 1 :]
                 return
 
-    def _while_compressing(self, reply: _Compressing, stimulus: Stimulus | WorkerStarted) -> None:
+    def _while_compressing(self, reply: Compression, stimulus: Stimulus | WorkerStarted) -> None:
         """Keep the stimulus until the reply is sent; or send it, and go on as if that had taken no time."""
-        if stimulus is not _COMPRESSED:
+        if stimulus is not COMPRESSED:
             reply.stimuli.append(stimulus)
             return
-        self.compressing = None
-        self._events.extendleft((self.number, each) for each in reversed(reply.stimuli))
+        self.replies.compressing = None
+        self._held.services.events.extendleft((self.number, each) for each in reversed(reply.stimuli))
         if reply.error is not None:
             raise reply.error
-        self._send_answer(reply.request, reply.answer, reply.frames)
+        self.replies.send_answer(reply.request, reply.answer, reply.frames)
         self._carry_out(reply.following)
-
-    def _line_of(self, exited: WorkerExited) -> tuple[int | None, str] | None:
-        """The line of a worker that has ended, by which it recorded, and why its episodes failed, if they did."""
-        if self.recording is None:
-            return None
-        expected = self.state.expects_end(exited.worker)
-        return self.recording.line_of(exited.worker), "" if expected else f"its worker {exited.cause.how}"
-
-    def _heard(self, said: WorkerSaid) -> WorkerSaid:
-        """Log and note what a worker said; returns it with what the arena knows of it."""
-        if self.recording is not None and isinstance(said.message, control.Built):
-            self.recording.built(said.message)
-        match said.message:
-            case control.Suspicious(row, what):
-                self.log.warning("env_suspicious", env=row, why=what)
-            case control.Faulted(row, what):
-                self.log.warning("env_rebuilt", env=row, why=shortened(what, 200))
-            case control.Built() as built if self._replays is not None:
-                self._replays.note(said.worker, built)
-            case control.RowInfo(row=row) as info if self._memory is not None and self._stand_ins is not None:
-                info = self._limited(info, self._memory.arena.layout)
-                said = replace(said, message=info, current=self._memory.is_current(said.worker, row, info.number))
-                if said.current:
-                    self._stand_ins.note(info)
-                    self._memory.grow(row, len(info.info), self._budget)
-            case control.RowFailed(failure=Failure(env_index=row)) as failed if self._memory is not None:
-                said = replace(said, current=self._memory.is_current(said.worker, row, failed.number))
-        return said
-
-    def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
-        """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
-        loose = self._stand_ins is None or self._stand_ins.copies is not None
-        bytes_max = self.state.rules.info_bytes_max
-        if self.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
-            return info
-        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
-        return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
-
-    @property
-    def log(self) -> Logger:
-        """The log, with the session's name."""
-        return log.bind(session=self.token.hex()[:8])
-
-    # --- instructions: workers ----------------------------------------------------------------------------------------
-
-    def _on_StartProcesses(self, instruction: instructions.StartProcesses) -> None:
-        try:
-            self._pool.start(instruction.workers, instruction.spare, instruction.libraries)
-        except OSError as error:
-            for worker in instruction.workers:
-                self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
-            self._report(stimuli.WorkersNotStarted(instruction.workers, error.strerror or repr(error)))
-
-    def _on_SwapProcesses(self, instruction: instructions.SwapProcesses) -> None:
-        self._pool.swap(instruction.worker, instruction.spare)
-        if self.recording is not None:
-            self.recording.swap(instruction.worker, instruction.spare)
-        if self._replays is not None:
-            self._replays.swap(instruction.worker, instruction.spare)
-        self.log.info("worker_recycled" if instruction.recycled else "spare_used", worker=instruction.worker)
-
-    def _on_Tell(self, instruction: instructions.Tell) -> None:
-        message = instruction.message
-        given = [self._factories] if isinstance(message, control.Build) and message.factories else []
-        self._pool.tell(instruction.worker, message, *given)
-
-    def _on_GiveArena(self, instruction: instructions.GiveArena) -> None:
-        memory = self._other or self._memory
-        if memory is not None:
-            client_bell, *bells = memory.bells
-            place = instruction.worker if instruction.place is None else instruction.place
-            bell = bells[place]
-            journal = self._journal_for(instruction.worker, place, memory.arena.layout)
-            recording, line = self._recording_for(instruction, place)
-            message = replace(instruction.message, journal=bool(journal), recording=recording)
-            given = (memory.descriptor, bell, self._done_bell, client_bell, *journal, *line)
-            self._pool.map_arena(instruction.worker, message, *given)
-            for descriptor in (*journal, *line):
-                os.close(descriptor)
-
-    def _recording_for(self, instruction: instructions.GiveArena, place: int) -> tuple[dict[str, Any], list[int]]:
-        """What the worker is told of its recording, at this place, and descriptors, which are the caller's."""
-        if self.recording is None:
-            return {}, []
-        workers, message = self.state.workers, instruction.message
-        args = instruction.worker, workers[place].rows, message, len(workers), self.state.making
-        return self.recording.for_worker(*args)
-
-    def _journal_for(self, worker: int, place: int, layout: Layout) -> list[int]:
-        """The memory of a new journal, if the worker, at this place, is to begin one: at most one, the caller's."""
-        if self._replays is None:
-            return []
-        try:
-            descriptor = self._replays.make_journal(worker, len(self.state.workers[place].rows), layout)
-        except OSError as error:
-            self.log.warning("journal_not_made", worker=worker, why=str(error))
-            return []
-        return [] if descriptor is None else [descriptor]
-
-    def _on_KeepReplay(self, wanted: instructions.KeepReplay) -> None:
-        if self._replays is not None and self._memory is not None:
-            rows, output = self.state.workers[wanted.worker].rows, self._pool.output(wanted.worker)
-            self._replays.keep(wanted, rows, self._memory, self.state.make.faults, output, self.owner)
-
-    def _on_HandOver(self, instruction: instructions.HandOver) -> None:
-        worker, message, memory, stand_ins = instruction.worker, instruction.message, self._memory, self._stand_ins
-        assert memory is not None and stand_ins is not None
-        objects = stand_ins.objects(worker)
-        if worker in stand_ins.losses:
-            self._ignore_bell(worker)
-            stand_ins.release(worker)
-        self._pool.tell(worker, replace(message, objects=objects))
-        rows, request, done, op, _ = memory.words(worker)
-        waiting = set(op[request != done].tolist())
-        if OP_OUT_OF_BAND in waiting and not message.ending:  # else the step has been made, and only its end is due
-            self._pool.tell(worker, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
-        reset = isinstance(instruction.pending, control.ResetRows)
-        if instruction.pending is not None and (OP_RESET in waiting or not reset):
-            self._pool.tell(worker, instruction.pending)
-
-    def _on_ReportLate(self, instruction: instructions.ReportLate) -> None:
-        late = instruction.late
-        tell = self.log.error if late.over else self.log.warning
-        tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
-        if late.over:
-            self._pool.dump(instruction.worker)
-
-    def _on_Kill(self, instruction: instructions.Kill) -> None:
-        self._pool.kill(instruction.worker)
-
-    # --- instructions: the arena --------------------------------------------------------------------------------------
-
-    def _on_MakeArena(self, instruction: instructions.MakeArena) -> None:
-        layout = instruction.layout
-        if self.recording is not None and self.recording.not_filmed:
-            self._report(stimuli.ArenaRefused(self.recording.not_filmed))
-            return
-        leaves = [*layout.observations, *layout.actions, *([OBJECT] if instruction.loose else [])]
-        if self.recording is not None and (why := why_unrecordable(leaves)):
-            self.recording.refuse(why)
-        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
-        if batch > FRAME_BYTES_MAX:
-            text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
-            self._report(stimuli.ArenaRefused(text))
-            return
-        try:
-            self._memory = SessionMemory(layout, len(self.state.workers), self._budget)
-        except OSError as error:
-            self._report(stimuli.ArenaRefused(f"{layout.nbytes()} bytes of shared memory cannot be had: {error}"))
-            return
-        if self.state.make.lost or self.state.make.fresh:
-            self._memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
-        copies = ObjectCopies() if instruction.loose else None
-        self._stand_ins = StandIns(self._memory, copies, instruction.is_batch)
-
-    def _on_MakeOtherArena(self, _: instructions.MakeOtherArena) -> None:
-        assert self._memory is not None
-        try:
-            self._other = SessionMemory(self._memory.arena.layout, len(self.state.workers), self._budget)
-        except OSError as error:
-            self._report(stimuli.OtherArenaRefused(str(error)))
-        else:
-            self._report(stimuli.OtherArenaMade())
-
-    def _on_DropOtherArena(self, _: instructions.DropOtherArena) -> None:
-        if self._other is not None:
-            other, self._other = self._other, None
-            self._let_go(other)
-
-    def _on_UseOtherArena(self, _: instructions.UseOtherArena) -> None:
-        old, memory, stand_ins = self._memory, self._other, self._stand_ins
-        assert old is not None and memory is not None and stand_ins is not None
-        memory.move_from(old, self._budget)
-        for worker in stand_ins.losses:
-            self._ignore_bell(worker)
-        self._memory, self._other, stand_ins.memory = memory, None, memory
-        for worker in stand_ins.losses:
-            self._hear_bell(worker)
-        self._let_go(old)
-
-    def _let_go(self, memory: SessionMemory) -> None:
-        """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
-        nbytes, ref = memory.nbytes, memory.arena.memory_ref()
-        memory.close()
-        del memory.arena, memory.driver, memory.frames
-        now_s = self._services.clock.now_s()
-        self._services.unread.add(ref, nbytes, self._budget, self.connections, now_s)
-
-    def _on_PostReset(self, _: instructions.PostReset) -> None:
-        assert self._memory is not None
-        self._memory.driver.post(OP_RESET)
-
-    def _on_PostStep(self, _: instructions.PostStep) -> None:
-        memory, request, stand_ins = self._memory, self._request, self._stand_ins
-        assert memory is not None and request is not None and stand_ins is not None
-        frames = memory.frames
-        if problem := frames.load(request.message.codes, request.frames):
-            self._report(stimuli.ActionsRefused(problem))
-            return
-        memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
-        if frames.out_of_band:
-            for number, worker in enumerate(self.state.workers):
-                if number not in stand_ins.losses:
-                    self._pool.tell(number, control.StepRows(frames.out_of_band_of(worker.rows)))
-        else:
-            self._pool.ring()
-        if stand_ins.losses:
-            self._post_to_stand_ins()
-        self._passed_ns[:2] = self.heard_ns, time.monotonic_ns()
-
-    def _on_PostPart(self, _: instructions.PostPart) -> None:
-        memory, request = self._memory, self._request
-        assert memory is not None and request is not None
-        message = request.message
-        try:
-            rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)
-            memory.driver.post_rows(rows, message.codes, arrays)
-        except ValueError as error:
-            self._report(stimuli.ActionsRefused(f"{error}; no env has moved"))
-            return
-        self._report(stimuli.PartPosted(len(rows)))
-        self._pool.ring_some(np.unique(rows % len(self.state.workers)).tolist())
-        self._post_to_stand_ins()
-
-    def _on_TakePart(self, instruction: instructions.TakePart) -> None:
-        self._part_rows = instruction.rows
-        assert self._memory is not None
-        self._report_part(self._memory)
-
-    # --- instructions: results in place of workers that have ended ----------------------------------------------------
-
-    def _on_TakeRows(self, instruction: instructions.TakeRows) -> None:
-        if self._replays is not None:
-            self._replays.journals.pop(instruction.worker, None)
-        if self.recording is not None:
-            line = self.recording.line_of(instruction.worker)
-            self.recording.line_ended(line, instruction.loss.failure.message)
-        worker, stand_ins = instruction.worker, self._stand_ins
-        assert stand_ins is not None
-        if worker not in stand_ins.losses:
-            self._hear_bell(worker)
-        self._stand_in(stand_ins.take(worker, instruction.loss, instruction.resetting))
-
-    def _on_KeepRows(self, instruction: instructions.KeepRows) -> None:
-        assert self._stand_ins is not None
-        self._stand_in(self._stand_ins.keep(instruction.worker))
-
-    def _on_FinishSteps(self, instruction: instructions.FinishSteps) -> None:
-        assert self._stand_ins is not None
-        self._stand_in(self._stand_ins.finish(instruction.worker, instruction.loss))
-
-    def _post_to_stand_ins(self) -> None:
-        assert self._stand_ins is not None
-        for worker in [*self._stand_ins.losses]:
-            self._stand_in(self._stand_ins.posted(worker))
-
-    def _stand_in(self, reports: list[Stimulus]) -> None:
-        """Report what was done in place of a worker, and wake the driver if there are rows done."""
-        for report in reports:
-            self._report(report)
-        assert self._memory is not None and self._stand_ins is not None
-        if not self._stand_ins.unrung:
-            return
-        self._stand_ins.unrung = False
-        if self.state.driver is Driver.CLIENT:
-            self._client_ringer.ring(self._memory.bells[0])
-        else:
-            self._report(_ROWS_STOOD_IN)  # not by the bell, which a worker may have filled
-
-    def _hear_bell(self, worker: int) -> None:
-        # The bell is never read, since its client could make that block. By edges each ring is reported once.
-        if self._memory is not None:
-            self._services.poller.register(self._memory.bells[1 + worker], self, edges=True)
-
-    def _ignore_bell(self, worker: int) -> None:
-        if self._memory is not None:
-            self._services.poller.unregister(self._memory.bells[1 + worker])
-
-    # --- instructions: who drives -------------------------------------------------------------------------------------
-
-    def _on_Grant(self, _: instructions.Grant) -> None:
-        memory, side = self._memory, self._side
-        assert memory is not None and side is not None
-        self.ticket, self._side = b"", None
-        shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.workers), self.state.driver_spin_us)
-        if not self._grant.share(side, shared, [memory.descriptor, *memory.bells], self):
-            self._report(stimuli.SideClosed(quiescent=True))
-
-    def _on_RefuseSide(self, _: instructions.RefuseSide | None = None) -> None:
-        if self._side is not None:
-            self._side.close()
-            self._side = None
-
-    def _on_GiveDrive(self, _: instructions.GiveDrive) -> None:
-        assert self._memory is not None
-        self._memory.arena.hand_over(DRIVER_CLIENT)
-
-    def _on_TakeDrive(self, _: instructions.TakeDrive) -> None:
-        assert self._memory is not None and self._stand_ins is not None
-        self._memory.arena.hand_over(DRIVER_HUB)
-        self._memory.driver.take_over()
-        self._stand_ins.keep_objects()  # which a client that takes over has not seen
-
-    def _on_CloseSide(self, _: instructions.CloseSide) -> None:
-        self._grant.close()
-        self._pool.ring()  # the client may have posted rows and not have rung
-        if self._stand_ins is not None:
-            self._post_to_stand_ins()
-
-    def _on_Revoke(self, _: instructions.Revoke) -> None:
-        assert self._memory is not None
-        self._grant.revoke(self._memory.arena)
-
-    def _on_WindUp(self, _: instructions.WindUp) -> None:
-        assert self._memory is not None
-        self._memory.arena.wind_up()
-
-    # --- instructions: the client -------------------------------------------------------------------------------------
-
-    def _on_Answer(self, answer: instructions.Answer) -> None:
-        request = self._request
-        assert request is not None
-        frames: list[Any] = []
-        if self._memory is not None:
-            if answer.arrays:
-                infos = self.state.infos if self._has_infos else None
-                frames = self._memory.frames.batch(request.op is Op.STEP, infos)
-                if self._compressors is not None and self._compresses(request, answer, frames, first=0):
-                    return
-            elif answer.part is not None:
-                frames = self._memory.frames.rows(np.array(answer.part, np.int64), answer.rows)
-                if self._compressors is not None and self._compresses(request, answer, frames, first=1):
-                    return
-            elif request.op is Op.CALL:
-                frames, why = self._services.unread.results(answer.rows, request.message.apart, self._budget)
-                if why:
-                    self._fail(request, Failure("limit", "hub", why))
-                    return
-            else:
-                frames = row_frames(answer.rows if request.op is not Op.COLLECT else self._collected(answer.rows))
-        self._send_answer(request, answer, frames)
-
-    def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
-        """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
-        assert self._memory is not None and self._request is not None
-        arena, found = self._memory.arena, dict(sent)
-        for row in self._request.message.rows:
-            if row < arena.layout.rows and arena.info_template[row] == LARGE:
-                found[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
-        return sorted(found.items())
-
-    def _compresses(self, request: Incoming, answer: instructions.Answer, frames: Frames, first: int) -> bool:
-        """Compress the observations, which begin at the frame ``first``; whether a thread does it, and they are late.
-
-        The session's rows are not written meanwhile: a reply of views is given to its client until the next request.
-        """
-        assert self._memory is not None and self._compressors is not None
-        compressors, place = self._compressors, slice(first, first + len(self._memory.arena.layout.observations))
-        thread = self._services.compression
-        if thread is None or sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
-            frames[place] = compressors.compress(frames[place])
-            return False
-        reply = _Compressing(request, answer, frames)
-
-        def work() -> None:
-            try:
-                frames[place] = compressors.compress(frames[place])
-            except Exception as error:
-                reply.error = error
-
-        try:
-            thread.do(work, lambda: self._report(_COMPRESSED))
-        except RuntimeError:  # no thread is left
-            frames[place] = compressors.compress(frames[place])
-            return False
-        self.compressing = reply
-        return True
-
-    def _send_answer(self, request: Incoming, answer: instructions.Answer, frames: Frames) -> None:
-        if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
-            text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
-            self._fail(request, Failure("limit", "hub", text))
-            return
-        message = answer.message
-        if type(message) is messages.Made:
-            message = replace(message, ticket=self.ticket)
-            self.log.info("session_ready", num_workers=message.num_workers, why=message.sizing)
-        self._services.protocol.answer(request, message, frames)
-        if request.op is Op.STEP:
-            self._passed_ns[3] = time.monotonic_ns()
-
-    def _on_Fail(self, fail: instructions.Fail) -> None:
-        self._fail(self._request, fail.failure)
-
-    def _fail(self, request: Incoming | None, failure: Failure) -> None:
-        assert request is not None
-        if failure.scope in ("env", "session"):
-            self.log.warning("request_failed", **logged(failure))
-        self._services.protocol.fail(request, failure)
-
-    def _on_AnswerHops(self, _: instructions.AnswerHops) -> None:
-        assert self._request is not None
-        heard, rung, woke, answered = self._passed_ns
-        began, ended = ([], []) if self._memory is None else self._memory.batches()
-        hops = messages.Hops(heard, rung, woke, answered, began, ended)
-        self._services.protocol.answer(self._request, hops, ())
-
-    def _on_AnswerAttach(self, _: instructions.AnswerAttach) -> None:
-        memory, request, made = self._memory, self._attach_request, self.state.made
-        assert memory is not None and request is not None and made is not None
-        self._request, self._attach_request = request, None
-        made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
-        self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
-        self._services.protocol.answer(request, made, ())
-
-    def _on_FailAttach(self, fail: instructions.FailAttach) -> None:
-        request, self._attach_request = self._attach_request, None
-        self._fail(request, fail.failure)
-
-    def _on_Goodbye(self, goodbye: instructions.Goodbye) -> None:
-        self._services.protocol.goodbye(self.token, goodbye.why)
-
-    def _on_Notify(self, notice: instructions.Notify) -> None:
-        self.log.warning(notice.event, note=notice.text)
-        self._services.protocol.notice(self.token, notice.text)
-
-    def _on_LearnCost(self, learned: instructions.LearnCost) -> None:
-        self._services.costs.note(self.state.make, learned.cost)
-
-    def _on_Warn(self, warning: instructions.Warn) -> None:
-        self.log.warning(warning.event, **warning.fields)
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
-        self._pool.kill_all()
-        self.state.phase = Phase.ENDED
-        self._on_End(instructions.End())
-
-    def _on_End(self, _: instructions.End) -> None:
-        self._on_RefuseSide()
-        self._grant.close()
-        for worker in self._stand_ins.losses if self._stand_ins is not None else ():
-            self._ignore_bell(worker)
-        self._services.poller.unregister(self._done_bell)
-        os.close(self._done_bell)
-        if self._factories >= 0:
-            os.close(self._factories)
-        if self._replays is not None:
-            self._replays.journals.clear()  # else replays that wait to be written would hold them
-        if self.recording is not None:
-            self.recording.close()
-        self._on_DropOtherArena(instructions.DropOtherArena())
-        if self._memory is not None:
-            memory, self._memory, self._stand_ins = self._memory, None, None
-            self._let_go(memory)
-
-
-# From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
-_KEEPING = (stimuli.RowsDone, Requested)
-_CARRIED_OUT: Mapping[type, Callable[[SessionRuntime, Any], None]] = {
-    kind: getattr(SessionRuntime, f"_on_{kind.__name__}") for kind in Instruction.__subclasses__()
-}
+        self._held.pool.kill_all()
+        self.state.discard()
+        self._executor.end(instructions.End())

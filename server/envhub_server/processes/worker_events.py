@@ -11,38 +11,38 @@ from envhub_server.processes.exit_cause import ExitCause
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """The worker has a process, of this id."""
+    """The process of this number runs, with this id."""
 
-    worker: int
+    process: int
     pid: int
 
 
 @dataclass(frozen=True)
 class WorkerSaid:
-    """The worker has sent a control message; it is well-formed, and its numbers are within their bounds.
+    """A process has sent a control message; it is well-formed, and its numbers are within their bounds.
 
     Attributes:
-        worker: its number.
+        process: its number in its session.
         message: the control message.
         current: False for a message about a step or reset of a row that is not the row's last one.
     """
 
-    worker: int
+    process: int
     message: Any
     current: bool = True
 
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """The worker's process was reaped, or will never exist: its last event.
+    """A process was reaped, or will never exist: its last event.
 
     Attributes:
-        worker: its number.
+        process: its number in its session.
         cause: why it ended.
         unread: the last message that was sent to it, if it is known that the worker had not read all of it.
     """
 
-    worker: int
+    process: int
     cause: ExitCause
     unread: Any = None
 

@@ -1,4 +1,4 @@
-"""What comes out of a session's state machine: instructions, which ``hub.runtime`` carries out in their order."""
+"""What comes out of a session's state machine: instructions, which ``hub.executor`` and ``hub.replies`` carry out."""
 
 from __future__ import annotations
 
@@ -22,79 +22,82 @@ class Instruction(Frozen):
 
 
 class StartProcesses(Instruction):
-    """Start the processes of these workers, or of spares; ``WorkersNotStarted`` reports that none can be had.
+    """Start processes of these numbers, which may be spares; ``WorkersNotStarted`` reports that none can be had.
 
     Their zygote imports these libraries for them.
     """
 
-    workers: tuple[int, ...]
+    processes: tuple[int, ...]
     spare: bool = False
     libraries: tuple[str, ...] = ()
 
 
-class SwapProcesses(Instruction):
-    """The spare's process is the worker's from now on, and the worker's, if it has one, the spare's.
+class Assign(Instruction):
+    """This spare serves the slot from now on; the slot's process, if it has one, serves none.
 
-    The worker was ``recycled`` if it had not ended.
+    The slot is ``recycled`` if its process had not ended.
     """
 
-    worker: int
-    spare: int
+    slot: int
+    process: int
     recycled: bool = False
 
 
 class Tell(Instruction):
-    """Send a control message to a worker."""
+    """Send a control message to a process."""
 
-    worker: int
+    process: int
     message: Any
 
 
 class GiveArena(Instruction):
-    """Hand the session's arena to a worker, with this message: the second one while workers move there.
+    """Hand the session's arena to a process, with the bells of this slot: the second one while processes move there."""
 
-    A spare gets the bells of the worker whose ``place`` it is to take.
-    """
-
-    worker: int
+    process: int
+    slot: int
     message: control.MapArena
-    place: int | None = None
 
 
 class HandOver(Instruction):
-    """A worker's rows are its own from now on; ``pending`` is its part of the request under way, if that has one."""
+    """The rows of this slot are its process's from now on.
 
-    worker: int
+    ``pending`` is the slot's part of the request under way, if that has one.
+    """
+
+    slot: int
+    process: int
     message: control.Serve
     pending: Any = None
 
 
 class ReportLate(Instruction):
-    """An env has not returned: log it, and have its worker write its stacks if it is about to be killed."""
+    """An env has not returned: log it, and have its process write its stacks if it is about to be killed."""
 
-    worker: int
+    process: int
     late: Late
 
 
 class Kill(Instruction):
-    """End a worker at once."""
+    """End a process at once."""
 
-    worker: int
+    process: int
 
 
 class KeepReplay(Instruction):
-    """Keep in a file what an env of this worker was asked until it failed.
+    """Keep in a file what an env of this slot was asked until it failed.
 
     Attributes:
-        worker: its number.
-        row: of the env; None for the one that the worker was at when it ended.
-        tick: of the worker's journal, the last that counts; -1 for all of it.
+        slot: its index.
+        process: the number of its process.
+        row: of the env; None for the one that the process was at when it ended.
+        tick: of the process's journal, the last that counts; -1 for all of it.
         failure: what happened; ``replay`` is the name of the file.
-        build, mapped: what the worker was told.
+        build, mapped: what the process was told.
         memory_max: how many bytes of memory it may have; 0 for no limit.
     """
 
-    worker: int
+    slot: int
+    process: int
     row: int | None
     tick: int
     failure: EnvFailure
@@ -148,26 +151,27 @@ class TakePart(Instruction):
 
 
 class TakeRows(Instruction):
-    """The rows of a worker that ended are the hub's: complete its step, so that no driver waits for it.
+    """The rows of a slot whose process has ended are the hub's: complete its step, so that no driver waits for it.
 
-    Of a reset that is under way the worker was to reset the rows ``resetting``; None is another request, or none.
+    Of a reset that is under way the process was to reset the rows ``resetting``; None is another request, or none.
     """
 
-    worker: int
+    slot: int
+    process: int
     loss: WorkerLoss
     resetting: tuple[int, ...] | None
 
 
 class KeepRows(Instruction):
-    """Complete the rows of a worker that ended unchanged: the reset leaves all of them out."""
+    """Complete the rows of a slot without a process unchanged: the reset leaves all of them out."""
 
-    worker: int
+    slot: int
 
 
 class FinishSteps(Instruction):
-    """Complete the steps of a worker that ended, which have waited for the next one for long enough."""
+    """Complete the steps of a slot, which have waited for its next process for long enough."""
 
-    worker: int
+    slot: int
     loss: WorkerLoss
 
 

@@ -74,7 +74,7 @@ class Draining(SessionStimulus):
 class QuotaOverrun(SessionStimulus):
     """The workers of its client have more memory than they may, and this one has the most of them."""
 
-    worker: int
+    process: int
     overrun: Overrun
 
 
@@ -88,9 +88,9 @@ class Abandoned(SessionStimulus):
 
 
 class WorkersNotStarted(SessionStimulus):
-    """No process could be asked for, for none of these workers."""
+    """No process could be asked for, for none of these numbers."""
 
-    workers: tuple[int, ...]
+    processes: tuple[int, ...]
     reason: str
 
 
@@ -148,9 +148,9 @@ class StandInInfo(SessionStimulus):
 
 
 class RowsWaiting(SessionStimulus):
-    """Steps were posted to a worker that has ended; its rows wait for the next one."""
+    """Steps were posted to a slot whose process has ended; its rows wait for the next one."""
 
-    worker: int
+    slot: int
 
 
 # --- of the arena and of time -----------------------------------------------------------------------------------------
@@ -161,9 +161,9 @@ class RowsDone(SessionStimulus):
 
 
 class Elapsed(SessionStimulus):
-    """The time of ``next_deadline_s`` has come; ``progress`` is what each worker is at, None where that is nothing.
+    """The time of ``next_deadline_s`` has come; ``progress`` is what each slot is at, None where that is nothing.
 
-    ``memory`` is how many bytes each worker with a process has, if the state machine ``measures`` that now.
+    ``memory`` is how many bytes each process has, if the state machine ``measures`` that now.
     """
 
     quiescent: bool

@@ -1,0 +1,402 @@
+"""The instructions of a session's machine, carried out on what the session holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
+from envhub.arena.stand_in import FRESH, REPORT_PENDING
+from envhub.protocol import messages
+from envhub.protocol.prelude import FRAME_BYTES_MAX
+from envhub_server.hub.holdings import Holdings
+from envhub_server.hub.inputs import Inputs
+from envhub_server.hub.session_observer import Recipient
+from envhub_server.ipc import control
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.stand_ins import ObjectCopies, StandIns
+from envhub_server.session import instructions, stimuli
+from envhub_server.session.instructions import Instruction
+
+Kind = TypeVar("Kind", bound=Instruction)
+
+
+class Executor:
+    """Carries out the instructions of one session, but for its replies; ``instructions`` says what each is about."""
+
+    def __init__(self, held: Holdings, inputs: Inputs) -> None:
+        self._held, self._inputs = held, inputs
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def start_processes(self, instruction: instructions.StartProcesses) -> None:
+        """Start processes, or report that none can be had."""
+        held = self._held
+        processes = instruction.processes
+        try:
+            held.pool.start(processes, instruction.libraries)
+        except OSError as error:
+            for process in processes:
+                worker = held.state.slots.worker(process)
+                held.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
+            held.report(stimuli.WorkersNotStarted(processes, error.strerror or repr(error)))
+        else:
+            self._label()
+
+    def assign(self, assigned: instructions.Assign) -> None:
+        """Have a spare serve a slot."""
+        held = self._held
+        self._label()
+        for observer in held.observers:
+            observer.slot_assigned(assigned.process)
+        held.log.info("worker_recycled" if assigned.recycled else "spare_used", worker=assigned.slot)
+
+    def tell(self, instruction: instructions.Tell) -> None:
+        """Send a message to a process."""
+        held = self._held
+        message = instruction.message
+        given = [held.factories] if isinstance(message, control.Build) and message.factories else []
+        held.pool.tell(instruction.process, message, *given)
+
+    def give_arena(self, instruction: instructions.GiveArena) -> None:
+        """Hand the arena to a process."""
+        held = self._held
+        memory = held.other or held.memory
+        if memory is None:
+            return
+        client_bell, *bells = memory.bells
+        process, slots, layout = instruction.process, held.state.slots, memory.arena.layout
+        rows, making = slots[instruction.slot].rows, held.state.making
+        recipient = Recipient(process, instruction.slot, rows, len(slots), layout, making, held.log)
+        message, given = instruction.message, []
+        for observer in held.observers:
+            message, descriptors = observer.arena_given(recipient, message)
+            given += descriptors
+        own = memory.descriptor, bells[instruction.slot], held.done_bell, client_bell
+        held.pool.map_arena(process, message, *own, *given)
+        for descriptor in given:
+            os.close(descriptor)
+
+    def keep_replay(self, wanted: instructions.KeepReplay) -> None:
+        """Have the observers keep what the env was asked."""
+        held = self._held
+        if held.memory is None:
+            return
+        rows, output = held.state.slots[wanted.slot].rows, held.pool.output(wanted.process)
+        for observer in held.observers:
+            observer.env_failed(wanted, rows, held.memory, output, held.owner)
+
+    def hand_over(self, instruction: instructions.HandOver) -> None:
+        """Give the rows of a slot to its process."""
+        held = self._held
+        slot, process, message = instruction.slot, instruction.process, instruction.message
+        memory, stand_ins = held.memory, held.stand_ins
+        assert memory is not None and stand_ins is not None
+        objects = stand_ins.objects(slot)
+        if slot in stand_ins.losses:
+            self._ignore_bell(slot)
+            stand_ins.release(slot)
+        held.pool.serve(slot, process)
+        held.pool.tell(process, replace(message, objects=objects))
+        rows, request, done, op, _ = memory.words(slot)
+        waiting = set(op[request != done].tolist())
+        if OP_OUT_OF_BAND in waiting and not message.ending:  # else the step has been made, and only its end is due
+            held.pool.tell(process, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
+        reset = isinstance(instruction.pending, control.ResetRows)
+        if instruction.pending is not None and (OP_RESET in waiting or not reset):
+            held.pool.tell(process, instruction.pending)
+
+    def report_late(self, instruction: instructions.ReportLate) -> None:
+        """Log an env that does not return."""
+        held = self._held
+        late = instruction.late
+        tell = held.log.error if late.over else held.log.warning
+        tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
+        if late.over:
+            held.pool.dump(instruction.process)
+
+    def kill(self, instruction: instructions.Kill) -> None:
+        """End a process."""
+        self._held.pool.kill(instruction.process)
+
+    # --- the arena ----------------------------------------------------------------------------------------------------
+
+    def make_arena(self, instruction: instructions.MakeArena) -> None:
+        """Allocate the arena, or report that it cannot be had."""
+        held = self._held
+        layout = instruction.layout
+        for observer in held.observers:
+            if why := observer.arena_made(layout, instruction.loose):
+                held.report(stimuli.ArenaRefused(why))
+                return
+        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
+        if batch > FRAME_BYTES_MAX:
+            text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
+            held.report(stimuli.ArenaRefused(text))
+            return
+        try:
+            held.memory = SessionMemory(layout, len(held.state.slots), held.budget)
+        except OSError as error:
+            held.report(stimuli.ArenaRefused(f"{layout.nbytes()} bytes of shared memory cannot be had: {error}"))
+            return
+        if held.state.make.lost or held.state.make.fresh:
+            held.memory.arena.needs_reset[:] = REPORT_PENDING if held.state.make.lost else FRESH
+        copies = ObjectCopies() if instruction.loose else None
+        held.stand_ins = StandIns(held.memory, copies, instruction.is_batch)
+
+    def make_other_arena(self, _: instructions.MakeOtherArena) -> None:
+        """Allocate the second arena, or report that it cannot be had."""
+        held = self._held
+        assert held.memory is not None
+        try:
+            held.other = SessionMemory(held.memory.arena.layout, len(held.state.slots), held.budget)
+        except OSError as error:
+            held.report(stimuli.OtherArenaRefused(str(error)))
+        else:
+            held.report(stimuli.OtherArenaMade())
+
+    def drop_other_arena(self, _: instructions.DropOtherArena) -> None:
+        """Free the second arena."""
+        self._drop_other()
+
+    def _drop_other(self) -> None:
+        held = self._held
+        if held.other is not None:
+            other, held.other = held.other, None
+            self._let_go(other)
+
+    def use_other_arena(self, _: instructions.UseOtherArena) -> None:
+        """Go on in the second arena."""
+        held = self._held
+        old, memory, stand_ins = held.memory, held.other, held.stand_ins
+        assert old is not None and memory is not None and stand_ins is not None
+        memory.move_from(old, held.budget)
+        for slot in stand_ins.losses:
+            self._ignore_bell(slot)
+        held.memory, held.other, stand_ins.memory = memory, None, memory
+        for slot in stand_ins.losses:
+            self._hear_bell(slot)
+        self._let_go(old)
+
+    def post_reset(self, _: instructions.PostReset) -> None:
+        """Post all rows for a reset."""
+        held = self._held
+        assert held.memory is not None
+        held.memory.driver.post(OP_RESET)
+
+    def post_step(self, _: instructions.PostStep) -> None:
+        """Post all rows for a step, or report that the actions do not fit."""
+        held = self._held
+        memory, request, stand_ins = held.memory, held.under_way, held.stand_ins
+        assert memory is not None and request is not None and stand_ins is not None
+        frames = memory.frames
+        if problem := frames.load(request.message.codes, request.frames):
+            held.report(stimuli.ActionsRefused(problem))
+            return
+        memory.driver.post(OP_OUT_OF_BAND if frames.out_of_band else OP_STEP, frames.codes, frames.arrays)
+        if frames.out_of_band:
+            for slot in held.state.slots:
+                if slot.process is not None and slot.index not in stand_ins.losses:
+                    held.pool.tell(slot.process.number, control.StepRows(frames.out_of_band_of(slot.rows)))
+        else:
+            held.pool.ring()
+        if stand_ins.losses:
+            self._inputs.post_to_stand_ins()
+        held.passed_ns[:2] = held.heard_ns, time.monotonic_ns()
+
+    def post_part(self, _: instructions.PostPart) -> None:
+        """Post some rows for a step, or report that the actions do not fit."""
+        held = self._held
+        memory, request = held.memory, held.under_way
+        assert memory is not None and request is not None
+        message = request.message
+        try:
+            rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)
+            memory.driver.post_rows(rows, message.codes, arrays)
+        except ValueError as error:
+            held.report(stimuli.ActionsRefused(f"{error}; no env has moved"))
+            return
+        held.report(stimuli.PartPosted(len(rows)))
+        held.pool.ring_some(np.unique(rows % len(held.state.slots)).tolist())
+        self._inputs.post_to_stand_ins()
+
+    def take_part(self, instruction: instructions.TakePart) -> None:
+        """Have rows of a part reported once they are done."""
+        held = self._held
+        held.part_rows = instruction.rows
+        assert held.memory is not None
+        self._inputs.report_part(held.memory)
+
+    # --- rows without a process ---------------------------------------------------------------------------------------
+
+    def take_rows(self, lost: instructions.TakeRows) -> None:
+        """Complete the rows of a slot whose process has ended."""
+        held = self._held
+        for observer in held.observers:
+            observer.rows_lost(lost.process, lost.loss.failure.message)
+        stand_ins = held.stand_ins
+        assert stand_ins is not None
+        if lost.slot not in stand_ins.losses:
+            self._hear_bell(lost.slot)
+        self._inputs.stand_in(stand_ins.take(lost.slot, lost.loss, lost.resetting))
+
+    def keep_rows(self, instruction: instructions.KeepRows) -> None:
+        """Complete rows unchanged."""
+        held = self._held
+        assert held.stand_ins is not None
+        self._inputs.stand_in(held.stand_ins.keep(instruction.slot))
+
+    def finish_steps(self, instruction: instructions.FinishSteps) -> None:
+        """Complete the steps that wait."""
+        held = self._held
+        assert held.stand_ins is not None
+        self._inputs.stand_in(held.stand_ins.finish(instruction.slot, instruction.loss))
+
+    # --- who drives ---------------------------------------------------------------------------------------------------
+
+    def grant(self, _: instructions.Grant) -> None:
+        """Give the client the shared lane."""
+        held = self._held
+        memory, side = held.memory, held.side
+        assert memory is not None and side is not None
+        held.ticket, held.side = b"", None
+        spin_us = held.state.sizing.driver_spin_us
+        shared = messages.Shared(memory.arena.layout.info_bytes, len(held.state.slots), spin_us)
+        if not held.lane.share(side, shared, [memory.descriptor, *memory.bells], self._inputs):
+            held.report(stimuli.SideClosed(quiescent=True))
+
+    def refuse_side(self, _: instructions.RefuseSide) -> None:
+        """Close the connection to the side socket."""
+        self._held.close_side()
+
+    def give_drive(self, _: instructions.GiveDrive) -> None:
+        """Have the client drive."""
+        held = self._held
+        assert held.memory is not None
+        held.memory.arena.hand_over(DRIVER_CLIENT)
+
+    def take_drive(self, _: instructions.TakeDrive) -> None:
+        """Have the hub drive."""
+        held = self._held
+        assert held.memory is not None and held.stand_ins is not None
+        held.memory.arena.hand_over(DRIVER_HUB)
+        held.memory.driver.take_over()
+        held.stand_ins.keep_objects()  # which a client that takes over has not seen
+
+    def close_side(self, _: instructions.CloseSide) -> None:
+        """Take the shared lane from the client."""
+        held = self._held
+        held.lane.close()
+        held.pool.ring()  # the client may have posted rows and not have rung
+        if held.stand_ins is not None:
+            self._inputs.post_to_stand_ins()
+
+    def revoke(self, _: instructions.Revoke) -> None:
+        """Send the client that drives to ask what became of its session."""
+        held = self._held
+        assert held.memory is not None
+        held.lane.revoke(held.memory.arena)
+
+    def wind_up(self, _: instructions.WindUp) -> None:
+        """Have the client that drives begin no other step."""
+        held = self._held
+        assert held.memory is not None
+        held.memory.arena.wind_up()
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def learn_cost(self, learned: instructions.LearnCost) -> None:
+        """Keep what a step of the envs takes."""
+        held = self._held
+        held.services.costs.note(held.state.make, learned.cost)
+
+    def warn(self, warning: instructions.Warn) -> None:
+        """Log a warning."""
+        self._held.log.warning(warning.event, **warning.fields)
+
+    def end(self, _: instructions.End) -> None:
+        """Free what the session holds."""
+        held = self._held
+        held.close_side()
+        held.lane.close()
+        for slot in held.stand_ins.losses if held.stand_ins is not None else ():
+            self._ignore_bell(slot)
+        held.services.poller.unregister(held.done_bell)
+        os.close(held.done_bell)
+        if held.factories >= 0:
+            os.close(held.factories)
+        for observer in held.observers:
+            observer.session_ended()
+        self._drop_other()
+        if held.memory is not None:
+            memory, held.memory, held.stand_ins = held.memory, None, None
+            self._let_go(memory)
+
+    def _label(self) -> None:
+        held = self._held
+        for process in held.state.slots.processes:
+            held.pool.label(process.number, held.state.slots.worker(process.number))
+
+    def _let_go(self, memory: SessionMemory) -> None:
+        """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
+        held = self._held
+        nbytes, ref = memory.nbytes, memory.arena.memory_ref()
+        memory.close()
+        del memory.arena, memory.driver, memory.frames
+        now_s = held.services.clock.now_s()
+        held.services.unread.add(ref, nbytes, held.budget, held.connections, now_s)
+
+    def _hear_bell(self, slot: int) -> None:
+        # The bell is never read, since its client could make that block. By edges each ring is reported once.
+        held = self._held
+        if held.memory is not None:
+            held.services.poller.register(held.memory.bells[1 + slot], self._inputs, edges=True)
+
+    def _ignore_bell(self, slot: int) -> None:
+        held = self._held
+        if held.memory is not None:
+            held.services.poller.unregister(held.memory.bells[1 + slot])
+
+
+def _by(kind: type[Kind], carry_out: Callable[[Executor, Kind], None]) -> tuple[type, Callable[[Executor, Any], None]]:
+    return kind, carry_out
+
+
+EXECUTED: Mapping[type, Callable[[Executor, Any], None]] = dict(
+    [
+        _by(instructions.StartProcesses, Executor.start_processes),
+        _by(instructions.Assign, Executor.assign),
+        _by(instructions.Tell, Executor.tell),
+        _by(instructions.GiveArena, Executor.give_arena),
+        _by(instructions.KeepReplay, Executor.keep_replay),
+        _by(instructions.HandOver, Executor.hand_over),
+        _by(instructions.ReportLate, Executor.report_late),
+        _by(instructions.Kill, Executor.kill),
+        _by(instructions.MakeArena, Executor.make_arena),
+        _by(instructions.MakeOtherArena, Executor.make_other_arena),
+        _by(instructions.DropOtherArena, Executor.drop_other_arena),
+        _by(instructions.UseOtherArena, Executor.use_other_arena),
+        _by(instructions.PostReset, Executor.post_reset),
+        _by(instructions.PostStep, Executor.post_step),
+        _by(instructions.PostPart, Executor.post_part),
+        _by(instructions.TakePart, Executor.take_part),
+        _by(instructions.TakeRows, Executor.take_rows),
+        _by(instructions.KeepRows, Executor.keep_rows),
+        _by(instructions.FinishSteps, Executor.finish_steps),
+        _by(instructions.Grant, Executor.grant),
+        _by(instructions.RefuseSide, Executor.refuse_side),
+        _by(instructions.GiveDrive, Executor.give_drive),
+        _by(instructions.TakeDrive, Executor.take_drive),
+        _by(instructions.CloseSide, Executor.close_side),
+        _by(instructions.Revoke, Executor.revoke),
+        _by(instructions.WindUp, Executor.wind_up),
+        _by(instructions.LearnCost, Executor.learn_cost),
+        _by(instructions.Warn, Executor.warn),
+        _by(instructions.End, Executor.end),
+    ]
+)

@@ -1,0 +1,148 @@
+"""What a session holds on this machine: its processes, its shared memory, its bells and its client's requests."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Failure
+from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.hub.compression_thread import CompressionThread
+from envhub_server.hub.session_observer import SessionObserver
+from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
+from envhub_server.log import Logger
+from envhub_server.loop.clock import Clock
+from envhub_server.loop.poller import Poller
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.shared_lane_grant import SharedLaneGrant
+from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.network.side_socket import TICKET_BYTES
+from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.processes.worker_events import Events
+from envhub_server.session import stimuli
+from envhub_server.session.build_order import interpreter_of
+from envhub_server.session.state import SessionState
+from envhub_server.session.stimuli import Stimulus
+
+_log = Logger("envhub.hub")
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all sessions of a hub have in common."""
+
+    poller: Poller
+    supervisor: WorkerStarter
+    protocol: HubProtocol
+    clock: Clock
+    events: Events
+    costs: KnownCosts
+    unread: UnreadMemory
+    compression: CompressionThread | None = None
+
+
+class Holdings:
+    """What one session holds. It refers to nothing that refers to it: what has ended must go at once.
+
+    Attributes:
+        number: the session's, which never changes; its events carry it.
+        token: its token, another one after each takeover.
+        state: its state machine.
+        services: of its hub.
+        owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
+        budget: of that client's shared memory.
+        connections: by which replies were sent under an earlier token, or were before the session ended.
+        interpreter: of its workers.
+        pool: its processes.
+        observers: the features that it has, as its recording and its replays.
+        factories: the memory of pickled factories, which the session closes; -1 for none.
+        memory: its arena, once there is one, and ``other`` the one that the processes move to.
+        stand_ins: what completes rows in place of processes, once there is an arena.
+        lane: of the client that may drive.
+        side: the socket of a client that has shown the ticket.
+        ticket: for the side socket, once; empty where there is none.
+        done_bell: by which the processes wake the hub.
+        arrived: the last request, which may wait in the queue.
+        under_way: the last one that was handled.
+        attaching: that of the client that takes the session over.
+        part_rows: how many of the rows of SEND the RECEIVE under way waits for.
+        has_infos: True if a row of the last move has something to say besides its arrays.
+        heard_ns: when the request under way arrived.
+        passed_ns: when the last step was heard, rung, done and answered.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        token: bytes,
+        state: SessionState,
+        services: Services,
+        tickets: bool,
+        owner: str,
+        budget: ArenaBudget,
+        factories: int,
+    ) -> None:
+        """Hold a new session; ``tickets`` says whether the hub has a side socket.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+        self.number, self.token, self.state, self.services = number, token, state, services
+        self.owner, self.budget = owner, budget
+        self.connections: set[int] = set()
+        world = None if state.recipe.settings.python else state.make.world
+        environ = None if world is None else world.environ
+        self.interpreter: InterpreterKey = interpreter_of(state.recipe.settings.interpreter, world)
+        self.pool = WorkerPool(number, token.hex()[:8], services.supervisor, self.interpreter, environ)
+        self.observers: tuple[SessionObserver, ...] = ()
+        self.factories = factories
+        self.memory: SessionMemory | None = None
+        self.other: SessionMemory | None = None
+        self.stand_ins: StandIns | None = None
+        self.lane = SharedLaneGrant(services.poller)
+        self.side: socket.socket | None = None
+        self._tickets = tickets
+        self.ticket = self.new_ticket()
+        self.arrived: Incoming | None = None
+        self.under_way: Incoming | None = None
+        self.attaching: Incoming | None = None
+        self.part_rows = 0
+        self.has_infos = False
+        self.heard_ns = 0
+        self.passed_ns = [0, 0, 0, 0]
+        self.done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def new_ticket(self) -> bytes:
+        """A ticket for the side socket; empty where the hub has none."""
+        return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
+
+    def close_side(self) -> None:
+        """Close the connection of a client that has shown the ticket and not been given the lane."""
+        if self.side is not None:
+            self.side.close()
+            self.side = None
+
+    @property
+    def quiescent(self) -> bool:
+        """True if every row is done."""
+        return self.memory is None or self.memory.arena.quiescent()
+
+    @property
+    def log(self) -> Logger:
+        """The log, with the session's name."""
+        return _log.bind(session=self.token.hex()[:8])
+
+    def report(self, stimulus: Stimulus) -> None:
+        """Put a stimulus into the hub's queue of events."""
+        self.services.events.append((self.number, stimulus))
+
+    def broke(self, error: Exception) -> None:
+        """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
+        history = [kind.__name__ for kind in self.state.history]
+        self.log.error("internal_error", error=repr(error), history=history, exc_info=error)
+        why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
+        self.report(stimuli.Abandoned(why))

@@ -1,0 +1,78 @@
+"""What the features that observe a session learn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envhub.arena.layout import Layout
+from envhub_server.ipc import control
+from envhub_server.log import Logger
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.session.instructions import KeepReplay
+
+
+@dataclass(frozen=True)
+class Recipient:
+    """A process that is given an arena.
+
+    Attributes:
+        process: its number.
+        slot: the index of the slot that it serves, or is to.
+        rows: of that slot.
+        slots: how many there are.
+        layout: of the arena.
+        making: True if the session's envs do not exist yet.
+        log: the session's.
+    """
+
+    process: int
+    slot: int
+    rows: Sequence[int]
+    slots: int
+    layout: Layout
+    making: bool
+    log: Logger
+
+
+class SessionObserver:
+    """One feature of one session, as its recording or its replays; what it does not define does nothing.
+
+    A process is named by its number, which no other process of the session ever has.
+    """
+
+    def worker_built(self, process: int, built: control.Built) -> None:
+        """Note that a process has made its envs."""
+
+    def arena_made(self, layout: Layout, loose: bool) -> str:
+        """Note the layout of the arena, beside which observations have leaves if they are ``loose``.
+
+        Returns:
+            Why the session cannot be made; empty if it can.
+        """
+        return ""
+
+    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+        """Add to what a process is told with the arena.
+
+        Returns:
+            The message, and descriptors to send with it, which the caller closes.
+        """
+        return message, []
+
+    def slot_assigned(self, process: int) -> None:
+        """Note that a process which was made ahead serves a slot from now on."""
+
+    def env_failed(
+        self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, output: str, client: str
+    ) -> None:
+        """Note that an env has failed, of a process with these rows and this last output."""
+
+    def rows_lost(self, process: int, why: str) -> None:
+        """Note that the process of a slot has ended, and the hub completes its rows."""
+
+    def process_ended(self, process: int, why: str) -> None:
+        """Note that a process has ended; ``why`` is empty where that was expected."""
+
+    def session_ended(self) -> None:
+        """Note that the session is over."""

@@ -1,0 +1,233 @@
+"""The making of a session's envs, from the start of its first processes until all of them have mapped the arena."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Failure, Make
+from envhub.values import codec
+from envhub.values.leaf import ANYTHING, OBJECT
+from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.step_costs import StepCost
+from envhub_server.ipc import control
+from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.session import failure_text
+from envhub_server.session import instructions as do
+from envhub_server.session.failure_text import Overrun
+from envhub_server.session.hang_detector import Late
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.launcher import Launcher
+from envhub_server.session.restarts import Restarts
+from envhub_server.session.sizing import SECOND_FAILED, WorkerSizing
+from envhub_server.session.slots import Process, Slot, SlotTable, Stage
+from envhub_server.session.worker_count import Machine
+
+
+class EnvBuilding:
+    """Makes the envs of one session. Where a handler returns a ``Failure``, they cannot be made."""
+
+    def __init__(
+        self,
+        make: Make,
+        recipe: Recipe,
+        info_bytes: int,
+        machine: Machine,
+        slots: SlotTable,
+        launcher: Launcher,
+        sizing: WorkerSizing,
+        restarts: Restarts,
+    ) -> None:
+        self._make, self._recipe, self._info_bytes, self._machine = make, recipe, info_bytes, machine
+        self._slots, self._launcher, self._sizing, self._restarts = slots, launcher, sizing, restarts
+
+    @property
+    def description(self) -> messages.HeartbeatReply:
+        """The number of envs that are made, without the phase."""
+        processes = [slot.process for slot in self._slots if slot.process is not None]
+        importing = next((process.importing for process in processes if process.importing), "")
+        made = sum(process.built for process in processes)
+        return messages.HeartbeatReply("running", "", made, self._make.num_envs, importing)
+
+    @property
+    def complete(self) -> bool:
+        """True if no part of the phase is outstanding."""
+        return not any(slot.waiting for slot in self._slots)
+
+    def _wait_for_all(self) -> None:
+        for slot in self._slots:
+            slot.waiting = True
+
+    # --- envs ---------------------------------------------------------------------------------------------------------
+
+    def on_session_made(self, now_s: float) -> Instructions:
+        """Start the first processes."""
+        self._wait_for_all()
+        count = len(self._slots)
+        if self._launcher.rules.libraries is None:
+            count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
+        started = self._launcher.start([*self._slots][:count], now_s)
+        return [*started, *self._sizing.notify_if_crowded()]
+
+    def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> Instructions:
+        """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
+        if self._sizing.count is not None:
+            return []
+        process.first, process.built, process.stage = built, 1, Stage.BUILT
+        self._launcher.note_libraries(process, built.libraries)
+        begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
+        if len(begun) < len(self._slots):
+            return []
+        self._sizing.decide()
+        self._wait_for_all()
+        for each in begun:
+            each.stage = Stage.BUILDING
+        rest = [do.Tell(each.number, self._launcher.order_rest(self._slots[each.place])) for each in begun]
+        started = self._launcher.start_missing(now_s)
+        return [*started[:1], *rest, *started[1:], *self._sizing.notify_if_crowded()]
+
+    def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> Instructions:
+        """Start the other workers, once each of the first has loaded what makes its envs."""
+        found, wanted = imported.libraries, set(self._launcher.rules.libraries or ())
+        if process.shares and (found is None or not wanted <= set(found)):
+            return self._rebuild(process)  # the env, or its program, is not as it was when they were noted
+        process.imported = True
+        self._launcher.note_libraries(process, found)
+        if not all(slot.process.imported for slot in self._slots if slot.process is not None):
+            return []
+        return self._launcher.start_missing(now_s)
+
+    def _rebuild(self, process: Process) -> Instructions:
+        """Have the envs of a process made by another one, without libraries, as all that start from now on."""
+        process.rebuild = True
+        self._launcher.share(())
+        return [do.Kill(process.number)]
+
+    def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> Instructions:
+        """Give each env its own process, since those of this slot cannot share one."""
+        begun = [each.process for each in self._slots if each.process is not None]
+        self._sizing.separate(why)
+        self._wait_for_all()
+        for process in begun:
+            process.rebuild = True
+        warned = do.Warn("envs_separated", {"worker": slot.index, "why": why})
+        kills = [do.Kill(process.number) for process in begun]
+        return [warned, *kills, *self._launcher.start_missing(now_s)]
+
+    def on_built(self, process: Process, built: control.Built, now_s: float) -> Instructions | Failure:
+        """Make the arena once all envs are made."""
+        slot = self._slots[process.place]
+        fits = built.fit or self._launcher.rules.hosting.shares_process
+        if self._sizing.separable(slot) and not fits:
+            return self._separate(slot, now_s, "not all of its envs are known to share one well")
+        process.made, slot.waiting = built, False
+        process.stage, process.built = Stage.BUILT, len(slot.rows)
+        self._launcher.sharing_tried |= process.shares
+        if not process.shares:
+            self._launcher.note_libraries(process, built.libraries)
+        return self._make_arena() if self.complete else []
+
+    def _make_arena(self) -> Instructions | Failure:
+        launcher, made = self._launcher, self._made
+        self._sizing.fit = all(each.fit for each in made)
+        launcher.share(launcher.rules.libraries or ())  # where none was found, that is known from now on
+        first = made[0]
+        action_space, action_leaves = first.action_space, first.action_leaves
+        if any(each.action_structure != first.action_structure for each in made):
+            action_space, action_leaves = codec.encode(ANYTHING), [OBJECT.wire()]
+        launcher.arena = control.MapArena(
+            self._make.num_envs,
+            first.observation_leaves,
+            action_leaves,
+            self._info_bytes,
+            first.observation_spaces[0],
+            action_space,
+            self._make.observation_mode,
+            self._sizing.worker_spin_us,
+        )
+        try:
+            layout = launcher.arena.layout()
+        except ValueError as error:
+            return Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
+        self._wait_for_all()
+        given = [launcher.map(slot.process) for slot in self._slots if slot.process is not None]
+        return [do.MakeArena(layout, first.loose, self._recipe.settings.vector), *given]
+
+    @property
+    def _made(self) -> list[control.Built]:
+        """What the processes said of their envs, in the order of the slots; all have made them."""
+        made = [slot.process.made for slot in self._slots if slot.process is not None]
+        return [each for each in made if each is not None]
+
+    # --- the arena ----------------------------------------------------------------------------------------------------
+
+    def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
+        """Note that a process has mapped the arena; returns the description of the session once all have."""
+        slot = self._slots[process.place]
+        self._restarts.serves(slot.index, now_s)
+        slot.waiting, process.stage = False, Stage.MAPPED
+        return self._describe() if self.complete else None
+
+    def _describe(self) -> messages.Made:
+        made, arena = self._made, self._launcher.arena
+        first = made[0]
+        assert arena is not None
+        spaces = first.observation_spaces
+        if self._make.observation_mode == "different":
+            by_slot = [each.observation_spaces for each in made]
+            spaces = [by_slot[row % len(made)][row // len(made)] for row in range(self._make.num_envs)]
+        return messages.Made(
+            num_envs=self._make.num_envs,
+            num_workers=len(self._slots),
+            observation_spaces=spaces,
+            action_space=arena.action_space,
+            metadata=first.metadata,
+            render_mode=first.render_mode,
+            spec=first.spec,
+            sizing="" if self._sizing.count is None else self._sizing.count.reason,
+            vector=self._recipe.settings.vector,
+        )
+
+    def serve(self, now_s: float) -> Instructions:
+        """Have all processes serve their rows."""
+        served: Instructions = []
+        for slot in self._slots:
+            process = slot.process
+            assert process is not None
+            process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
+            served.append(do.HandOver(slot.index, process.number, control.Serve(info=self._make.lost)))
+        if self._sizing.separated:
+            served.append(do.LearnCost(StepCost(0.0, 0.0, alone=True)))
+        return served
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def on_failed(self, process: Process, failure: Failure, now_s: float) -> Instructions | Failure:
+        """Make the envs otherwise, if that may help."""
+        slot, building = self._slots[process.place], self._launcher.arena is None
+        if process.shares and building:
+            return self._rebuild(process)
+        if building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
+            return self._separate(slot, now_s)
+        return failure
+
+    def on_exited(
+        self, process: Process, exited: WorkerExited, why: Late | Overrun | None, now_s: float
+    ) -> Instructions | Failure:
+        """Make the envs of a process that has ended otherwise, if that may help."""
+        slot, launcher, building = self._slots[process.place], self._launcher, self._launcher.arena is None
+        unshared = process.shares and (why is None or not process.imported)
+        if building and (process.rebuild or unshared):
+            if process.shares:
+                launcher.share(())
+            slot.waiting = True
+            return launcher.start([slot], now_s)
+        # That somebody, or the kernel for want of memory, has killed it says nothing of its envs.
+        by_itself = isinstance(why, Late) or (why is None and exited.cause.signal != "SIGKILL")
+        if building and self._sizing.separable(slot) and process.built and by_itself:
+            return self._separate(slot, now_s)
+        if exited.cause.unready:
+            return failure_text.unready(self._make, exited.cause.unready, launcher.rules)
+        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, launcher.rules.hide_folders)
+        text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
+        return replace(failure, message=text)

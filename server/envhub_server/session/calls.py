@@ -1,0 +1,103 @@
+"""Calls: some rows are asked, and the results of all slots are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Call, Failure, Make, SetAttr
+from envhub_server.ipc import control
+from envhub_server.session import instructions as do
+from envhub_server.session.env_history import EnvHistory
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.requests import Requests, refusal
+from envhub_server.session.slots import Slot, SlotTable
+
+Question = control.CallRows | control.SetAttrRows
+Answer = control.CallResults | control.CallFailed
+QUESTIONS = (control.CallRows, control.SetAttrRows)
+
+
+class Calls:
+    """The call under way.
+
+    Attributes:
+        number: of the last call, which its answers repeat.
+    """
+
+    def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory) -> None:
+        self._make, self._slots, self._requests, self._history = make, slots, requests, history
+        self.number = 0
+
+    @property
+    def complete(self) -> bool:
+        """True if every slot that was asked has answered, or will not."""
+        return not any(slot.waiting for slot in self._slots)
+
+    def rows_problem(self, rows: Sequence[int]) -> Failure | None:
+        """Why these rows cannot be asked; None if they can. No rows stand for all."""
+        if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
+            return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
+        return None
+
+    def question(self, call: Call) -> Callable[[list[int]], Question]:
+        """The question of a call to some rows."""
+        wanted = control.CallRows(
+            [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
+        )
+        return lambda rows: replace(wanted, rows=rows)
+
+    def assignment(self, message: SetAttr) -> Callable[[list[int]], Question] | Failure:
+        """The order to set an attribute of some rows; a failure if the values are not as many as the rows."""
+        name, values, rows = message.name, message.values, message.rows or range(self._make.num_envs)
+        if len(values) not in (1, len(rows)):
+            return refusal(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
+        if len(values) == 1:
+            return lambda rows: control.SetAttrRows(rows, name, values[0])
+        by_row = dict(zip(rows, values, strict=True))
+        return lambda rows: control.SetAttrRows(rows, name, each=[by_row[row] for row in rows])
+
+    def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> Instructions:
+        """Ask each slot that has some of the wanted rows; no rows stand for all."""
+        chosen = set(wanted or range(self._make.num_envs))
+        instructions: Instructions = []
+        self.number += 1
+        for slot in self._slots:
+            if rows := [row for row in slot.rows if row in chosen]:
+                slot.waiting = True
+                instructions += self._requests.tell(slot, replace(question(rows), number=self.number))
+        return instructions
+
+    def on_answered(self, slot: Slot, answer: Answer) -> Instructions | None:
+        """Note the answer of a slot; None if it is stale."""
+        asked = slot.pending
+        if not isinstance(asked, QUESTIONS) or asked.number != answer.number:
+            return None
+        slot.pending, slot.waiting = None, False
+        if isinstance(answer, control.CallFailed):
+            self._requests.note_failure(answer.failure)
+        elif len(answer.values) != len(asked.rows):
+            count = f"{len(answer.values)} envs in place of {len(asked.rows)}"
+            self._requests.note_failure(refusal(f"worker {slot.index} gave the results of {count}"))
+        else:
+            slot.results = tuple(zip(asked.rows, answer.values, strict=True))
+        if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
+            # It will not be set again on envs that take the place of others.
+            return [do.Warn("attribute_not_kept", {"name": asked.name[:200]})]
+        return []
+
+    def on_lost(self, slot: Slot, failure: Failure) -> None:
+        """Give up the part of a slot whose process has ended during the call."""
+        during = replace(failure, message=f"{failure.message} during a call")
+        self._requests.failure = self._requests.failure or during
+        slot.waiting, slot.pending = False, None
+
+    def result(self) -> do.Answer | do.Fail:
+        """The answer of the call that is complete."""
+        pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
+        for slot in self._slots:
+            slot.results = ()
+        failure = self._requests.failure
+        return do.Answer(messages.Done(), rows=pairs) if failure is None else do.Fail(failure)

@@ -1,0 +1,94 @@
+"""What becomes of a client that comes, goes or takes a session over, and of the end of a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envhub.protocol.messages import Close, Failure
+from envhub_server.session import instructions as do
+from envhub_server.session import stimuli
+from envhub_server.session.deadlines import SAMPLE_S
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.phases import OVER, LaneName, Phase
+
+if TYPE_CHECKING:
+    from envhub_server.session.state import SessionState
+
+
+def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now_s: float) -> Instructions:
+    """Let the client drive, if nothing is under way."""
+    if not (state.ownership.lendable and state.idle and connected.quiescent):
+        return [do.RefuseSide()]
+    state.deadlines.sample_at_s = now_s + SAMPLE_S
+    state.supervision.begin_idle()
+    return state.ownership.lend()
+
+
+def on_side_closed(state: SessionState, closed: stimuli.SideClosed, now_s: float) -> Instructions:
+    """Go on over the wire."""
+    return state.ownership.on_side_closed(closed)
+
+
+def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -> Instructions:
+    """Begin a takeover; of several clients the last one gets the session."""
+    owner = state.ownership
+    is_first, was_shared = not owner.claimed, owner.lane is LaneName.SHARED
+    owner.claimed = True
+    state.deadlines.plan_sample(now_s)
+    instructions = owner.lock_out()
+    if state.phase in OVER:
+        return [*instructions, *owner.refuse()]
+    if was_shared:  # its client may have posted rows until now
+        state.deadlines.sample_at_s = now_s
+    elif is_first:
+        instructions += state.advance_takeover(attached.quiescent, now_s)
+    return instructions
+
+
+def on_other_arena(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
+    """Have all processes move to the second arena."""
+    given = map(state.launcher.give_arena, state.ownership.begin_move(state.slots))
+    return [*given, *state.advance_takeover(False, now_s)]
+
+
+def on_other_arena_refused(state: SessionState, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
+    """Go on without a takeover."""
+    state.phase = Phase.READY
+    why = Failure("limit", "hub", f"no memory for a takeover is available: {refused.reason}")
+    return [*state.replacement.serve_mapped(now_s), *state.ownership.refuse(why)]
+
+
+def on_other_arena_late(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
+    """Drop the second arena of a session that is over."""
+    return [do.DropOtherArena()]
+
+
+def on_close(state: SessionState, close: Close, quiescent: bool, now_s: float) -> Instructions:
+    """End the session as its client wishes."""
+    state.requests.failure, state.parts.receiving = None, 0  # what came before CLOSE is not reported any more
+    return state.close(now_s, close.terminate)
+
+
+def on_abandoned(state: SessionState, abandoned: stimuli.Abandoned, now_s: float) -> Instructions:
+    """End the session at once."""
+    return state.abandon(abandoned.why, now_s)
+
+
+def on_lease_expired(state: SessionState, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
+    """End the session of a client that has gone."""
+    why = Failure("session_lost", "session", "its lease ran out")
+    # An env that is at work may hang, and then does not close, either.
+    return state.abandon(why, now_s, terminate=not state.is_idle(expired.quiescent))
+
+
+def on_draining(state: SessionState, draining: stimuli.Draining, now_s: float) -> Instructions:
+    """Begin nothing more, and end soon."""
+    deadlines = state.deadlines
+    deadlines.drain_by_s = min(deadlines.drain_by_s, draining.by_s)
+    deadlines.end_by_s = min(deadlines.end_by_s, draining.end_by_s)
+    if state.phase is Phase.CLOSING:
+        deadlines.close_by_s = min(deadlines.close_by_s, deadlines.end_by_s)
+    state.quiescent = draining.quiescent
+    deadlines.plan_sample(now_s)
+    wind_up: Instructions = [do.WindUp()] if state.ownership.lane is LaneName.SHARED else []
+    return wind_up

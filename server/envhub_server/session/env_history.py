@@ -1,0 +1,35 @@
+"""What the client has given its envs for good: the next process of a slot gives it to them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envhub_server.ipc import control
+from envhub_server.ipc.reseeding import reseeded
+from envhub_server.ipc.set_attributes import SetAttributes
+from envhub_server.session.slots import Slot
+
+
+class EnvHistory:
+    """The last seed of each env, and the attributes that were set on it."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._seeds: list[int | None] = [None] * num_envs
+        self._attributes = SetAttributes()
+
+    def note_seeds(self, seeds: Sequence[int | None], mask: Sequence[bool]) -> None:
+        """Note a reset of the envs in ``mask``."""
+        kept = zip(self._seeds, seeds, mask, strict=True)
+        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
+
+    def note_attribute(self, message: control.SetAttrRows) -> bool:
+        """Note an attribute that was set; False if it is too large to be set again."""
+        return self._attributes.note(message)
+
+    def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
+        """The seeds of the envs of a slot whose process was replaced this often."""
+        return [reseeded(self._seeds[row], replaced) for row in slot.rows]
+
+    def attributes(self, slot: Slot) -> list[control.SetAttrRows]:
+        """The messages that set the attributes of the envs of this slot."""
+        return [*self._attributes.again(slot.rows)]

@@ -1,0 +1,70 @@
+"""What processes say of single rows besides the arena: large infos, the forms of infos, and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Failure, Templates
+from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
+from envhub_server.ipc import control
+from envhub_server.session import instructions as do
+from envhub_server.session.slots import Slot, SlotTable
+
+KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of the ones before it
+
+
+class RowInfos:
+    """What is kept by row until the next request.
+
+    Attributes:
+        large: the infos that were too large for the arena.
+        failures: of rows that the client drives, or has sent as a part of a batch, for COLLECT and RECEIVE.
+    """
+
+    def __init__(self, slots: SlotTable) -> None:
+        self._slots = slots
+        self.large: dict[int, bytes] = {}
+        self.failures: dict[int, Failure] = {}
+
+    def forget(self) -> None:
+        """Forget what belongs to the last request."""
+        self.large.clear()
+        self.failures.clear()
+
+    def note(self, row: int, info: bytes) -> None:
+        """Keep the info of a row."""
+        self.large[row] = info
+        self.failures.pop(row, None)
+
+    def note_failure(self, failure: Failure, rows: Collection[int]) -> None:
+        """Keep the failure of one of these rows."""
+        if failure.env_index is not None and failure.env_index in rows:
+            self.failures[failure.env_index] = failure
+            self.large.pop(failure.env_index, None)
+
+    def on_template(self, slot: Slot, template: control.InfoTemplate) -> None:
+        """Keep the example of a form of infos."""
+        templates = slot.templates
+        if len(template.example) <= EXAMPLE_BYTES_MAX:
+            templates.pop(template.number, None)
+            templates[template.number] = template.example  # as the last one
+        if len(templates) > KEPT_TEMPLATES_MAX:
+            del templates[next(iter(templates))]
+
+    def collect(self, wanted: Collection[int]) -> do.Answer | do.Fail:
+        """The failure of the first of these rows that has one, else their infos.
+
+        They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
+        """
+        rows = sorted(wanted)
+        failures = [self.failures[row] for row in rows if row in self.failures]
+        infos = tuple((row, self.large[row]) for row in rows if row in self.large)
+        return do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos)
+
+    def templates(self, numbers: Sequence[int]) -> Templates:
+        """The examples of these numbers, as far as they are kept."""
+        found = {
+            number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
+        }
+        return Templates([*found], [*found.values()])

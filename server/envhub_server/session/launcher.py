@@ -1,0 +1,124 @@
+"""The start of processes: what each is told of its place, its envs and the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from envhub.protocol.messages import Make
+from envhub_server.catalog.registry import Recipe
+from envhub_server.ipc import control
+from envhub_server.ipc.shared_libraries import shared
+from envhub_server.session import instructions as do
+from envhub_server.session.build_order import Place, WorkerRules, build, build_rest, variables
+from envhub_server.session.deadlines import Deadlines
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.slots import Process, Slot, SlotTable, Stage
+from envhub_server.session.worker_count import Machine
+
+
+class Launcher:
+    """Starts the processes of a session.
+
+    Attributes:
+        rules: what holds for all of its workers.
+        decided: True if the number of workers is.
+        arena: what a process is told with the arena; None until all envs are made.
+        sharing_tried: True if a process that shares libraries has made its envs.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        recipe: Recipe,
+        rules: WorkerRules,
+        machine: Machine,
+        slots: SlotTable,
+        deadlines: Deadlines,
+        decided: bool,
+    ) -> None:
+        self._make, self._recipe, self._machine = make, recipe, machine
+        self._slots, self._deadlines = slots, deadlines
+        self.rules = rules
+        self.decided = decided
+        self.arena: control.MapArena | None = None
+        self.sharing_tried = False
+
+    def start(self, slots: Collection[Slot], now_s: float) -> Instructions:
+        """Start a process for each of these slots, which have none."""
+        if not slots:
+            return []
+        self._deadlines.plan_sample(now_s)
+        libraries = self._libraries
+        started = [self._slots.begin(slot) for slot in slots]
+        for process in started:
+            process.shares = bool(libraries)
+        numbers = tuple(process.number for process in started)
+        return [do.StartProcesses(numbers, libraries=libraries), *map(self._tell_order, started)]
+
+    def start_missing(self, now_s: float) -> Instructions:
+        """Start a process for each slot that has none."""
+        return self.start([slot for slot in self._slots if slot.process is None], now_s)
+
+    def start_spare(self, slot: Slot, successor: bool, now_s: float) -> Instructions:
+        """Start a spare whose envs are like those of this slot."""
+        self._deadlines.plan_sample(now_s)
+        process = self._slots.begin_spare(slot.index, successor)
+        return [do.StartProcesses((process.number,), True, self._libraries), self._tell_order(process)]
+
+    def _tell_order(self, process: Process) -> do.Tell:
+        return do.Tell(process.number, self.order(self._slots[process.place]))
+
+    def order(self, slot: Slot) -> control.Build:
+        """The order to make the envs of this slot."""
+        return build(self._make, self._recipe, self.rules, self._place(slot))
+
+    def order_rest(self, slot: Slot) -> control.BuildRest:
+        """The order to make the other envs of this slot, whose process has made the first."""
+        return build_rest(self._make, self.rules, self._place(slot))
+
+    def _place(self, slot: Slot) -> Place:
+        cpu = self._machine.cpu(slot.index) if self._make.pin else None
+        return Place(slot.index, len(self._slots) if self.decided else None, slot.rows, cpu)
+
+    # --- a process in its place ---------------------------------------------------------------------------------------
+
+    def tell_place(self, process: Process) -> do.Tell:
+        """Tell a spare the slot that it serves from now on, or is to."""
+        slot = self._slots[process.place]
+        place = self._place(slot)
+        order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
+        return do.Tell(process.number, order)
+
+    def map(self, process: Process) -> do.GiveArena:
+        """Hand the arena to a process that has made its envs."""
+        process.stage = Stage.MAPPING
+        return self.give_arena(process)
+
+    def give_arena(self, process: Process) -> do.GiveArena:
+        """Hand the arena to a process: the second one, while the session moves there."""
+        assert self.arena is not None
+        return do.GiveArena(process.number, process.place, self.arena)
+
+    # --- libraries ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _libraries(self) -> tuple[str, ...]:
+        """The libraries that processes which start now have from their zygote.
+
+        Once the session is made, they have what others of its workers had when they made their envs. With GPUs, each
+        worker has variables of its own, which a library may read.
+        """
+        tried = self.arena is None or self.sharing_tried
+        return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
+
+    def note_libraries(self, process: Process, libraries: Sequence[str] | None) -> None:
+        """Have the processes that start from now on share what this one has imported, too; none if they must not."""
+        if libraries is None:
+            self.share(())
+        elif libraries and self.rules.libraries != () and not process.shares:
+            self.share(shared([*(self.rules.libraries or ()), *libraries]))
+
+    def share(self, libraries: Iterable[str]) -> None:
+        """Have the processes that start from now on share these libraries."""
+        self.rules = replace(self.rules, libraries=tuple(libraries))

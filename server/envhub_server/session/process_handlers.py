@@ -1,0 +1,219 @@
+"""What becomes of the events of the processes of a session whose envs are made, and of the passing of time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from envhub.env_failure import EnvFailure
+from envhub.protocol.messages import Failure
+from envhub_server.ipc import control
+from envhub_server.ipc.journal import name_of_raised
+from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.session import instructions as do
+from envhub_server.session import stimuli
+from envhub_server.session.failure_text import Overrun
+from envhub_server.session.hang_detector import Late
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.making_handlers import go_on
+from envhub_server.session.phases import Driver, LaneName, Phase
+from envhub_server.session.request_handlers import on_called
+from envhub_server.session.slots import Process, Slot, Stage
+
+if TYPE_CHECKING:
+    from envhub_server.session.state import SessionState
+
+
+def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
+    """Go on without processes that cannot be had."""
+    instructions: Instructions = []
+    if state.making:
+        why = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
+        instructions += state.abandon(why, now_s)
+    cause = ExitCause(f"cannot be started: {refused.reason}")
+    for number in refused.processes:
+        instructions += on_exited(state, WorkerExited(number, cause), now_s)
+    return instructions
+
+
+def on_exited(state: SessionState, exited: WorkerExited, now_s: float) -> Instructions:
+    """Go on after the end of a process."""
+    process = state.slots.process(exited.process)
+    if process is None:
+        return []
+    slot, why, was_leaving = state.slots.of(process), process.killed_for, process.stage is Stage.LEAVING
+    state.slots.end(process)
+    if state.phase is Phase.CLOSING:
+        return [] if state.slots.alive else state.end()
+    if state.phase is Phase.BROKEN:
+        return []
+    if slot is None:
+        return state.replacement.on_spare_exited(was_leaving, now_s)
+    if state.making:
+        return go_on(state, state.building.on_exited(process, exited, why, now_s), now_s)
+    return [*state.advance_takeover(False, now_s), *_lose(state, slot, exited, why, now_s)]
+
+
+def _lose(
+    state: SessionState, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float
+) -> Instructions:
+    """Go on after the end of the process of a slot; a call that it had not read is put to the next one."""
+    was_serving = slot.loss is None
+    instructions, broken = state.replacement.on_lost(slot, exited, why, now_s)
+    if broken is not None:
+        return [*instructions, *state.break_down(broken)]
+    assert slot.loss is not None
+    unread = exited.unread is not None and exited.unread is slot.pending and why is None
+    if state.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
+        state.calls.on_lost(slot, slot.loss.failure)
+        instructions += on_called(state, now_s)
+    return [*instructions, *state.replacement.replace_lost(state.hands_over, now_s)]
+
+
+def on_faulted(state: SessionState, process: Process, fault: control.Faulted, now_s: float) -> Instructions:
+    """Count an env that raised where that is a truncation, and was made again."""
+    kept, broken = state.replacement.on_faulted(state.slots[process.place], fault, now_s)
+    return kept if broken is None else [*kept, *state.break_down(broken)]
+
+
+def on_built_again(state: SessionState, process: Process, _: control.Built, now_s: float) -> Instructions:
+    """Hand the arena to a process, or keep it as a spare."""
+    return state.replacement.on_built(process, state.hands_over, now_s)
+
+
+def on_mapped(state: SessionState, process: Process, _: control.Mapped, now_s: float) -> Instructions:
+    """Have a process serve, or go on with the takeover for which it has mapped the arena."""
+    if process.moving:
+        process.moving = False
+        return state.advance_takeover(False, now_s)
+    return state.replacement.on_mapped(process, state.hands_over, now_s)
+
+
+def on_left(state: SessionState, process: Process, left: control.Left, now_s: float) -> Instructions:
+    """Have the successor of a process serve."""
+    instructions = state.replacement.on_left(state.slots[process.place], left, state.hands_over, now_s)
+    return [*instructions, *(state.advance_takeover(False, now_s) if state.hands_over else ())]
+
+
+def on_episodes_done(state: SessionState, process: Process, done: control.EpisodesDone, now_s: float) -> Instructions:
+    """Recycle a process that has ended as many episodes as it is to."""
+    return state.replacement.recycling.on_episodes_done(state.slots[process.place], done, now_s)
+
+
+def on_rows_waiting(state: SessionState, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
+    """Note that steps wait for the next process of a slot."""
+    state.replacement.on_rows_waiting(state.slots[waiting.slot], now_s)
+    return []
+
+
+def on_row_info(state: SessionState, process: Process, said: control.RowInfo, now_s: float) -> Instructions:
+    """Keep an info that was too large for the arena."""
+    if said.row in state.slots[process.place].rows:
+        state.infos.note(said.row, said.info)
+    return []
+
+
+def on_stand_in_info(state: SessionState, info: stimuli.StandInInfo, now_s: float) -> Instructions:
+    """Keep such an info of a row that the hub completed."""
+    state.infos.note(info.row, info.info)
+    return []
+
+
+def on_template(state: SessionState, process: Process, template: control.InfoTemplate, now_s: float) -> Instructions:
+    """Keep the example of a form of infos."""
+    state.infos.on_template(state.slots[process.place], template)
+    return []
+
+
+def on_row_failed(state: SessionState, process: Process, failed: control.RowFailed, now_s: float) -> Instructions:
+    """Note that an env has raised, or could not be made again."""
+    failure, slot = failed.failure, state.slots[process.place]
+    if slot.loss is not None and failure.code == "factory_failed":
+        slot.boot_failure = failure
+        return []
+    row, cause = failure.env_index, "nan" if failed.invalid else "exception"
+    found = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
+    kept = state.replays.of_env(slot, -1 if row is None else row, failed.number, failed.tick, found)
+    name = name_of_raised(state.replays.prefix, row, failed.number) if kept and row is not None else ""
+    _note_failure(state, replace(failure, replay=name), slot.rows)
+    return kept
+
+
+def on_stand_in_failed(state: SessionState, failed: stimuli.StandInFailed, now_s: float) -> Instructions:
+    """Note the failure of a row that the hub completed."""
+    _note_failure(state, failed.failure, range(state.make.num_envs))
+    return []
+
+
+def _note_failure(state: SessionState, failure: Failure, rows: Collection[int]) -> None:
+    if state.phase in (Phase.READY, Phase.HANDING_OVER):
+        state.infos.note_failure(failure, rows)
+    else:
+        state.requests.note_failure(failure)
+
+
+def on_closing_failed(state: SessionState, process: Process, failed: control.RowFailed, now_s: float) -> Instructions:
+    """Note that an env could not be closed."""
+    if state.slots[process.place].loss is None:  # else it was about to take the place of one that ended
+        state.requests.note_failure(failed.failure)
+    return []
+
+
+def on_step_times(state: SessionState, process: Process, times: control.StepTimes, now_s: float) -> Instructions:
+    """Note what steps of the envs take."""
+    return state.sizing.on_step_times(state.slots[process.place], times)
+
+
+def on_shared_changed(
+    state: SessionState, process: Process, changed: control.SharedChanged, now_s: float
+) -> Instructions:
+    """Tell the client that envs change what a process shares."""
+    return state.sizing.on_shared_changed(changed)
+
+
+def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
+    """Do what is due, and look after the processes."""
+    quiescent, owner, replacement = elapsed.quiescent, state.ownership, state.replacement
+    instructions = [*state.supervision.on_sampled(elapsed.progress, now_s), *replacement.finish_steps(now_s)]
+    idle = owner.driver is Driver.CLIENT and quiescent and not owner.claimed
+    state.supervision.plan_next_sample(state.samples, idle, now_s)
+    instructions += state.supervision.on_measured(elapsed.memory, now_s)
+    state.quiescent = quiescent
+    if owner.lane is LaneName.WIRE and quiescent:
+        instructions += owner.take_drive()
+    instructions += state.advance_takeover(quiescent, now_s)
+    instructions += replacement.restart(now_s)
+    if now_s >= state.deadlines.spares_at_s:
+        instructions += replacement.spares.fill(now_s)
+    instructions += replacement.recycling.on_measured(elapsed.memory, now_s)
+    return [*instructions, *replacement.recycling.recycle(now_s)]
+
+
+def on_quota_overrun(state: SessionState, found: stimuli.QuotaOverrun, now_s: float) -> Instructions:
+    """End a process for the memory of all of its client."""
+    return state.supervision.on_quota_overrun(found)
+
+
+def on_elapsed_over(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
+    """Kill what does not close in time."""
+    if state.phase is not Phase.CLOSING or now_s < state.deadlines.close_by_s:
+        return []
+    state.deadlines.close_by_s = math.inf
+    close_s = state.make.faults.close_s
+    late = f"its envs did not close within close_timeout={close_s:g} s and were killed"
+    killed = do.Warn("session_killed", {"close_s": close_s})
+    answered = state.answer(do.Fail(Failure("session_lost", "session", late)))
+    return [killed, *answered, *state.close(now_s, terminate=True)]
+
+
+def on_nothing(state: SessionState, _: object, now_s: float) -> Instructions:
+    """Do nothing: the stimulus changes nothing in this phase."""
+    return []
+
+
+def ignore(state: SessionState, process: Process, _: object, now_s: float) -> Instructions:
+    """Do nothing about what a process says."""
+    return []

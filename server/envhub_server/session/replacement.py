@@ -1,0 +1,216 @@
+"""The replacement of processes: of those that have ended, and of those that leave their rows to a successor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from envhub.env_failure import EnvFailure
+from envhub.protocol.messages import Failure, Make
+from envhub_server.ipc import control
+from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.session import failure_text
+from envhub_server.session import instructions as do
+from envhub_server.session.env_history import EnvHistory
+from envhub_server.session.failure_text import Overrun
+from envhub_server.session.hang_detector import Late
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.launcher import Launcher
+from envhub_server.session.recycling import Recycling
+from envhub_server.session.replay_orders import ReplayOrders
+from envhub_server.session.restarts import Restarts
+from envhub_server.session.slots import Process, Slot, SlotTable, Stage
+from envhub_server.session.spares import Spares
+
+
+class Replacement:
+    """Has another process serve a slot. Where a handler returns a ``Failure``, the session has broken.
+
+    While the session ``hands_over``, its processes move to another arena, and none is given its rows.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        slots: SlotTable,
+        launcher: Launcher,
+        restarts: Restarts,
+        history: EnvHistory,
+        replays: ReplayOrders,
+        spares: Spares,
+        recycling: Recycling,
+    ) -> None:
+        self._make, self._slots, self._launcher, self._restarts = make, slots, launcher, restarts
+        self._history, self._replays = history, replays
+        self.spares, self.recycling = spares, recycling
+
+    # --- losses -------------------------------------------------------------------------------------------------------
+
+    def on_lost(
+        self, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float
+    ) -> tuple[Instructions, Failure | None]:
+        """Have the hub take the rows of a slot whose process has ended until another one serves it, if one is to.
+
+        Returns:
+            The instructions, and why no process is started for the slot again, if none is.
+        """
+        rules, number = self._launcher.rules, exited.process
+        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, rules.hide_folders)
+        was_serving = slot.loss is None
+        if slot.boot_failure is not None:
+            failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
+            slot.boot_failure = None
+        delay_s = self._restarts.ended(slot.index, now_s)
+        count = self._restarts.count(slot.index)
+        if was_serving and self._replays.prefix:
+            failure = replace(failure, replay=f"{self._replays.prefix}-worker{slot.index}-{count}")
+        found = failure_text.env_failure(failure, exited.cause, why, count - 1)
+        kept = self._replays.of_process(slot, number, found)
+        if delay_s is None:
+            return kept, self._exhausted(slot, failure)
+        slot.restart_at_s = now_s + delay_s
+        slot.loss = failure_text.loss(failure, found, self._make.faults)
+        resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
+        return [*kept, do.TakeRows(slot.index, number, slot.loss, resetting)], None
+
+    def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> tuple[Instructions, Failure | None]:
+        """Count an env that raised where that is a truncation, and was made again; returns as ``on_lost`` does."""
+        found = EnvFailure.from_map(fault.failure)
+        kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, found)
+        if self._restarts.faulted(slot.index, now_s):
+            return kept, None
+        text = f"env {fault.row} raised {fault.message}"
+        failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
+        return kept, self._exhausted(slot, failure)
+
+    def _exhausted(self, slot: Slot, failure: Failure) -> Failure:
+        return failure_text.exhausted(failure, self._restarts.told(slot.index))
+
+    def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
+        """Note that steps wait for the next process of a slot."""
+        if slot.loss is not None:
+            slot.finish_at_s = min(slot.finish_at_s, now_s + self._make.faults.restart_wait_s)
+
+    def finish_steps(self, now_s: float) -> Instructions:
+        """Complete the steps that have waited for the next process of their slot for long enough."""
+        finished: Instructions = []
+        for slot in self._slots:
+            if now_s >= slot.finish_at_s:
+                slot.finish_at_s = math.inf
+                assert slot.loss is not None
+                finished.append(do.FinishSteps(slot.index, slot.loss))
+        return finished
+
+    def restart(self, now_s: float) -> Instructions:
+        """Start a process for each slot whose time for that has come."""
+        return self._launcher.start([slot for slot in self._slots if now_s >= slot.restart_at_s], now_s)
+
+    # --- the next process ---------------------------------------------------------------------------------------------
+
+    def on_built(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
+        """Hand the arena to a process of a slot that has made its envs; a spare may be waited for."""
+        slot = self._slots.of(process)
+        if process.stage is not Stage.BUILDING:
+            return []
+        process.stage, process.built = Stage.BUILT, len(self._slots[process.place].rows)
+        if slot is not None:
+            return [self._launcher.map(process)]
+        self.spares.on_built()
+        return [*self.replace_lost(hands_over, now_s), *self.recycling.prepare(process)]
+
+    def on_mapped(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
+        """Have a process that has mapped the arena serve its slot; a successor, once the process there leaves."""
+        if process.stage is not Stage.MAPPING:
+            return []
+        process.stage = Stage.MAPPED
+        slot = self._slots.of(process)
+        if slot is not None:
+            self._restarts.serves(slot.index, now_s)
+            return [] if hands_over else self.hand_over(slot, now_s)
+        process.detector.rest()
+        slot = self._slots[process.place]
+        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(hands_over, now_s)
+
+    def hand_over(self, slot: Slot, now_s: float, ending: bytes = b"") -> Instructions:
+        """Have the process of a slot serve its rows; with ``ending`` it ends an episode of the first one."""
+        process, loss = slot.process, slot.loss
+        assert process is not None
+        process.stage = Stage.SERVING
+        process.detector.rest()
+        cut = failure_text.cut(slot.index, slot.rows) if slot.overdue else b""
+        slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
+        slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
+        slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf
+        seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
+        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, cut)
+        given = [do.Tell(process.number, message) for message in self._history.attributes(slot)]
+        serve = control.Serve(seeds, failure, info, ending=ending)
+        return [*given, do.HandOver(slot.index, process.number, serve, slot.pending)]
+
+    def replace_lost(self, hands_over: bool, now_s: float) -> Instructions:
+        """Have spares serve the slots that have no process, or one that still makes its envs: that becomes a spare."""
+        instructions: Instructions = []
+        for slot in self._slots:
+            if slot.loss is None or slot.stage not in (None, Stage.BUILDING):
+                continue
+            chosen = self.spares.fit_for(slot)
+            if chosen is None:
+                continue
+            if chosen.stage is not Stage.BUILT:
+                instructions += self._succeed(slot, chosen, hands_over, now_s)
+                continue
+            left = self._slots.assign(slot, chosen)
+            if left is not None and self.spares.unused > self.spares.wanted:  # what serves the slot was a successor
+                left.leave(left.kill_at_s)
+                instructions.append(do.Kill(left.number))
+            assigned = do.Assign(slot.index, chosen.number)
+            instructions += [assigned, self._launcher.tell_place(chosen), self._launcher.map(chosen)]
+        return [*instructions, *self.spares.fill(now_s)]
+
+    def on_left(self, slot: Slot, left: control.Left, hands_over: bool, now_s: float) -> Instructions:
+        """Have the successor serve a slot whose process serves it no more; if that has ended, the slot is lost."""
+        successor = self._slots.successor_of(slot)
+        if successor is None:
+            assert slot.process is not None
+            return [do.Kill(slot.process.number)]
+        slot.recycled += 1
+        return self._succeed(slot, successor, hands_over, now_s, left.ending)
+
+    def _succeed(
+        self, slot: Slot, successor: Process, hands_over: bool, now_s: float, ending: bytes = b""
+    ) -> Instructions:
+        """Have the successor serve the slot; the process that did closes its envs and ends, if it has not ended."""
+        left = self._slots.assign(slot, successor)
+        instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
+        if left is not None:
+            left.leave(now_s + self._make.faults.close_s)
+            instructions.append(do.Tell(left.number, control.CloseEnvs()))
+        if successor.stage is Stage.MAPPED:
+            self._restarts.serves(slot.index, now_s)
+        if hands_over:
+            return instructions
+        if successor.stage is Stage.MAPPED:
+            instructions += self.hand_over(slot, now_s, ending)
+        return [*instructions, *self.recycling.recycle(now_s)]
+
+    def on_spare_exited(self, was_leaving: bool, now_s: float) -> Instructions:
+        """Go on after the end of a process that served no slot."""
+        if was_leaving:
+            return self.recycling.recycle(now_s)
+        self.spares.on_exited(now_s)
+        return []
+
+    def serve_mapped(self, now_s: float) -> Instructions:
+        """Have the processes serve that could not while the session was to move to another arena."""
+        mapped = [slot for slot in self._slots if slot.stage is Stage.MAPPED]
+        return [each for slot in mapped for each in self.hand_over(slot, now_s)]
+
+    def serve_moved(self, now_s: float) -> Instructions:
+        """Have all processes go on in the other arena."""
+        instructions: Instructions = []
+        for slot in self._slots:
+            if process := slot.serving:
+                instructions.append(do.Tell(process.number, control.Serve(moved=True)))
+            elif slot.stage is Stage.MAPPED:
+                instructions += self.hand_over(slot, now_s)
+        return instructions

@@ -1,0 +1,107 @@
+"""The request under way: its parts for the slots, its failure and its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envhub.protocol.hub import SHUTTING_DOWN
+from envhub.protocol.messages import Failure, Make, Reset
+from envhub_server.ipc import control
+from envhub_server.session import instructions as do
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.slots import Slot, SlotTable
+
+
+def refusal(text: str) -> Failure:
+    """The failure of a request that is not carried out."""
+    return Failure("refused", "request", text)
+
+
+def stale(slot: Slot, message: Any) -> do.Warn:
+    """Report a stale answer of the process of this slot."""
+    fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
+    return do.Warn("stale_answer_dropped", fields)
+
+
+class Requests:
+    """The requests of one session, of which one at a time is under way.
+
+    Attributes:
+        asked: True if a request waits for its answer; the first one is that which makes the session.
+        failure: of the request under way, or of the session.
+        has_pending: True if a slot has something ``pending``.
+    """
+
+    def __init__(self, make: Make, is_vector: bool, slots: SlotTable) -> None:
+        self._make, self._is_vector, self._slots = make, is_vector, slots
+        self.asked = True
+        self.failure: Failure | None = None
+        self.has_pending = False
+
+    def clear_pending(self) -> None:
+        """Note that the parts of the request are not told again."""
+        self.has_pending = False
+        for slot in self._slots:
+            slot.pending = None
+
+    def note_failure(self, failure: Failure) -> None:
+        """Note a failure of the request; of several the first env's is reported."""
+        if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
+            self.failure = failure
+
+    def tell(self, slot: Slot, message: Any) -> Instructions:
+        """Tell a slot its part of the request, now, or once its next process serves."""
+        slot.pending, self.has_pending = message, True
+        if process := slot.serving:
+            return [do.Tell(process.number, message)]
+        if isinstance(message, control.ResetRows) and not message.rows:
+            slot.pending = None
+            return [do.KeepRows(slot.index)]
+        return []
+
+    # --- requests that are refused ------------------------------------------------------------------------------------
+
+    def problem(self, draining: bool, parts_out: int, driven: bool) -> Failure | None:
+        """Why no request can begin now; None if one can.
+
+        Args:
+            draining: True if the hub shuts down.
+            parts_out: the number of rows that RECEIVE has not returned, for a request of the whole batch.
+            driven: True if the client drives, and rows are not done.
+        """
+        if draining:
+            return SHUTTING_DOWN
+        if parts_out:
+            return refusal("envs are under way that RECEIVE has not returned")
+        if driven:
+            return refusal("a step that the client drives has not ended; wait for it")
+        return None
+
+    def forbidden(self, name: str) -> Failure | None:
+        """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
+        if not name.startswith("_") or self._make.world is not None:
+            return None
+        text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
+        return Failure("not_permitted", "request", text)
+
+    def reset_problem(self, reset: Reset) -> Failure | None:
+        """Why this reset cannot be carried out; None if it can."""
+        num_envs, each = self._make.num_envs, reset.options_each
+        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
+        if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
+            return refusal(f"a reset needs {num_envs} seeds and a mask of {num_envs}, some True")
+        if len(each) not in (0, num_envs):
+            return refusal(f"a reset needs the options of {num_envs} envs, got {len(each)}")
+        if each and self._is_vector:
+            return refusal("a vector env takes options for all of its envs, and not for each")
+        return None
+
+    def tell_reset(self, reset: Reset, seeds: list[int | None], mask: list[bool]) -> Instructions:
+        """Tell each slot which of its rows are reset."""
+        instructions: Instructions = []
+        for slot in self._slots:
+            rows = [row for row in slot.rows if mask[row]]
+            options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
+            message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each)
+            instructions += self.tell(slot, message)
+        return instructions

@@ -1,0 +1,139 @@
+"""The number of workers of a session: how it comes about, and what the client and later sessions learn of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from envhub.arena.spin import spin_us
+from envhub.protocol.messages import Make
+from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.step_costs import average, key
+from envhub_server.ipc import control
+from envhub_server.session import instructions as do
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.launcher import Launcher
+from envhub_server.session.slots import Slot, SlotTable
+from envhub_server.session.worker_count import (
+    Machine,
+    WorkerCount,
+    better_count,
+    better_count_text,
+    crowded_text,
+    of_first_envs,
+    separate,
+    shared_text,
+)
+
+SECOND_FAILED = "a second env could not be made in its process"
+
+
+class WorkerSizing:
+    """The number of workers of one session.
+
+    Attributes:
+        count: how many, and why; None until that is decided.
+        worker_spin_us: for how many microseconds each worker spins before it parks.
+        driver_spin_us: for how many the driver does.
+        separated: True if the envs have a process each since a second one could not be made in one.
+        fit: True if the envs are known to be fit to share a process.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        recipe: Recipe,
+        machine: Machine,
+        slots: SlotTable,
+        launcher: Launcher,
+        count: WorkerCount | None,
+    ) -> None:
+        """Of ``count`` workers; where that is None, of as many as suit the first envs once these are made."""
+        self._make, self._recipe, self._machine = make, recipe, machine
+        self._slots, self._launcher = slots, launcher
+        self.count = count
+        self.worker_spin_us = self.driver_spin_us = 0
+        self.separated = self.fit = False
+        self._better_notified = self._shared_notified = False
+        self._resize(machine.cpus if count is None else count.workers)
+
+    def _resize(self, workers: int) -> None:
+        workers = max(1, min(workers, self._make.num_envs))
+        self._slots.resize(workers)
+        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        self.worker_spin_us, self.driver_spin_us = self._spin_us(workers), self._spin_us(workers + 1)
+
+    def _spin_us(self, processes: int) -> int:
+        machine, wanted_us = self._machine, self._make.spin_us
+        return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
+
+    def workers_max(self, making: bool) -> int:
+        """The number of workers; until the envs are made, the largest that it may become."""
+        grows = self.count is None or (making and not self.count.told)
+        later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
+        return max(len(self._slots), later)
+
+    # --- the decision -------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Decide by the first envs, which are all made."""
+        first = [slot.process.first for slot in self._slots if slot.process is not None]
+        shares = bool(self._launcher.rules.hosting.shares_process)
+        made = [each for each in first if each is not None]
+        self._decided(of_first_envs(self._make.num_envs, made, self._machine, shares))
+
+    def separate(self, why: str) -> None:
+        """Give each env its own process."""
+        self.separated = why == SECOND_FAILED
+        self._decided(separate(self._make.num_envs, why, alone=self.separated))
+
+    def _decided(self, count: WorkerCount) -> None:
+        self.count, self._launcher.decided = count, True
+        self._resize(count.workers)
+
+    def separable(self, slot: Slot) -> bool:
+        """True if more than one env is to be made in the process of this slot, and no user has said so."""
+        told = self.count is None or self.count.told or self.count.crowded or self._recipe.settings.vector
+        enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
+        return not told and len(slot.rows) > 1 and enough
+
+    # --- what others learn --------------------------------------------------------------------------------------------
+
+    def notify_if_crowded(self) -> Instructions:
+        """Tell the client if envs share processes for want of room."""
+        if self.count is None or not self.count.crowded:
+            return []
+        return [do.Notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))]
+
+    def on_step_times(self, slot: Slot, times: control.StepTimes) -> Instructions:
+        """Report what steps of the env take, and, once, that another number of workers would suit them better."""
+        slot.times = times
+        if self._recipe.settings.vector:  # which are not of single envs, and choose no number of workers
+            return []
+        cost = average(each.times for each in self._slots if each.times is not None)
+        if cost is None or self.count is None:
+            return []
+        rules = self._launcher.rules
+        cost = replace(cost, libraries=rules.libraries, fit=self.fit, alone=self._is_alone(self.count))
+        learned: Instructions = [do.LearnCost(cost)]
+        workers, num_envs = len(self._slots), self._make.num_envs
+        by_itself = self.fit or bool(rules.hosting.shares_process)
+        # That envs could share a process, if they may, is told once, and not in each session of theirs.
+        told = self._better_notified or self.count.told or (rules.cost_known and not by_itself)
+        better = None if told else better_count(num_envs, workers, cost, self._machine)
+        if better is None:
+            return learned
+        self._better_notified = True
+        text = better_count_text(num_envs, workers, *better, cost, bool(key(self._make)) and by_itself)
+        return [*learned, do.Notify("worker_count_unsuitable", text)]
+
+    def _is_alone(self, count: WorkerCount) -> bool:
+        """True if a process cannot have two envs, as was seen here, or before if none has two here."""
+        return count.alone or (self._launcher.rules.alone and len(self._slots) == self._make.num_envs)
+
+    def on_shared_changed(self, changed: control.SharedChanged) -> Instructions:
+        """Tell the client, once, that its envs change what a process shares."""
+        what = [each for each in control.SHARED if each in changed.what]
+        if self._shared_notified or not what:
+            return []
+        self._shared_notified = True
+        return [do.Notify("process_state_shared", shared_text(what))]

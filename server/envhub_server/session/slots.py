@@ -1,0 +1,237 @@
+"""The slots of a session, and the processes that serve them.
+
+A slot is a worker's place in its session: an index, rows, losses and restarts. A process has a number that no other
+process of its session ever has. It serves a slot, or none: a spare, or a process that leaves.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envhub.protocol.messages import Failure, Faults
+from envhub_server.ipc import control
+from envhub_server.session.failure_text import Overrun, WorkerLoss
+from envhub_server.session.hang_detector import HangDetector, Late
+
+
+class Stage(enum.Enum):
+    """The state of a process."""
+
+    BUILDING = "building"  # it makes its envs
+    BUILT = "built"  # its envs exist, and it waits for the arena
+    MAPPING = "mapping"  # it was given the arena
+    MAPPED = "mapped"  # it waits for its rows
+    SERVING = "serving"  # it serves the rows of its slot
+    LEAVING = "leaving"  # another process serves its slot, and it closes its envs
+
+
+@dataclass(eq=False)
+class Process:
+    """One process of a session.
+
+    Attributes:
+        number: its number, which no other process of the session ever has.
+        place: the index of the slot that it serves, has served, or was made for.
+        detector: judges its progress.
+        successor: True if it serves its slot as soon as the envs there are between episodes.
+        built: how many envs it has made.
+        importing: the modules that it imports before it makes its first env.
+        shares: True if it has the session's libraries from its zygote.
+        imported: True if it has loaded what makes its envs.
+        rebuild: True if it is about to be killed, and the next one makes its envs otherwise.
+        first, made: what it said of its first env, and of all its envs.
+        moving: True if it was given the second arena and has not mapped it yet.
+        late: the env for which it is killed at ``kill_at_s``.
+        overrun: how much memory it had, if it is killed for that.
+    """
+
+    number: int
+    place: int
+    detector: HangDetector
+    successor: bool = False
+    stage: Stage = Stage.BUILDING
+    built: int = 0
+    importing: str = ""
+    shares: bool = False
+    imported: bool = False
+    rebuild: bool = False
+    first: control.FirstBuilt | None = None
+    made: control.Built | None = None
+    moving: bool = False
+    late: Late | None = None
+    kill_at_s: float = math.inf
+    overrun: Overrun | None = None
+
+    @property
+    def killed_for(self) -> Late | Overrun | None:
+        """Why the hub kills the process; None if it does not."""
+        return self.late or self.overrun
+
+    def leave(self, kill_at_s: float) -> None:
+        """Note that another process serves its slot, and that it is killed at that time if it has not ended."""
+        self.stage, self.moving, self.kill_at_s = Stage.LEAVING, False, kill_at_s
+
+
+@dataclass(eq=False)
+class Slot:
+    """A worker's place in its session.
+
+    Attributes:
+        index: its number, from 0 on.
+        rows: its rows; those of slot ``i`` of ``n`` have the remainder ``i``, so that slow envs that stand side by side
+            are not all one worker's.
+        process: the one that serves it, or is to; None while there is none.
+        loss: the failure that its rows report of the process that ended, until another one serves.
+        restart_at_s: when a process is started for it.
+        boot_failure: why its last process could not make the envs.
+        waiting: True if its part of the phase is outstanding.
+        pending: its message of the request under way, which its next process is told again if this one ends.
+        results: of the call under way, by row.
+        finish_at_s: when steps that wait for its next process have waited for long enough.
+        serves_since_s: when its process began to serve.
+        recycled: how often another process took over from one that had not ended.
+        due_for_recycling: True if another process is to serve it once its envs are between episodes.
+        overdue: True if another process is to serve it in the middle of their episodes, too.
+        nbytes: how much memory its process had, when that was measured last.
+        leaves_since_s, leaves_bytes: when its process was told to leave, and how much memory it had then.
+        times: what its processes said of the steps of its envs.
+        templates: the examples of the forms of infos that its processes announced last, by number, oldest first.
+    """
+
+    index: int
+    rows: list[int]
+    process: Process | None = None
+    loss: WorkerLoss | None = None
+    restart_at_s: float = math.inf
+    boot_failure: Failure | None = None
+    waiting: bool = False
+    pending: Any = None
+    results: Sequence[tuple[int, bytes]] = ()
+    finish_at_s: float = math.inf
+    serves_since_s: float = math.inf
+    recycled: int = 0
+    due_for_recycling: bool = False
+    overdue: bool = False
+    nbytes: int = 0
+    leaves_since_s: float = math.inf
+    leaves_bytes: float = math.inf
+    times: control.StepTimes | None = None
+    templates: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage of its process; None without one."""
+        return None if self.process is None else self.process.stage
+
+    @property
+    def serving(self) -> Process | None:
+        """Its process, if that serves its rows."""
+        process = self.process
+        return process if process is not None and process.stage is Stage.SERVING else None
+
+
+class SlotTable:
+    """All slots of a session, and its processes.
+
+    Attributes:
+        spares: the processes that serve no slot, by number.
+    """
+
+    def __init__(self, num_envs: int, faults: Faults) -> None:
+        self._num_envs, self._faults = num_envs, faults
+        self._slots: list[Slot] = []
+        self._processes: dict[int, Process] = {}  # those that have not ended
+        self._started = 0
+        self.spares: dict[int, Process] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    def resize(self, count: int) -> None:
+        """Divide the rows among this many slots, which are no fewer than before."""
+        for index in range(count):
+            rows = list(range(index, self._num_envs, count))
+            if index < len(self._slots):
+                self._slots[index].rows = rows
+            else:
+                self._slots.append(Slot(index, rows))
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def begin(self, slot: Slot) -> Process:
+        """Add a process that makes the envs of this slot, which has none."""
+        slot.process, slot.restart_at_s = self._begin(slot.index), math.inf
+        return slot.process
+
+    def begin_spare(self, place: int, successor: bool) -> Process:
+        """Add a process that makes envs like those of this slot, and serves none yet."""
+        process = self._begin(place, successor)
+        self.spares[process.number] = process
+        return process
+
+    def _begin(self, place: int, successor: bool = False) -> Process:
+        process = Process(self._started, place, HangDetector(self._faults), successor)
+        self._processes[process.number] = process
+        self._started += 1
+        return process
+
+    def end(self, process: Process) -> None:
+        """Remove a process that has ended."""
+        del self._processes[process.number]
+        self.spares.pop(process.number, None)
+        slot = self._slots[process.place]
+        if slot.process is process:
+            slot.process = None
+
+    def assign(self, slot: Slot, spare: Process) -> Process | None:
+        """Have this spare serve the slot; returns the process that the slot had, which becomes a spare."""
+        before = slot.process
+        del self.spares[spare.number]
+        slot.process, slot.restart_at_s, spare.place, spare.successor = spare, math.inf, slot.index, False
+        if before is not None:
+            self.spares[before.number] = before
+        return before
+
+    def process(self, number: int) -> Process | None:
+        """The process of this number; None once it has ended."""
+        return self._processes.get(number)
+
+    def of(self, process: Process) -> Slot | None:
+        """The slot of a process; None for a spare and one that leaves."""
+        slot = self._slots[process.place]
+        return slot if slot.process is process else None
+
+    def worker(self, number: int) -> int:
+        """The number of a process as a worker in the log: the index of its slot, or its own while it had none."""
+        process = self._processes[number]
+        return process.place if process.stage is Stage.LEAVING or self.of(process) is not None else number
+
+    @property
+    def processes(self) -> list[Process]:
+        """All processes: those of the slots in the order of these, and then the others."""
+        return [*(slot.process for slot in self._slots if slot.process is not None), *self.spares.values()]
+
+    @property
+    def alive(self) -> bool:
+        """True if a process has not ended."""
+        return bool(self._processes)
+
+    @property
+    def moving(self) -> bool:
+        """True if a process has not mapped the second arena yet."""
+        return any(process.moving for process in self._processes.values())
+
+    def successor_of(self, slot: Slot) -> Process | None:
+        """The successor that can serve this slot at once."""
+        ready = (each for each in self.spares.values() if each.successor and each.stage is Stage.MAPPED)
+        return next((each for each in ready if each.place == slot.index), None)

@@ -1,0 +1,92 @@
+"""Processes that are made ahead, and serve a slot as soon as its process ends."""
+
+from __future__ import annotations
+
+import math
+
+from envhub.protocol.messages import Make
+from envhub_server.session.deadlines import Deadlines
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.launcher import Launcher
+from envhub_server.session.restarts import Restarts
+from envhub_server.session.slots import Process, Slot, SlotTable, Stage
+
+SPARE_RETRY_S = 1.0  # before another spare is made in place of one that ended, and twice as long each time in a row
+SPARE_RETRY_MAX_S = 60.0
+
+
+class Spares:
+    """The spares of one session."""
+
+    def __init__(
+        self,
+        make: Make,
+        is_vector: bool,
+        slots: SlotTable,
+        launcher: Launcher,
+        restarts: Restarts,
+        deadlines: Deadlines,
+    ) -> None:
+        self._make, self._is_vector = make, is_vector
+        self._slots, self._launcher, self._restarts, self._deadlines = slots, launcher, restarts, deadlines
+        self.failed = 0  # how many in a row could not make their envs
+
+    @property
+    def wanted(self) -> int:
+        """How many spares there are to be."""
+        return self._launcher.rules.hosting.spares or 0
+
+    @property
+    def unused(self) -> int:
+        """How many there are for any slot whose process ends."""
+        spares = self._slots.spares.values()
+        return sum(not (spare.successor or spare.stage is Stage.LEAVING) for spare in spares)
+
+    def fill(self, now_s: float) -> Instructions:
+        """Have as many made as there are to be."""
+        if self._deadlines.waits_for_spares(now_s):
+            return []
+        self._deadlines.spares_at_s = math.inf
+        started: Instructions = []
+        while self.unused < self.wanted:
+            started += self._launcher.start_spare(self._next_slot(), False, now_s)
+        return started
+
+    def on_built(self) -> None:
+        """Note that one has made its envs."""
+        self.failed = 0
+
+    def on_exited(self, now_s: float) -> None:
+        """Plan another one in place of one that has ended."""
+        retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
+        self.failed += 1
+        self._deadlines.spares_at_s = now_s + retry_s
+
+    def _group(self, slot: Slot) -> tuple[int, int]:
+        """The group of a slot: those of one have equal envs and the same device, and may have each other's spares."""
+        if self._make.kwargs_each or (self._make.factories and not self._make.alike):
+            return slot.index, 0
+        envs = len(slot.rows) if self._is_vector else 0  # which cannot lose some of them
+        return slot.index % max(1, len(self._launcher.rules.hosting.gpus)), envs
+
+    def _group_of(self, spare: Process) -> tuple[int, int]:
+        return self._group(self._slots[spare.place])
+
+    def _next_slot(self) -> Slot:
+        """The slot for which the next spare is made: first the group with fewest of them, then most restarts.
+
+        Of a group it is the first slot, which has as many rows as any.
+        """
+        groups = [self._group_of(spare) for spare in self._slots.spares.values() if not spare.successor]
+        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}
+        count = self._restarts.count
+        return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
+
+    def fit_for(self, slot: Slot) -> Process | None:
+        """The process that can serve this slot at once, or soonest: its successor first."""
+        made = (Stage.BUILT, Stage.MAPPING, Stage.MAPPED)
+        ready = [each for each in self._slots.spares.values() if each.stage in made and not each.killed_for]
+        own = [each for each in ready if each.successor and each.place == slot.index]
+        group = self._group(slot)
+        fit = (each for each in ready if not each.successor and self._group_of(each) == group)
+        return own[0] if own else next(fit, None)

@@ -27,7 +27,7 @@ Target = Union[Row, SubEnv]
 CallOrSetAttr = Union[control.CallRows, control.SetAttrRows]
 
 
-class Calls:
+class EnvCalls:
     """Executes the calls on one worker's envs, and answers them."""
 
     def __init__(

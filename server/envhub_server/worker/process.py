@@ -4,7 +4,7 @@ The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy,
 
 The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
 request comes over the control channel. Each subject of a message is a class of its own: ``Builder``, ``ArenaMapper``,
-``Stepper``, ``Calls`` and ``Departure``.
+``Stepper``, ``EnvCalls`` and ``Departure``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, mov
 from envhub_server.worker.arena_mapper import ArenaMapper
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.builder import Builder
-from envhub_server.worker.calls import Calls
+from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.host import Host
@@ -65,7 +65,7 @@ class Worker:
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
         self._reports = FailureReports(channel, self._envs)
         parts = channel, self._envs, host, self._reports
-        self._builder, self._calls = Builder(*parts), Calls(*parts, self._progress)
+        self._builder, self._calls = Builder(*parts), EnvCalls(*parts, self._progress)
         self._mapper = ArenaMapper(channel, self._envs, self._reports, self._bells, self._progress)
         self._rebuilder = Rebuilder(*parts, self._progress, self._builder, self._calls)
         self._departure = Departure(channel, self._envs, self._bells)

@@ -11,7 +11,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.worker.builder import Builder
-from envhub_server.worker.calls import Calls
+from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.env_batch import Part
 from envhub_server.worker.failure_reports import LINE_CHARS_MAX, FailureReports
 from envhub_server.worker.host import Host
@@ -37,7 +37,7 @@ class Rebuilder:
         reports: FailureReports,
         progress: ProgressWord,
         builder: Builder,
-        calls: Calls,
+        calls: EnvCalls,
     ) -> None:
         self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
         self._progress, self._builder, self._calls = progress, builder, calls

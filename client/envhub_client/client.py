@@ -130,7 +130,7 @@ class Client(AbstractContextManager["Client"]):
 
     @hiding_frames
     def health(self) -> dict[str, Any]:
-        """Whether the hub serves: ``status`` is ``ok`` or ``draining``.
+        """Health of the hub: ``status`` is ``ok`` or ``draining``.
 
         Also ``hub``, ``uptime_s``, ``sessions``, ``loop_lag_s``, and ``unready``: why envs cannot be made, by name.
         """

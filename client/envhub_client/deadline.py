@@ -1,4 +1,4 @@
-"""When a wait has taken long enough."""
+"""Deadline of a wait."""
 
 from __future__ import annotations
 

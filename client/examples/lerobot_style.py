@@ -22,7 +22,7 @@ TASK = "gym_reach:gym_reach/Reach-v0"
 
 
 class Policy(nn.Module):
-    """Where the image is bright, and where the agent is, to an action."""
+    """Choose an action by the bright part of the image and the agent's place."""
 
     grid: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Whose a tcp socket of this machine is, as the kernel knows (sock_diag(7))."""
+"""Owner of a tcp socket of this machine, by the kernel (sock_diag(7))."""
 
 from __future__ import annotations
 

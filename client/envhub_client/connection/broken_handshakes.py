@@ -1,4 +1,4 @@
-"""What proves that a hub with keys has another key than this client was told, and what does not.
+"""Proof that a hub with keys has another key than this client was given.
 
 Such a hub cannot read the first message of a client, and can say nothing that the client could read: it ends the
 connection at once. libzmq then reports the handshake as failed, without a reason, as it does where a hub is silent.

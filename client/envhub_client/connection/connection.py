@@ -104,7 +104,7 @@ class Connection:
 
     @property
     def heard_ns(self) -> int:
-        """When the last message arrived, on the monotonic clock."""
+        """Time at which the last message arrived, on the monotonic clock."""
         return self._transport.heard_ns
 
     # --- requests ---------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], me
 
 
 def _class(name: str) -> Any:
-    """What has this qualified name in a module that is imported here; None if nothing has."""
+    """Find the object of this qualified name in a module that is imported here; None if there is none."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:end]))

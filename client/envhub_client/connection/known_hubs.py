@@ -83,7 +83,7 @@ def _with_keys() -> Iterator[tuple[str, Address]]:
 
 
 class KeptKey(NamedTuple):
-    """Where a key is kept: under this name, or without a name in ``ENVHUB_ADDRESS``."""
+    """Place of a kept key: under this name, or without a name in ``ENVHUB_ADDRESS``."""
 
     name: str
 
@@ -103,7 +103,7 @@ class KeptKey(NamedTuple):
 
 
 def kept_key(target: Address) -> KeptKey | None:
-    """Where this address is kept with its keys, or, if it has none, with any; None if it is not."""
+    """Find the place where this address is kept with its keys, or, if it has none, with any; None without one."""
     for name, found in _with_keys():
         if found.text == target.text and target.keys in (None, found.keys):
             return KeptKey(name)
@@ -189,7 +189,7 @@ def name_of(address: str | Secret[str]) -> str:
 
 
 def keeps_another(name: str, address: str | Secret[str]) -> bool:
-    """Whether the hub that is kept under this name has another address, or another key of its own, than this one.
+    """True if the hub that is kept under this name has another address, or another key of its own, than this one.
 
     Raises:
         KeysError: its file can be read by others.

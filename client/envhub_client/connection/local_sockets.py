@@ -54,7 +54,7 @@ class LocalSockets:
                 raise AddressError(f"ipc://{path} {_why_unusable(path, error)}") from error
 
     def place(self) -> str:
-        """Where to connect to the hub from now on, as a path; one that refuses connections while there is no hub."""
+        """Path to connect to from now on; it refuses connections while there is no hub."""
         if self._own is None:
             self.close()
             self._file = self._found()
@@ -81,7 +81,7 @@ class LocalSockets:
         return False
 
     def why_silent(self) -> str:
-        """What to look at where no hub answers at the last ``place``."""
+        """Advice where no hub answers at the last ``place``."""
         if self._file is None:
             return "there is no socket; is `envhub serve` running there, as this user?"
         if self.refuses():
@@ -116,7 +116,7 @@ class LocalSockets:
 
 
 def _why_unusable(path: str, error: OSError) -> str:
-    """Why no hub can be reached at this path, and what to do."""
+    """The reason why no hub can be reached at this path, and what to do."""
     if isinstance(error, OtherUsersSocket):
         return f"belongs to {user_text(error.user)}, and a hub's socket serves its own user alone: {KEY_OR_OWN_HUB}"
     closed = [each for each in reversed(Path(path).parents) if not os.access(each, os.X_OK, effective_ids=True)]

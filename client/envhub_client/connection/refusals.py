@@ -16,7 +16,7 @@ PROBES = 2
 
 
 class Refusals:
-    """Whether the hub at an address lets this client in.
+    """Refusals of this client by the hub at an address.
 
     Attributes:
         target: the address, with the keys to present there.
@@ -25,7 +25,7 @@ class Refusals:
     """
 
     def __init__(self, address: str | Secret[str]) -> None:
-        """Of the hub at this address, or of this name.
+        """Follow the hub at this address, or of this name.
 
         Raises:
             AddressError: not an address, nor the name of a hub.

@@ -57,7 +57,7 @@ class _Tail:
                 self._text = (self._text + chunk)[-TAIL_BYTES:]
 
     def text(self) -> bytes:
-        """What has come, once the process has ended."""
+        """Messages that have come, once the process has ended."""
         self._reader.join(TAIL_S)
         return self._text
 
@@ -128,7 +128,7 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
 
 
 def _default_path(host: str, command: list[str]) -> str:
-    """Where a hub listens by default on that machine, for that user."""
+    """Default address of a hub on that machine, for that user."""
     # No input: it is the program's. ssh asks for a passphrase or a password on the terminal itself, /dev/tty.
     ssh = subprocess.Popen(
         [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -29,7 +29,7 @@ class Transport(Protocol):
 
     @property
     def denied(self) -> str:
-        """Why the hub does not let this client in; empty as long as it may."""
+        """The reason why the hub does not let this client in; empty as long as it may."""
 
     @property
     def closed(self) -> bool:
@@ -64,7 +64,7 @@ class Transport(Protocol):
         """Connect again before the next use, and drop what arrived and was not heard."""
 
     def advice(self) -> str:
-        """What to check where no hub answers."""
+        """Advice where no hub answers."""
 
     def close(self) -> None:
         """Close all of it; again, after an interrupt."""

@@ -74,7 +74,7 @@ class ZeroMqTransport:
 
     @property
     def denied(self) -> str:
-        """Why the hub does not let this client in; empty as long as it may."""
+        """The reason why the hub does not let this client in; empty as long as it may."""
         return self._refusals.denied
 
     @property
@@ -121,7 +121,7 @@ class ZeroMqTransport:
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
 
     def advice(self) -> str:
-        """What to check where no hub answers."""
+        """Advice where no hub answers."""
         if self.local_sockets is not None:
             return self.local_sockets.why_silent()
         if why := self._why_unresolved():
@@ -133,7 +133,7 @@ class ZeroMqTransport:
         return "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
 
     def _why_unresolved(self) -> str:
-        """Why the host has no address; empty if it has one."""
+        """The reason why the host has no address; empty if it has one."""
         target = self._refusals.target
         try:
             socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
@@ -246,7 +246,7 @@ class ZeroMqTransport:
         return renewed
 
     def _refuses(self) -> bool:
-        """Whether nothing listens at the address, which proves a loss; that the network does not get there does not."""
+        """True if nothing listens at the address, which proves a loss; that the network does not get there does not."""
         if self.local_sockets is not None:
             return self.local_sockets.refuses()
         target = self._refusals.target

@@ -155,7 +155,7 @@ _KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *faults.FIELDS, *hos
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:
-    """Whether Gymnasium knows how to batch it; what it does not know, upstream refuses to share."""
+    """True if Gymnasium knows how to batch it; what it does not know, upstream refuses to share."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(map(_is_gymnasiums, parts))

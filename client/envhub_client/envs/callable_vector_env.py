@@ -88,7 +88,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """As ``call``, of these envs only; one result for each of ``env_ids``. The others are not touched.
+        """Call a method of these envs only; one result for each of ``env_ids``. Others stay untouched.
 
         Raises:
             ValueError: ``env_ids`` are not different numbers of envs.
@@ -99,7 +99,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether the attribute of every env, or of these, is a method, or another callable; nothing is called.
+        """Tell of every env, or of these, if the attribute is a method, or another callable; nothing is called.
 
         Raises:
             AttributeError: the envs have no such attribute.
@@ -110,7 +110,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether every env, or each of these, has the attribute; no method is called, and no value travels.
+        """Tell of every env, or of each of these, if it has the attribute; no method is called, and no value travels.
 
         Errors as for ``call_some``.
         """
@@ -120,7 +120,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
-        """Whether a wrapper of every env, or of each of these, is of this class or extends it.
+        """Tell of every env, or of each of these, if a wrapper of it is of this class or extends it.
 
         ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
 

@@ -54,7 +54,7 @@ class EpisodeRecording:
 
     @property
     def recorded(self) -> Recorded:
-        """What is recorded so far, and what was dropped."""
+        """Counts of what is recorded so far, and what was dropped."""
         return self._recorder.recorded
 
     def check_parts(self) -> None:

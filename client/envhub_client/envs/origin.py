@@ -1,4 +1,4 @@
-"""What a program asked for when it made envs."""
+"""Origin of envs: the request of a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envhub_client.session.description import SessionDescription
 
 
 class Origin(NamedTuple):
-    """What the envs of a vector env are made by.
+    """Recipe of a vector env's envs.
 
     Attributes:
         env: their id or name, or their factories, or one for all of them.
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 
 def _described(factory: Any) -> tuple[str, dict[str, Any]]:
-    """Where a factory is found, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
+    """Name of a factory, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
     function, arguments = factory, {}
     if isinstance(factory, functools.partial):
         function, arguments = factory.func, factory.keywords

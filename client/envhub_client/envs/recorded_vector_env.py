@@ -38,5 +38,5 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def recorded(self) -> Recorded:
-        """What is recorded so far, and what was dropped."""
+        """Counts of what is recorded so far, and what was dropped."""
         return self._recording.recorded

@@ -1,4 +1,4 @@
-"""What an env of a hub is made by where its episodes are read later."""
+"""Recipe of a hub's env for readers of its episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envhub_client.session.specs import own_spec
 
 
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
-    """What one env of ``envs`` is made by, here and now, or None if nothing that can be written down makes it.
+    """Spec by which one env of ``envs`` can be made here; None if it cannot be written down.
 
     It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too, and it
     has no arguments but those that this program knows; else it is an env of the same hub, by ``EnvHub/Remote-v0``.

@@ -24,7 +24,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.spec = envs.env_spec
 
     def refuse_reward_axes(self, who: str) -> None:
-        """As ``HubVectorEnv.refuse_reward_axes``."""
+        """Refuse rewards as ``HubVectorEnv.refuse_reward_axes``."""
         self._envs.refuse_reward_axes(who)
 
     @hiding_frames
@@ -75,7 +75,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
 
     @hiding_frames
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this object or the env in the hub has the attribute; no method is called for it."""
+        """True if this object or the env in the hub has the attribute; no method is called for it."""
         if hasattr(self, name):
             return True
         try:

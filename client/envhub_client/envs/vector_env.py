@@ -96,7 +96,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def closed(self) -> bool:
-        """Whether the session is over, or left to another process by ``detach``."""
+        """True if the session is over, or left to another process by ``detach``."""
         return self._session.pending.closed
 
     @closed.setter
@@ -110,7 +110,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def lane(self) -> str:
-        """How the envs are stepped.
+        """Lane by which the envs are stepped.
 
         ``"shared"``, in their workers' own memory, ``"wire"``, by messages, or ``"in-process"``.
         """
@@ -118,27 +118,27 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def sizing(self) -> Sizing:
-        """How many processes host the envs, and why."""
+        """Number of processes host the envs, and why."""
         return self._session.sizing
 
     @property
     def num_workers(self) -> int:
-        """How many processes host the envs."""
+        """Number of processes host the envs."""
         return self._session.sizing.num_workers
 
     @property
     def vector(self) -> bool:
-        """Whether the envs of each worker are one vector env, whose rows step together."""
+        """True if the envs of each worker are one vector env, whose rows step together."""
         return self._session.description.vector
 
     @property
     def compression(self) -> str:
-        """How observations are compressed on the wire lane; empty for not at all."""
+        """Compression of observations on the wire lane; empty for none."""
         return self._session.compression
 
     @property
     def represented(self) -> dict[str, str]:
-        """Where in the infos a ``repr`` stood in for a value that no codec carries, and the first one's."""
+        """Places in the infos where a ``repr`` stood in for a value that no codec carries, and the first one's."""
         return dict(self._reader.observations.represented)
 
     @property
@@ -255,7 +255,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def reset_each(
         self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
-        """As ``reset``, but with the infos as each env gave them, by env; an empty one may be left out.
+        """Reset as ``reset`` does, but with the infos as each env gave them, by env; an empty one may be left out.
 
         With ``env_ids`` only these envs are reset. With them, or without ``masked``, a ``reset_mask`` in the options is
         the envs' own affair.
@@ -334,7 +334,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def step_wait_each(self) -> StepReturn:
-        """As ``step_wait``, but with the infos as each env gave them, by env; an empty one may be left out.
+        """Wait as ``step_wait`` does, but with the infos as each env gave them, by env; an empty one may be left out.
 
         Interrupted, the step is not to be waited for again: the next request drops its result.
         """
@@ -353,7 +353,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
-        """As ``step``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        """Step as ``step`` does, but with the infos as each env gave them, by env; an empty one may be left out."""
         try:
             self.step_async(actions)
             return self.step_wait_each()
@@ -425,7 +425,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
-        """As ``recv``, but with the infos as each env gave them, by env; an empty one may be left out."""
+        """Receive as ``recv`` does, but with the infos as each env gave them, by env; an empty one may be left out."""
         return self._recv(min_envs, timeout, by_env=True)
 
     def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
@@ -476,7 +476,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def observe(self) -> Seen:
-        """What the envs showed last, such as what another process left; nothing is stepped.
+        """Last observations of the envs, such as what another process left; nothing is stepped.
 
         Raises:
             SessionLost: the session has ended, or was taken over.

@@ -21,5 +21,5 @@ def attributes(envs: HubVectorEnv, name: str, rows: list[int]) -> Sequence[Any]:
 
 
 def call(envs: HubVectorEnv, row: int, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What the method of one env returns; errors as for ``HubVectorEnv.call_some``."""
+    """Call the method of one env; errors as for ``HubVectorEnv.call_some``."""
     return envs.call_some([row], name, *args, **kwargs)[0]

@@ -1,4 +1,4 @@
-"""What factories use of a training framework, sent in place of its name."""
+"""Parts of a training framework that factories use, sent in place of its name."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 
 def is_composed(space: Space[Any]) -> bool:
-    """Whether actions of this space have parts."""
+    """True if actions of this space have parts."""
     return isinstance(space, (Dict, Tuple))
 
 

@@ -1,4 +1,4 @@
-"""What to install where a training framework is missing."""
+"""Packages to install where a training framework is missing."""
 
 from __future__ import annotations
 

@@ -468,7 +468,7 @@ def _sampled(space: Space[Any]) -> dict[str, Any]:
 
 
 def _outside(space: Space[Any], action: Any, name: str) -> str:
-    """Why the action is not in its space, empty if it is; numbers may have another dtype of their kind."""
+    """The reason why the action is not in its space, empty if it is; numbers may have another dtype of their kind."""
     if spaces.contains(space, action):
         return ""
     if why := misfit(space, action, name):

@@ -167,7 +167,7 @@ class HubVecEnv(VecEnv):
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
     def _of_each(self, indices: VecEnvIndices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-        """What ``ask`` returns for the envs of ``indices``, in which one may come twice."""
+        """Results of ``ask`` for the envs of ``indices``, in which one may come twice."""
         rows = self._rows(indices)
         if not rows:
             return []
@@ -176,7 +176,7 @@ class HubVecEnv(VecEnv):
         return [found[row] for row in rows]
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether every env has the attribute; nothing is called."""
+        """True if every env has the attribute; nothing is called."""
         return all(self.envs.has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -201,7 +201,7 @@ class HubVecEnv(VecEnv):
         )
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        """Whether each env has a wrapper of this class, which is compared by name."""
+        """Tell of each env if it has a wrapper of this class, which is compared by name."""
         return self._of_each(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -237,7 +237,7 @@ class WholeEpisodeMonitor(VecMonitor):
         super().__init__(self._hides_cuts, filename, info_keywords)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """As ``VecMonitor.step_wait``, with no ``episode`` in the info of an episode that was cut short."""
+        """Wait as ``VecMonitor.step_wait``, with no ``episode`` in the info of an episode that was cut short."""
         observations, rewards, dones, infos = super().step_wait()
         cut = self._hides_cuts.cut
         self.episode_returns[cut], self.episode_lengths[cut] = 0, 0
@@ -262,7 +262,7 @@ class _Whole:
             raise ValueError(f"a {type(self).__name__} leaves out steps, and takes no optimize_memory_usage=True")
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """As ``ReplayBuffer.add``."""
+        """Add as ``ReplayBuffer.add``."""
         cut = np.array([CUT in info for info in infos])
         if cut.all():
             return
@@ -288,7 +288,7 @@ class WholeHerReplayBuffer(HerReplayBuffer):
     """
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """As ``HerReplayBuffer.add``."""
+        """Add as ``HerReplayBuffer.add``."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
         self.ep_length[row, [CUT in info for info in infos]] = 0  # what marks a step as not to be drawn

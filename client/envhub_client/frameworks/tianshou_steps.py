@@ -67,7 +67,7 @@ class PartialSteps:
     """
 
     def __init__(self, envs: HubVectorEnv, wait_num: int, timeout: float | None, is_async: bool) -> None:
-        """Of these envs; a wait is for ``wait_num`` envs, or for as many as are done within ``timeout`` seconds."""
+        """Wrap these envs; a wait is for ``wait_num`` envs, or for as many as are done within ``timeout`` seconds."""
         self._envs = envs
         self._wait_num, self._timeout, self._is_async = wait_num, timeout, is_async
         self.waiting: list[int] = []
@@ -79,7 +79,7 @@ class PartialSteps:
 
     @property
     def under_way(self) -> int:
-        """How many envs are under way in the hub."""
+        """Number of envs are under way in the hub."""
         return len(self.waiting) - sum(len(part.rows) for part in self._held)
 
     def step(self, actions: Any, rows: list[int]) -> Part:

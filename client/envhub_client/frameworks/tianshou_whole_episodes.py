@@ -16,7 +16,7 @@ DRAWS_MAX = 100
 
 
 def _was_cut(infos: Any) -> bool:
-    """Whether the last of these infos, a ``Batch`` of an episode, is that of an episode cut short."""
+    """True if the last of these infos, a ``Batch`` of an episode, is that of an episode cut short."""
     invalid = infos.get(INVALID)
     return invalid is not None and bool(invalid[-1])
 

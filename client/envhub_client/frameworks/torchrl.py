@@ -59,7 +59,7 @@ def make_env(
 
 @dataclass
 class _Shown:
-    """What the envs showed last, and what the last step did besides."""
+    """Last observations of the envs, and the other results of the last step."""
 
     fresh: np.ndarray  # the envs that it has reset
     observations: Any = None  # of these the ones of their resets
@@ -133,7 +133,7 @@ class HubTorchEnv(GymWrapper):
         return self._tensors(observations, infos, others)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """As ``EnvBase.step_and_maybe_reset``, and faster: what the envs' own resets showed is there already."""
+        """Step and reset as ``EnvBase.step_and_maybe_reset``, and faster: the envs' own resets are there already."""
         keys = tensordict.keys()
         if self.device is not None or tensordict.device is not None or "next" in keys or "_step" in keys:
             slowly: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)

@@ -1,1 +1,1 @@
-"""How the envs of a session are stepped."""
+"""Lane by which the envs of a session are stepped."""

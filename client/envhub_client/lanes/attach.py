@@ -1,4 +1,4 @@
-"""What a client needs to drive: the arena and the bells, which come through the hub's side socket."""
+"""Grant with which a client drives: the arena and the bells, which come through the hub's side socket."""
 
 from __future__ import annotations
 

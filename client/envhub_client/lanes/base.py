@@ -1,4 +1,4 @@
-"""What every lane can do."""
+"""Interface of every lane."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envhub_client.batch import Batch
 
 
 class Lane(Protocol):
-    """How the envs of a session are stepped. One reset or step of all envs is under way at a time, or steps of some.
+    """Lane by which envs are stepped. One reset or step of all envs is under way at a time, or steps of some.
 
     What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
     that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise ``HubLost``, and any
@@ -60,11 +60,11 @@ class Lane(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs were begun by ``begin_rows`` and not taken."""
 
     @property
     def moving(self) -> np.ndarray:
-        """Whether each env is outstanding."""
+        """Mask of the envs that are outstanding."""
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only, with an array per action leaf.
@@ -82,7 +82,7 @@ class Lane(Protocol):
 
 
 class LaneSource(Protocol):
-    """Where a lane comes from when that of a session has lost its hub."""
+    """Source of a lane when that of a session has lost its hub."""
 
     def renew(self, loss: HubLost) -> Lane:
         """Make the envs again elsewhere, each with a truncation by this loss pending, and return the lane to them.

@@ -40,7 +40,7 @@ log = logging.getLogger("envhub")
 
 
 class Begun(Enum):
-    """How far the reset or step is that was begun last."""
+    """Progress of the reset or step that was begun last."""
 
     BY_HUB = 1  # the hub drives it; its reply comes by the wire lane
     POSTED = 2  # the client drives it; the arena's words are being written, and the workers are not rung yet
@@ -157,12 +157,12 @@ class SharedLane:
 
     @property
     def outstanding(self) -> int:
-        """How many envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs were begun by ``begin_rows`` and not taken."""
         return self._driver.outstanding
 
     @property
     def moving(self) -> np.ndarray:
-        """Whether each env is outstanding."""
+        """Mask of the envs that are outstanding."""
         return np.frombuffer(self._driver.sent, np.bool_)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:

@@ -31,7 +31,7 @@ _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in 
 
 
 class _Inbox(NamedTuple):
-    """What has arrived and was not returned; replaced as a whole: no interrupt must come between its fields."""
+    """Results that arrived and were not returned; replaced as a whole, as no interrupt must come between its fields."""
 
     parts: tuple[Batch, ...] = ()  # results of some envs, which came before there were enough
     unread: Reply | None = None  # a reply that is being read, for which the hub may have to be asked for more
@@ -74,7 +74,7 @@ class WireLane:
         self._decompress = decompressor(compression) if compression else None
 
     def settle(self) -> bool:
-        """Whether some envs are outstanding; the hub itself waits for the end of what was given up."""
+        """True if some envs are outstanding; the hub itself waits for the end of what was given up."""
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:
@@ -100,12 +100,12 @@ class WireLane:
 
     @property
     def outstanding(self) -> int:
-        """How many envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
     @property
     def moving(self) -> np.ndarray:
-        """Whether each env is outstanding."""
+        """Mask of the envs that are outstanding."""
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
@@ -145,7 +145,7 @@ class WireLane:
         return _joined(self._inbox.parts)
 
     def _receiving(self) -> bool:
-        """Whether an earlier wait, which timed out or was interrupted, has asked already."""
+        """True if an earlier wait, which timed out or was interrupted, has asked already."""
         protocol, inbox = self._connection.protocol, self._inbox
         answer = protocol.answer
         arrived = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
@@ -157,7 +157,7 @@ class WireLane:
         self._inbox = _Inbox((), None, self._inbox.read)
 
     def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:
-        """What ``read`` makes of the reply, which can be read again until the next request."""
+        """Read the reply by ``read``; it can be read again until the next request."""
         parts, unread, last = self._inbox
         deadline = None if timeout is None else Deadline(timeout)
         reply = unread or self._connection.wait(timeout)

@@ -55,7 +55,7 @@ class InProcessTransport:
         """Do nothing: there is no way to the hub that could be lost."""
 
     def advice(self) -> str:
-        """What to check where no hub answers."""
+        """Advice where no hub answers."""
         return "it is in this process"
 
     def close(self) -> None:

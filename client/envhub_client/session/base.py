@@ -52,11 +52,11 @@ class VectorSession(Protocol):
 
     @property
     def sizing(self) -> Sizing:
-        """How many processes host the envs now, and why."""
+        """Number of processes host the envs now, and why."""
 
     @property
     def compression(self) -> str:
-        """How observations are compressed on the wire lane; empty for not at all."""
+        """Compression of observations on the wire lane; empty for none."""
 
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""
@@ -117,7 +117,7 @@ class VectorSession(Protocol):
         """Set an attribute; errors as for ``call``."""
 
     def observe(self) -> Reply:
-        """What the envs showed last, as a hub's reply to OBSERVE says it."""
+        """Last observations of the envs, as in a hub's reply to OBSERVE."""
 
     def detach(self) -> None:
         """Leave the session as it is, for another process to take it over; this object is closed then.

@@ -23,7 +23,7 @@ log = logging.getLogger("envhub")
 
 
 class Sizing(NamedTuple):
-    """How many processes host the envs of a session, and why.
+    """Number of processes that host the envs of a session, and the reason.
 
     Attributes:
         num_workers: how many.
@@ -36,7 +36,7 @@ class Sizing(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionDescription:
-    """What does not change in a session, also where it goes on with another hub.
+    """Description of a session, which stays the same where it goes on with another hub.
 
     Attributes:
         num_envs: how many envs it has.

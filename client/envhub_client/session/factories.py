@@ -54,7 +54,7 @@ def _described(given: Any) -> str:
 
 
 def make_of_factories(factories: Sequence[object], runner: object = None) -> Make:
-    """What asks a private hub for one env of each factory, run by this class, or the one of this name.
+    """Request to a private hub for one env of each factory, run by this class, or the one of this name.
 
     Raises:
         TypeError: the factories hold something that cannot be pickled.
@@ -90,7 +90,7 @@ def pickled_for_workers(named: str, value: object) -> bytes:
 
 
 def _why(factories: Sequence[object], error: Exception) -> str:
-    """Of the first factory that cannot be pickled, why."""
+    """Describe the first factory that cannot be pickled."""
     for number, factory in enumerate(factories):
         try:
             code_pickler.dumps(factory)

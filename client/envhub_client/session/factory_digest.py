@@ -48,7 +48,7 @@ def factories_digest(factories: Sequence[object], *others: object) -> str:
 
 
 def _tokens(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
-    """What there is to say of a value, piece by piece."""
+    """Text of a value, piece by piece."""
     if isinstance(value, _NUMBERS):
         yield f"{type(value).__name__} {value!r}"
         return
@@ -122,5 +122,5 @@ def _captured(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _is_programs_own(value: Any) -> bool:
-    """Whether it is likely to change from day to day: what is in the program's main module."""
+    """True if it is likely to change from day to day: what is in the program's main module."""
     return bool(value.__module__ == "__main__" or "<locals>" in value.__qualname__ or "<lambda>" in value.__qualname__)

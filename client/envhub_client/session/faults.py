@@ -1,4 +1,4 @@
-"""What a session does about envs that crash, hang, raise or return invalid results."""
+"""Options for envs that crash, hang, raise or return invalid results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a session get besides their envs."""
+"""Settings of a session's workers besides their envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who uses a session: one thread at a time."""
+"""Use of a session: by one thread at a time."""
 
 from __future__ import annotations
 

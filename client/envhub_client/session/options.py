@@ -41,7 +41,7 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a hub hosts the envs, and how their observations are handed over.
+    """Options of hosting envs, and of handing over their observations.
 
     The fields are keywords of ``envhub.make_vec``, which describes them; ``faults`` says what is done about envs that
     fail, ``hosting`` what their workers get. ``record`` is None or a ``RecordOptions`` once it is checked.

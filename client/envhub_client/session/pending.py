@@ -22,7 +22,7 @@ class Carrier(Protocol):
 
 
 class PendingRequest:
-    """What a session has pending.
+    """Pending requests of a session.
 
     Attributes:
         state: which request is pending.
@@ -57,7 +57,7 @@ class PendingRequest:
             raise
 
     def wait(self, state: AsyncState, wait: Callable[..., Result], *args: Any) -> Result:
-        """What ``wait`` returns for the pending request.
+        """Wait for the pending request.
 
         Only a wait that timed out or was interrupted leaves the request pending: wait again.
 

@@ -43,7 +43,7 @@ class RecoveringLane:
 
     @property
     def name(self) -> str:
-        """How the envs are stepped now."""
+        """Lane by which the envs are stepped now."""
         return self._lane.name
 
     def lose(self, loss: HubLost) -> None:
@@ -156,12 +156,12 @@ class RecoveringLane:
 
     @property
     def outstanding(self) -> int:
-        """How many envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs were begun by ``begin_rows`` and not taken."""
         return int(self._under_way.sum())
 
     @property
     def moving(self) -> np.ndarray:
-        """Whether each env is outstanding."""
+        """Mask of the envs that are outstanding."""
         return self._under_way
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
@@ -202,7 +202,7 @@ class RecoveringLane:
 
 
 def _invalid(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
-    """Which of these rows' results are no transition of their env, as their infos say."""
+    """Mask of these rows whose results are no transition of their env, as their infos say."""
     invalid = np.zeros(len(env_ids), bool)
     for row, blob in rows:
         info = codec.decode_leniently(blob)[0] if blob else {}

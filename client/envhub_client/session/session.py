@@ -98,12 +98,12 @@ class Session:
 
     @property
     def sizing(self) -> Sizing:
-        """How many processes host the envs now, and why."""
+        """Number of processes host the envs now, and why."""
         return self._maker.sizing
 
     @property
     def compression(self) -> str:
-        """How observations are compressed on the wire lane; empty for not at all."""
+        """Compression of observations on the wire lane; empty for none."""
         return self._maker.compression
 
     def speaks(self, minor: int) -> bool:
@@ -196,7 +196,7 @@ class Session:
             self._renewal.remember(message)
 
     def observe(self) -> Reply:
-        """What the envs showed last, as a hub's reply to OBSERVE says it."""
+        """Last observations of the envs, as in a hub's reply to OBSERVE."""
         with self._noticing_loss():
             return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
 

@@ -34,7 +34,7 @@ def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
 
 
 def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
-    """What is registered in this program under the id of a hub's spec; None where it may not be made by that spec.
+    """Spec of this program under the id of a hub's spec; None where it may not be made by that spec.
 
     It may not be made with arguments that are neither registered nor ``asked`` for: they are the hub's choice, such as
     the path of a file. EnvHub's own id is always refused: it makes any env of this machine, of any module, writes

@@ -1,4 +1,4 @@
-"""What each client has of a hub, beside what its key allows."""
+"""Usage of a hub by each client, next to what its key allows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ClientUsage:
         return ""
 
     def refusal(self, holder: Holder, make: Make, spares: int, sessions: Iterable[SessionRuntime]) -> str:
-        """Why the client may not make this session of so many spares beside those that there are; empty if it may."""
+        """The reason why the client may not make this session of so many spares next to its others; empty if it may."""
         quotas = holder.quotas
         if quotas is None:
             return ""
@@ -85,7 +85,7 @@ class ClientUsage:
         return ended
 
     def memory_lack(self, name: str) -> str:
-        """Why the client may have no more memory in its workers; empty if it may, or nothing was measured."""
+        """The reason why the client may have no more memory in its workers; empty if it may, or without a sample."""
         has, bytes_max = self._memory.get(name, (0, 0))
         if has <= bytes_max:
             return ""
@@ -96,7 +96,7 @@ class ClientUsage:
         self._memory = {name: found for name, found in self._memory.items() if name in names}
 
     def workers_left(self, holder: Holder, spares: int, sessions: Iterable[SessionRuntime]) -> float:
-        """How many workers a new session of the client may have besides its spares; infinity without quotas."""
+        """Number of workers a new session of the client may have besides its spares; infinity without quotas."""
         if holder.quotas is None:
             return math.inf
         has = sum(each.state.processes for each in sessions if each.owner == holder.name)

@@ -1,4 +1,4 @@
-"""What a session holds on this machine: its processes, its shared memory, its bells and its client's requests."""
+"""Holdings of a session on this machine: its processes, its shared memory, its bells and its client's requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = Logger("envhub.hub")
 
 @dataclass(frozen=True)
 class Services:
-    """What all sessions of a hub have in common."""
+    """Resources that all sessions of a hub have in common."""
 
     poller: Poller
     supervisor: WorkerStarter
@@ -46,7 +46,7 @@ class Services:
 
 
 class Holdings:
-    """What one session holds. It refers to nothing that refers to it: what has ended must go at once.
+    """Holdings of one session. They refer to nothing that refers to them: an ended session must go at once.
 
     Attributes:
         number: the session's, which never changes; its events carry it.

@@ -111,7 +111,7 @@ log = Logger("envhub.hub")
 
 
 class Service(enum.Enum):
-    """Whether the hub serves."""
+    """Health of the hub."""
 
     SERVING = "serving"
     DRAINING = "draining"  # requests under way are answered, then the envs are closed
@@ -530,7 +530,7 @@ class Hub:
         return self._listing.example()
 
     def unready(self) -> dict[str, str]:
-        """Why envs cannot be made, by their names."""
+        """Reasons why envs cannot be made, by their names."""
         return dict(self._listing.unready)
 
     def _start_listing(self) -> None:
@@ -984,7 +984,7 @@ class Hub:
     def _sizing(
         self, make: Make, recipe: Recipe, machine: Machine, cost: StepCost | None, hosting: messages.Hosting
     ) -> WorkerCount | None:
-        """How many workers a session gets; None where that is to be seen of its first envs."""
+        """Number of workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
             return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
         if recipe.settings.vector:
@@ -1073,7 +1073,7 @@ class Hub:
         self._audit.write("refused", holder.name, origin, **named, why="another client's session")
 
     def _progress(self, token: bytes) -> HeartbeatReply:
-        """How far a request is, for its client; of one that makes envs, the log says so, too."""
+        """Progress of a request, for its client; of one that makes envs, the log says so, too."""
         runtime = self._by_token.get(token)
         if runtime is None or not runtime.state.making:
             return HeartbeatReply("running")
@@ -1107,11 +1107,11 @@ class Hub:
         )
 
     def _hides_folders(self, holder: Holder) -> bool:
-        """Whether this client is told of no folder of this machine."""
+        """True if this client is told of no folder of this machine."""
         return holder is not OWN_USER and not self.config.verbose_errors
 
     def _health(self, holder: Holder) -> dict[str, Any]:
-        """Whether the hub serves, and which of its envs it cannot make now, with the reason."""
+        """Health of the hub, and the envs that it cannot make now, with the reasons."""
         unready = {**self._listing.unready, **self._listing.starting}
         return {
             "status": "ok" if self._service is Service.SERVING else "draining",

@@ -1,4 +1,4 @@
-"""What a session's machine is told: bells, the side socket, the clock and the messages of processes, as stimuli."""
+"""Inputs of a session's machine: bells, side socket, clock and messages of processes, as stimuli."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Recordings:
             return None
 
     def _lack(self, options: RecordOptions) -> str:
-        """Why no recording is begun while those run that do; empty if one is."""
+        """The reason why no recording is begun next to those that run; empty if one is."""
         if len(self.running) >= RECORDINGS_MAX:
             return f"{RECORDINGS_MAX} recordings are being written"
         used, most = sum(each.options.memory_bytes for each in self.running), self._memory_bytes_max
@@ -147,7 +147,7 @@ class SessionRecording(SessionObserver):
 
     @property
     def _film_problem(self) -> str:
-        """Why the session's envs cannot be filmed as the operator wants; empty if they can."""
+        """The reason why the session's envs cannot be filmed as the operator wants; empty if they can."""
         if not self.options.film or self._built is None or self._built.render_mode == "rgb_array":
             return ""
         found = self._built.render_mode
@@ -256,7 +256,7 @@ class SessionRecording(SessionObserver):
 
     @property
     def runs(self) -> bool:
-        """Whether its process has not ended."""
+        """True if its process has not ended."""
         return self.handle.process.poll() is None
 
     def flush(self) -> None:

@@ -76,7 +76,7 @@ class ReplayWriter:
             self._log()
 
     def _refusal(self, session: int, journal_bytes: int) -> str:
-        """Why a replay cannot wait to be written; empty if it can. One that has nothing before it always can."""
+        """The reason why a replay cannot wait to be written; empty if it can. One with nothing before it always can."""
         own, everyone = self._waiting_bytes[session], self._waiting_bytes.total()
         if own and own + journal_bytes > WAITING_BYTES_MAX // 2:
             return f"those of its session that wait to be written hold up to {WAITING_BYTES_MAX // 2} bytes of journals"

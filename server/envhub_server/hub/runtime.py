@@ -56,7 +56,7 @@ class SessionRuntime:
         budget: ArenaBudget,
         factories: int = -1,
     ) -> None:
-        """Of this state machine, which has handled nothing yet.
+        """Run this state machine, which has handled nothing yet.
 
         ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
         ``factories`` is the memory of pickled factories, which the session closes; -1 for none.
@@ -113,12 +113,12 @@ class SessionRuntime:
 
     @property
     def arena_bytes(self) -> int:
-        """How much shared memory the session holds."""
+        """Amount of shared memory the session holds."""
         return 0 if self._held.memory is None else self._held.memory.nbytes
 
     @property
     def memory(self) -> Mapping[int, int]:
-        """How many bytes each process has besides what it was forked with, without those that end for their memory."""
+        """Number of bytes each process has besides what it was forked with, without those that end for their memory."""
         found = self._held.pool.own_memory().items()
         return {number: nbytes for number, nbytes in found if not self.state.supervision.overruns(number)}
 
@@ -134,7 +134,7 @@ class SessionRuntime:
         return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
-        """What its envs showed last, once they are made."""
+        """Last observations of its envs, once they are made."""
         memory, made = self._held.memory, self.state.made
         assert memory is not None and made is not None
         steps, given, found = memory.arena.last_observations()

@@ -1,4 +1,4 @@
-"""What the features that observe a session learn of it."""
+"""Interface of the features that observe a session."""
 
 from __future__ import annotations
 

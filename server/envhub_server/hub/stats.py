@@ -1,4 +1,4 @@
-"""What a hub tells of itself and of its sessions."""
+"""Reports of a hub about itself and its sessions."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class StartedWorker(Protocol):
 
 
 class WorkerStarter(Protocol):
-    """What starts workers: a hub's ``Supervisor``, as processes."""
+    """Starter of workers: a hub's ``Supervisor``, as processes."""
 
     def start(
         self,
@@ -58,7 +58,7 @@ class WorkerPool:
         key: InterpreterKey,
         environ: Mapping[str, str] | None,
     ) -> None:
-        """Of this session, whose processes run this interpreter in this environment (if None, that of all sessions).
+        """Serve this session, whose processes run this interpreter in this environment (None: that of all sessions).
 
         ``name`` is the session's in the log.
         """
@@ -104,7 +104,7 @@ class WorkerPool:
         return [handle.pid for handle in self._handles.values() if handle.pid is not None]
 
     def memory(self) -> Mapping[int, int]:
-        """How many bytes of memory each process has, with what it started."""
+        """Number of bytes of memory each process has, with what it started."""
         pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
         orphans = self._supervisor.orphans()
         return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
@@ -114,7 +114,7 @@ class WorkerPool:
         self._inherited_bytes[pid] = self._supervisor.inherited_bytes(pid)
 
     def own_memory(self) -> Mapping[int, int]:
-        """As ``memory``, without what the processes had of their zygote when they began."""
+        """Memory as in ``memory``, without what the processes had of their zygote when they began."""
         inherited = {number: self._inherited_bytes.get(each.pid or 0, 0) for number, each in self._handles.items()}
         return {number: max(0, nbytes - inherited[number]) for number, nbytes in self.memory().items()}
 

@@ -1,1 +1,1 @@
-"""What a session decides, and what it decides by. Pure."""
+"""Decisions of a session, and their grounds. Pure."""

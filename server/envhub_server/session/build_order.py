@@ -1,4 +1,4 @@
-"""What a worker is told to build, and by which variables its envs find their place. Pure."""
+"""Orders to a worker to build envs, and the variables by which they find their place. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_
 
 @dataclass(frozen=True)
 class WorkerRules:
-    """What holds for every worker of a session.
+    """Settings of every worker of a session.
 
     Attributes:
         memory_bytes_max: of a worker's own memory; 0 for no limit.

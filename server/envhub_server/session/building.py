@@ -155,7 +155,7 @@ class EnvBuilding:
 
     @property
     def _made(self) -> list[control.Built]:
-        """What the processes said of their envs, in the order of the slots; all have made them."""
+        """Descriptions of the envs by their processes, in the order of the slots; all have made them."""
         made = [slot.process.made for slot in self._slots if slot.process is not None]
         return [each for each in made if each is not None]
 

@@ -37,7 +37,7 @@ class Calls:
         return not any(slot.waiting for slot in self._slots)
 
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
-        """Why these rows cannot be asked; None if they can. No rows stand for all."""
+        """The reason why these rows cannot be called; None if they can. No rows stand for all."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None

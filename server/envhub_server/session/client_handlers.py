@@ -1,4 +1,4 @@
-"""What becomes of a client that comes, goes or takes a session over, and of the end of a session."""
+"""Handlers of a client that comes, goes or takes a session over, and of the end of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client has given its envs for good: the next process of a slot gives it to them again."""
+"""Attributes that the client has set on its envs: the next process of a slot sets them again."""
 
 from __future__ import annotations
 

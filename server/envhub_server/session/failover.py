@@ -1,4 +1,4 @@
-"""Which row of a worker that has ended gets what: pure functions over the arena's words.
+"""Results for the rows of a worker that has ended: pure functions over the arena's words.
 
 ====================  ====================================  ==================  ======================================
 the row               and                                   its step            ``needs_reset`` says afterwards
@@ -38,7 +38,7 @@ from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 
 
 class Words(NamedTuple):
-    """What the arena says of some rows: the rows' indices, and a column of each word for exactly these."""
+    """Words of the arena for some rows: the rows' indices, and a column of each word for exactly these."""
 
     rows: np.ndarray
     request: np.ndarray
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What becomes of the rows of a worker that has ended.
+    """Fates of the rows of a worker that has ended.
 
     Attributes:
         lost: rows whose step is completed as lost.
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 
 
 def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
-    """What becomes of each row at the moment at which its worker is found to have ended.
+    """Fate of each row at the moment at which its worker is found to have ended.
 
     Args:
         words: of the worker's rows.
@@ -87,7 +87,7 @@ def plan(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
 
 
 def posted(words: Words, is_batch: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Of steps that were posted to a worker that has ended: the rows that are lost, and those that wait for the next.
+    """Rows of steps posted to a worker that has ended: those that are lost, and those that wait for the next.
 
     A step tells of the loss where nobody has been told of it. Otherwise it is the first of an env that is made again,
     for which it waits. Resets wait without a limit. With ``is_batch`` the rows are those of a vector env, which takes

@@ -1,4 +1,4 @@
-"""How workers end, in words: for the client that is to be told, and for infos."""
+"""Descriptions of workers' ends, for clients and for infos."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Overrun:
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """What is told of a worker that ended, in the results of its rows.
+    """Failure in the results of an ended worker's rows.
 
     Attributes:
         failure: what happened; ``env_index`` is to be each row's own.
@@ -56,7 +56,7 @@ def named(worker: int, rows: Sequence[int]) -> str:
 
 
 def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
-    """What to tell of an env whose interpreter cannot be used."""
+    """Description of an env whose interpreter cannot be used."""
     why = without_folders(why) if rules.hide_folders else why
     return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
@@ -64,7 +64,7 @@ def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
 def failure(
     worker: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
 ) -> Failure:
-    """What to tell of a worker that ended, or was ended because an env was late or it took too much memory."""
+    """Description of a worker that ended, or was ended because an env was late or it took too much memory."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
     if isinstance(why, Late):
@@ -75,7 +75,7 @@ def failure(
 
 
 def reason(why: Late | Overrun) -> str:
-    """Why the hub ended a worker; of its memory, as words that follow the worker's name."""
+    """The reason why the hub ended a worker; of its memory, as words that follow the worker's name."""
     if isinstance(why, Late):
         return f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
     text = f"had {why.nbytes // MIB} MiB of memory, "
@@ -95,7 +95,7 @@ def logged(failure: Failure) -> dict[str, Any]:
 
 
 def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
-    """Why the envs of a worker that ended are truncated."""
+    """Cause for which the envs of an ended worker are truncated."""
     timed_out = isinstance(why, Late)
     cause = "timeout" if timed_out else "crash" if why is None else "memory"
     stacks = _STACKS.search(told.log_tail) if timed_out else None
@@ -118,14 +118,14 @@ def cut(worker: int, rows: Sequence[int]) -> bytes:
 
 
 def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
-    """What the worker's rows are told, by the session's policy."""
+    """Decide the results of the worker's rows, by the session's policy."""
     timed_out = told.code == "env_timeout"
     policy = faults.on_timeout if timed_out else faults.on_crash
     return WorkerLoss(told, policy == "raise", failure_info(found))
 
 
 def exhausted(told: Failure, how_often: str) -> Failure:
-    """What to tell once a worker is not started again; ``how_often`` is as of ``Restarts.told``."""
+    """Describe why a worker is not started again; ``how_often`` is as of ``Restarts.told``."""
     text = f"{told.message}; {how_often} and is not started again: close this session, mend the env"
     return Failure(
         "restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail, replay=told.replay

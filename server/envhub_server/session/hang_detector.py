@@ -1,4 +1,4 @@
-"""When an env is taken to hang: pure; time is the caller's.
+"""Detection of envs that hang. Pure; time is the caller's.
 
 Deadlines are of envs, not of workers. A worker stores which env it is at, and the hub samples that: for as long as it
 finds the same env at the same call, that env has not returned. So a worker of many slow envs never hangs, and an env
@@ -18,7 +18,7 @@ INTERVALS_MAX = 2.0  # for how many planned intervals one sample counts at most
 
 @dataclass(frozen=True)
 class Progress:
-    """What a serving worker is at, as the arena's words say.
+    """Progress of a serving worker, by the arena's words.
 
     Attributes:
         turn: its progress word, which changes before every call into an env.
@@ -49,7 +49,7 @@ class Late:
 
     @property
     def over(self) -> bool:
-        """Whether its worker is to be ended."""
+        """True if its worker is to be ended."""
         return self.waited_s >= self.limit_s
 
 

@@ -1,4 +1,4 @@
-"""What processes say of single rows besides the arena: large infos, the forms of infos, and failures."""
+"""Messages of processes about single rows besides the arena: large infos, the forms of infos, and failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and a
 
 
 class RowInfos:
-    """What is kept by row until the next request.
+    """Records by row that are kept until the next request.
 
     Attributes:
         large: the infos that were too large for the arena.

@@ -1,4 +1,4 @@
-"""What comes out of a session's state machine: instructions, which ``hub.executor`` and ``hub.replies`` carry out."""
+"""Output of a session's state machine: instructions, which ``hub.executor`` and ``hub.replies`` carry out."""
 
 from __future__ import annotations
 

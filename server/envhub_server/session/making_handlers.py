@@ -1,4 +1,4 @@
-"""What becomes of a stimulus while the envs of a session are made."""
+"""Handlers of stimuli while the envs of a session are made."""
 
 from __future__ import annotations
 

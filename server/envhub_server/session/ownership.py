@@ -13,7 +13,7 @@ LOST = Failure("session_lost", "session", "the session has broken; make another"
 
 
 class Ownership:
-    """Who has a session.
+    """Owner of a session.
 
     Attributes:
         lane: how the client steps it.

@@ -25,7 +25,7 @@ class Parts:
         self.out = self.receiving = 0
 
     def problem(self, send: Send) -> Failure | None:
-        """Why these rows cannot be posted; None if they can."""
+        """The reason why these rows cannot be posted; None if they can."""
         shares = self._make.num_envs, len(self._slots)
         if self._is_vector and not whole_shares(send.rows, *shares):
             return refusal(split_share(*shares))

@@ -27,7 +27,7 @@ OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
 
 
 class LaneName(enum.Enum):
-    """How the client steps the session."""
+    """Lane of the client in this session."""
 
     WIRE = "wire"  # the hub drives, for each step
     SHARED = "shared"  # the client may drive, and does whenever nothing that the hub drives is under way

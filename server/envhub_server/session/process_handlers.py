@@ -1,4 +1,4 @@
-"""What becomes of the events of the processes of a session whose envs are made, and of the passing of time."""
+"""Handlers of the events of processes of a session whose envs are made, and of the passing of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the requests of a client, and of what completes them."""
+"""Handlers of a client's requests, and of what completes them."""
 
 from __future__ import annotations
 

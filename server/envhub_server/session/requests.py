@@ -62,7 +62,7 @@ class Requests:
     # --- requests that are refused ------------------------------------------------------------------------------------
 
     def problem(self, draining: bool, parts_out: int, driven: bool) -> Failure | None:
-        """Why no request can begin now; None if one can.
+        """The reason why no request can begin now; None if one can.
 
         Args:
             draining: True if the hub shuts down.
@@ -85,7 +85,7 @@ class Requests:
         return Failure("not_permitted", "request", text)
 
     def reset_problem(self, reset: Reset) -> Failure | None:
-        """Why this reset cannot be carried out; None if it can."""
+        """The reason why this reset cannot be carried out; None if it can."""
         num_envs, each = self._make.num_envs, reset.options_each
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):

@@ -1,4 +1,4 @@
-"""When a worker that ended is started again, and when no more: pure; time is the caller's.
+"""Times at which an ended worker is started again, and the end of restarts. Pure; time is the caller's.
 
 A worker that ended after it had served for a while is started again almost at once. One that ends again and again waits
 longer each time, and one that does so too often, or cannot build its envs, is given up. The shape of this, an intensity
@@ -39,11 +39,11 @@ class Restarts:
         self._count: Counter[int] = Counter()
 
     def count(self, worker: int) -> int:
-        """How often this worker has ended."""
+        """Number of times that this worker has ended."""
         return self._count[worker]
 
     def told(self, worker: int) -> str:
-        """How often the worker, or an env of it, has failed; and all of them, where that is what was too often."""
+        """Number of failures of the worker or its env; and of all workers, where that number was too high."""
         text = f"it failed {self._count[worker]} times"
         if len(self._ends_s[worker]) > self._restarts_max or len(self._all_s) <= self._all_max:
             return text

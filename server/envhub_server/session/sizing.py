@@ -47,7 +47,7 @@ class WorkerSizing:
         launcher: Launcher,
         count: WorkerCount | None,
     ) -> None:
-        """Of ``count`` workers; where that is None, of as many as suit the first envs once these are made."""
+        """Size it for ``count`` workers; where that is None, for as many as suit the first envs once these are made."""
         self._make, self._recipe, self._machine = make, recipe, machine
         self._slots, self._launcher = slots, launcher
         self.count = count

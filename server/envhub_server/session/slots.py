@@ -68,7 +68,7 @@ class Process:
 
     @property
     def killed_for(self) -> Late | Overrun | None:
-        """Why the hub kills the process; None if it does not."""
+        """The reason why the hub kills the process; None if it does not."""
         return self.late or self.overrun
 
     def leave(self, kill_at_s: float) -> None:

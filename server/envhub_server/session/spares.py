@@ -33,12 +33,12 @@ class Spares:
 
     @property
     def wanted(self) -> int:
-        """How many spares there are to be."""
+        """Number of spares there are to be."""
         return self._launcher.rules.hosting.spares or 0
 
     @property
     def unused(self) -> int:
-        """How many there are for any slot whose process ends."""
+        """Number of there are for any slot whose process ends."""
         spares = self._slots.spares.values()
         return sum(not (spare.successor or spare.stage is Stage.LEAVING) for spare in spares)
 

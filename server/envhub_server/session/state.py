@@ -78,7 +78,7 @@ class SessionState:
         restarts: Restarts,
         rules: WorkerRules = NO_RULES,
     ) -> None:
-        """Of ``sizing`` workers; where that is None, of as many as suit the first envs once these are made."""
+        """Size it for ``sizing`` workers; where that is None, for as many as suit the first envs."""
         is_vector, hosting = recipe.settings.vector, rules.hosting
         self.make = make
         self.recipe = recipe
@@ -114,12 +114,12 @@ class SessionState:
 
     @property
     def recycled(self) -> int:
-        """How often a process has taken over from another one that had not ended."""
+        """Number of processes that have taken over from another one that had not ended."""
         return sum(slot.recycled for slot in self.slots)
 
     @property
     def restarts(self) -> int:
-        """How often its processes have ended, or made an env again."""
+        """Number of times that its processes have ended, or made an env again."""
         return sum(self._restarts.count(slot.index) for slot in self.slots)
 
     @property
@@ -134,7 +134,7 @@ class SessionState:
 
     @property
     def progress(self) -> messages.HeartbeatReply:
-        """How many of the envs are made."""
+        """Number of of the envs are made."""
         return replace(self.building.description, phase=self.phase.value)
 
     def expects_end(self, number: int) -> bool:
@@ -190,7 +190,7 @@ class SessionState:
         return instructions
 
     def next_deadline_s(self) -> float:
-        """When ``Elapsed`` is due; infinity where nothing happens by the passing of time."""
+        """Time at which ``Elapsed`` is due; infinity where nothing happens by the passing of time."""
         if self.phase is Phase.ENDED:
             return math.inf
         if self.phase in OVER:
@@ -233,7 +233,7 @@ class SessionState:
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
     def problem(self, quiescent: bool, in_parts: bool = False) -> Failure | None:
-        """Why no request, of the whole batch or ``in_parts``, can begin now; None if one can."""
+        """The reason why no request, of the whole batch or ``in_parts``, can begin now; None if one can."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
         return self.requests.problem(self.deadlines.draining, 0 if in_parts else self.parts.out, driven)
 

@@ -1,4 +1,4 @@
-"""What goes into a session's state machine.
+"""Input of a session's state machine.
 
 They are what the client asks, what its workers report (``processes.worker_events``), and what came of an instruction or
 of the passing of time. Each carries the facts of the shared memory that its handling depends on, since the machine
@@ -19,7 +19,7 @@ from envhub_server.session.hang_detector import Progress
 
 
 class SessionStimulus(Frozen):
-    """What a session's state machine is told, besides the events of its workers."""
+    """Stimuli of a session's state machine, besides the events of its workers."""
 
 
 # --- of the client and the hub ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class PartPosted(SessionStimulus):
 
 
 class PartDone(SessionStimulus):
-    """As many rows are done as RECEIVE waits for; or one of them ``raised``, and no other is taken.
+    """Rows of a RECEIVE that are done, as many as it waits for; or one of them ``raised``, and no other is taken.
 
     ``small`` are the encoded infos that are in the arena, ``large`` the rows whose infos came by the channel.
     """

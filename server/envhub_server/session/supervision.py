@@ -115,7 +115,7 @@ class Supervision:
         return process is not None and process.overrun is not None
 
     def reason(self, number: int) -> str:
-        """Why this process is killed, in words; empty if it is not."""
+        """The reason why this process is killed; empty if it is not."""
         process = self._slots.process(number)
         why = None if process is None else process.killed_for
         return "" if why is None else failure_text.reason(why)

@@ -1,4 +1,4 @@
-"""Which stimulus is handled in which phase of a session, and which phases may follow."""
+"""Table of the stimuli that each phase of a session handles, and of the phases that may follow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Rule = tuple[Any, ...]  # the handler, and the phases that may follow besides th
 
 
 class Rules(Generic[M_contra]):
-    """What handles a kind of stimulus in some phases."""
+    """Handler of a kind of stimulus in some phases."""
 
     def __init__(self, handler: Callable[..., Instructions], following: Following) -> None:
         self.by_phase = {phase: (handler, *others) for phase, others in following.items()}

@@ -1,4 +1,4 @@
-"""How many workers a session gets, and why: pure, from what is known of the env and of the machine.
+"""Number of a session's workers, and the reason. Pure, from facts of the env and of the machine.
 
 What is known of the env decides; of these, the first that there is:
 
@@ -64,7 +64,7 @@ class WorkerCount:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a session may have of the machine.
+    """Share of the machine that a session may have.
 
     Attributes:
         affinity: the CPUs' numbers.
@@ -81,12 +81,12 @@ class Machine:
     memory_bytes: int = 1 << 50
 
     def cpu(self, worker: int) -> int:
-        """Which CPU is this worker's, where each has its own."""
+        """CPU of this worker, where each has its own."""
         return self.affinity[worker % len(self.affinity)]
 
 
 def told(num_envs: int, wanted: int, by: str) -> WorkerCount:
-    """As many as ``by`` says."""
+    """Sizing by a number that ``by`` says."""
     return WorkerCount(min(wanted, num_envs), f"told by {by}", told=True)
 
 
@@ -96,7 +96,7 @@ def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
 
 
 def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
-    """Why envs that need a process each cannot have them; empty if they can."""
+    """The reason why envs that need a process each cannot have them; empty if they can."""
     need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
     if sizing.workers < num_envs:
         return f"{need}, and there are to be {sizing.workers}, {sizing.reason}"
@@ -105,7 +105,7 @@ def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
 
 
 def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool = False) -> WorkerCount | None:
-    """What is best before any env is made; None where that is to be seen of the first envs.
+    """Best number before any env is made; None where the first envs decide.
 
     ``shares`` is whether somebody says that the envs may share a process.
     """
@@ -123,7 +123,7 @@ def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool =
 
 
 def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
-    """What suits envs of which nobody knows what a step takes, but of which the first ones are made."""
+    """Sizing for envs whose step time is unknown, but of which the first ones are made."""
     found = list(first)
     if shares:
         return WorkerCount(machine.cpus, "one per CPU: shared_process")
@@ -140,7 +140,7 @@ def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Mac
 
 
 def crowded_text(num_envs: int, workers: int) -> str:
-    """What is told where envs share processes though nobody knows that they may."""
+    """Text for envs that share processes though it is not known that they may."""
     return (
         f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
         "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
@@ -148,7 +148,7 @@ def crowded_text(num_envs: int, workers: int) -> str:
 
 
 def shared_text(what: Iterable[str]) -> str:
-    """What is told where the steps of envs change what all envs of their process share."""
+    """Text for envs whose steps change what all envs of their process share."""
     return (
         f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
         "results depend on each other; one_per_process=True gives each env a process of its own"
@@ -156,7 +156,7 @@ def shared_text(what: Iterable[str]) -> str:
 
 
 def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
-    """As many of the wanted workers as may be had where each takes so much memory; one per CPU may always."""
+    """Number of the wanted workers that memory allows where each takes so much; at least one per CPU."""
     room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
     return min(wanted, max(machine.cpus, room))
 
@@ -180,7 +180,7 @@ def _worth_a_look(num_envs: int, cpus: int) -> set[int]:
 
 
 def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
-    """How long a batched step takes by so many workers, about.
+    """Estimate the time of a batched step by so many workers.
 
     The worker with the most envs takes them one after the other, waits included. All together need so much CPU time,
     of which ``cpus`` run side by side at best; and the driver's own part is one after the other. With fewer workers
@@ -206,7 +206,7 @@ def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) 
 def better_count_text(
     num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost, known_again: bool
 ) -> str:
-    """What is told where ``better_count`` found a better number; ``known_again``: the next session takes it."""
+    """Text for a better number of ``better_count``; ``known_again``: the next session takes it."""
     then = "the next session of this env gets them by itself" if known_again else f"pass num_workers={best}"
     if best < num_envs and not known_again:
         then += ", or shared_process=True, if its envs may share a process"

@@ -1,4 +1,4 @@
-"""What the journal and the recording of a worker have in common: both observe what its envs are asked and answer."""
+"""Interface of a worker's journal and recording: both observe the calls and results of its envs."""
 
 from __future__ import annotations
 

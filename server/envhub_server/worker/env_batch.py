@@ -107,7 +107,7 @@ class EnvBatch:
 
     @property
     def posted(self) -> bool:
-        """Whether every row is posted for a step; the driver stores one word after the other."""
+        """True if every row is posted for a step; the driver stores one word after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
 
     def take_place(
@@ -122,7 +122,7 @@ class EnvBatch:
             pending[:] = REPORT_PENDING  # since a new env resets all of them in one step
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
-        """What a call on these rows goes to: each of their envs, which share one call."""
+        """Targets of a call on these rows: each of their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
         shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         fresh = self._needs_reset > ENDED
@@ -273,7 +273,7 @@ class EnvBatch:
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """As of a ``Row``; empty where the request gives any row a seed."""
+        """Seeds as of a ``Row``; empty where the request gives any row a seed."""
         if any(seeds.get(row) is not None for row in self.indices):
             return {}
         awaiting = zip(self.indices, self.first_seeds, (self._needs_reset > ENDED).tolist())

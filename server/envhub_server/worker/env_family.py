@@ -1,4 +1,4 @@
-"""Whether an env is of a package whose envs may share a process: they compute there, and keep nothing per process."""
+"""Packages whose envs may share a process: they compute there, and keep nothing per process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS_MAX = 100
 
 
 def may_share_process(env: Any, runner: Any) -> bool:
-    """Whether the env, each wrapper around it, what these hold and the class of its runner are of known packages.
+    """True if the env, each wrapper around it, what these hold and the class of its runner are of known packages.
 
     A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
     count: it waits for the screen.
@@ -43,7 +43,7 @@ def may_share_process(env: Any, runner: Any) -> bool:
 
 
 def _made_by(value: Any) -> Any:
-    """What says of which package a value is: a function itself, or what a partial one calls."""
+    """Object that tells the package of a value: a function itself, or what a partial one calls."""
     if isinstance(value, functools.partial):
         return _made_by(value.func)
     return value if callable(value) else type(value)

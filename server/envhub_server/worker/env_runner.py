@@ -1,4 +1,4 @@
-"""How a worker runs one env: the class to extend where a step or a reset must do something else."""
+"""Runner of one env in a worker: the class to extend where a step or a reset must do something else."""
 
 from __future__ import annotations
 

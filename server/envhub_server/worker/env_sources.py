@@ -1,4 +1,4 @@
-"""How a worker gets its envs: factories, registrations, and the environment of the program that they belong to."""
+"""Sources of a worker's envs: factories, registrations, and the environment of their program."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PickledFactories:
     """The factories in such memory, by row, in a worker: each is loaded once it is used."""
 
     def __init__(self, descriptor: int) -> None:
-        """Of this memory, whose descriptor stays the caller's."""
+        """Map this memory, whose descriptor stays the caller's."""
         self._descriptor = descriptor
         self._loaded: dict[int, Any] = {}
 
@@ -102,7 +102,7 @@ def _names_explained() -> Iterator[None]:
 
 
 def _is_of_a_name(error: BaseException) -> bool:
-    """Whether a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
+    """True if a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
     at = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):
@@ -141,7 +141,7 @@ def named(build: Any) -> Any:
 
 
 def _vector_factory(build: Any) -> Any:
-    """What makes the vector env, given ``num_envs``, and ``autoreset_mode`` if it has such an argument.
+    """Factory of the vector env, given ``num_envs``, and ``autoreset_mode`` if it has such an argument.
 
     Raises:
         TypeError: the id has no vector env.
@@ -175,7 +175,7 @@ def _make(build: Any, encoded: bytes) -> Any:
 
 
 def source_of(factory: Any) -> bytes:
-    """How a factory that came pickled can be named, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
+    """Name of a factory that came pickled, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
 
     Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
     of the arguments is the ``repr`` of its function. So it is with more than ``SOURCE_BYTES_MAX`` of arguments, for the
@@ -207,7 +207,7 @@ def versions_of(env: Any) -> dict[str, str]:
 
 
 def why_missing(entry: str) -> Exception | None:
-    """Why the factory ``module:factory`` does not exist; None if it exists. Imports the module.
+    """The reason why the factory ``module:factory`` does not exist; None if it exists. Imports the module.
 
     Raises:
         BaseException: any other exception of the module.

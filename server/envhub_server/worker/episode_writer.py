@@ -276,7 +276,7 @@ class EpisodeWriter(BatchObserver):
             self._recorder.add_frames([frame if frame.shape == black.shape else black for frame in frames])
 
     def _rendered(self, positions: Sequence[int]) -> list[np.ndarray]:
-        """What the envs at these positions, ascending, show; an empty array of one that cannot be rendered."""
+        """Frames of the envs at these positions, ascending; an empty array for one that cannot be rendered."""
         frames, indices = [], self._indices[list(positions)].tolist()
         for target in [target for part in self._parts for target in part.targets(indices)]:
             with self._rendering(target):

@@ -39,7 +39,7 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """What makes the vector env that is registered for this id, as a ``vector_entry_point`` does.
+    """Factory of the vector env that is registered for this id, as a ``vector_entry_point`` is.
 
     Raises:
         TypeError: there is none.
@@ -85,7 +85,7 @@ def innermost(env: Any) -> Any:
 
 
 def is_wrapped(env: Any, name: str) -> bool:
-    """Whether a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
+    """True if a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
     gym = sys.modules.get("gym")
     env = getattr(env, "vector_env", env)  # where it is one of a vector env's
     wrappers: Any = GymEnv, api.Wrapper, getattr(api.vector, "VectorWrapper", api.Wrapper)
@@ -167,7 +167,7 @@ class Steps:
         return getattr(self.env, name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; options are left out where the env takes none."""
+        """Reset as Gymnasium does; options are left out where the env takes none."""
         given = {"seed": seed, "options": options}
         passed = {name: given[name] for name in self._accepted if given[name] is not None}
         if seed is not None and "seed" not in passed:
@@ -198,7 +198,7 @@ class Steps:
             )
 
     def step(self, action: Any) -> Any:
-        """As in Gymnasium.
+        """Follow Gymnasium's interface.
 
         Raises:
             TypeError: the env returns neither four nor five values.
@@ -232,17 +232,17 @@ class GymEnv:
         self._seed = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         self._seed = self._seed if seed is None else seed
         return self._steps.reset(seed=seed, options=options)
 
     @property
     def unwrapped(self) -> Any:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         return getattr(self.env, "unwrapped", self.env)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """As in Gymnasium: the attribute of the nearest wrapper that has it, or of the env.
+        """Get the attribute of the nearest wrapper that has it, or of the env, as Gymnasium does.
 
         Before gym 0.26 ``render`` takes the mode; here it returns the frame that ``render_mode="rgb_array"`` would.
         """
@@ -259,7 +259,7 @@ class GymEnv:
         return found
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """As in Gymnasium: on the nearest wrapper that has it, else on the outermost."""
+        """Set an attribute on the nearest wrapper that has it, else on the outermost, as Gymnasium does."""
         setattr(self._layer_with(name), name, value)
 
     def _layer_with(self, name: str) -> Any:
@@ -271,6 +271,6 @@ class GymEnv:
         return layer
 
     def close(self) -> None:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         if hasattr(self.env, "close"):
             self.env.close()

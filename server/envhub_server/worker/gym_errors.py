@@ -1,4 +1,4 @@
-"""What to install where an env of gym fails because of the gym or the NumPy that is installed."""
+"""Packages to install where an env of gym fails because of the installed gym or NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMOVED_IN_1_24 = ("bool", "int", "float", "complex", "object", "str")
 
 
 def pins(error: BaseException) -> str:
-    """What to give to ``pip install`` so that this error of an env does not come again; empty where none is known."""
+    """Arguments of ``pip install`` that prevent this error of an env; empty where none are known."""
     numpy = _NUMPY.search(str(error))
     if numpy:
         return "numpy<1.24" if numpy[1] in _REMOVED_IN_1_24 else "numpy<2"

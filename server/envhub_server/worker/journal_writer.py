@@ -266,7 +266,7 @@ def _encoded_generator(env: Any) -> bytes:
 
 
 def bit_generator_of(env: Any) -> Any:
-    """Where the env's random numbers come from, by NumPy; None if it does not have ``np_random`` as Gymnasium does."""
+    """Generator of the env's random numbers, by NumPy; None if it does not have ``np_random`` as Gymnasium does."""
     found = innermost(env).np_random
     if isinstance(found, np.random.RandomState):  # of gym before 0.22
         return found._bit_generator

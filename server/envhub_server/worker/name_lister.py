@@ -49,5 +49,5 @@ def list_names(wanted: control.ListNames, channel: Channel, reports: FailureRepo
 
 
 def import_remedy(error: BaseException) -> str:
-    """How to install what an exception of an import says is missing; empty where no module is missing."""
+    """Describe how to install a module that an import lacks; empty where no module is missing."""
     return remedy(error) if isinstance(error, ModuleNotFoundError) else ""

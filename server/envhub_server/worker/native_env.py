@@ -25,7 +25,7 @@ Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
 
 
 class Share(NamedTuple):
-    """Which envs of a session a vector env holds.
+    """Envs of a session that a vector env holds.
 
     Attributes:
         rows: their indices in the session, ascending.
@@ -88,7 +88,7 @@ class NativeEnv:
         return getattr(self.made, "unwrapped", self.made)
 
     def resets_as(self, wanted: str) -> str:
-        """Why its rows cannot be reset as this autoreset mode demands; empty if they can."""
+        """The reason why its rows cannot be reset as this autoreset mode demands; empty if they can."""
         name, own = type(self.made).__name__, self.autoreset_mode
         if own not in (NEXT_STEP, SAME_STEP, DISABLED):
             text = f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
@@ -153,7 +153,7 @@ class NativeEnv:
     # --- attributes ---------------------------------------------------------------------------------------------------
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """What a method returns for each env, or an attribute's value."""
+        """Results of a method for each env, or an attribute's values."""
         if hasattr(self.made, "call"):
             return list(self.made.call(name, *args, **kwargs))
         found = self._attribute(name)
@@ -167,7 +167,7 @@ class NativeEnv:
         return list(returned)
 
     def is_callable(self, name: str) -> bool:
-        """Whether the attribute of this name is a method.
+        """True if the attribute of this name is a method.
 
         Raises:
             AttributeError: there is none.
@@ -269,7 +269,7 @@ class EnvPoolEnv(NumberedEnv):
         return self._reset(options=options)
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """As of any; it renders its first env only unless it is told which."""
+        """Call as for any vector env; render its first env only, unless other envs are named."""
         asked = {"env_ids": list(range(self.num_envs)), **kwargs} if name == "render" and not args else kwargs
         return super().call(name, args, asked)
 
@@ -337,7 +337,7 @@ def unfit_batch(made: Any, num_envs: int) -> str:
 
 
 def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
-    """Whether a function has an argument of this name; without ``by_name`` also if it takes any."""
+    """True if a function has an argument of this name; without ``by_name`` also if it takes any."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):  # some functions in C have none
@@ -355,7 +355,7 @@ def _takes_nothing(make: Callable[..., Any]) -> bool:
 
 
 def _is_of(made: Any, *modules: str) -> bool:
-    """Whether the env, without its wrappers, is of a class of one of these modules."""
+    """True if the env, without its wrappers, is of a class of one of these modules."""
     env = getattr(made, "unwrapped", made)
     return any(kind.__module__ in modules for kind in type(env).__mro__)
 

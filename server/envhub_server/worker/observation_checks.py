@@ -41,7 +41,7 @@ class CheckPlan:
 
 
 def why_not_finite(space: Any, observation: Any) -> str:
-    """Which values of an observation are infinite or not a number; empty if none is."""
+    """Describe the values of an observation that are infinite or not a number; empty if none is."""
     for number, part in enumerate(spaces.flatten(space, observation)):
         if wrong := _not_finite(part):
             return f"{wrong} values of part {number} of an observation are not finite"
@@ -49,7 +49,7 @@ def why_not_finite(space: Any, observation: Any) -> str:
 
 
 def _not_finite(part: Any) -> int:
-    """How many values are infinite or not a number, in an array, or in the arrays of a Graph, Sequence or OneOf."""
+    """Number of values are infinite or not a number, in an array, or in the arrays of a Graph, Sequence or OneOf."""
     if isinstance(part, dict):
         return sum(map(_not_finite, part.values()))
     if isinstance(part, (tuple, list)):

@@ -66,15 +66,15 @@ class Converted(api.Env):  # type: ignore[misc]
         return self._seed
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         return hasattr(self._owner(name), name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         return getattr(self._owner(name), name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """As in Gymnasium; an attribute that did not exist is set on the object."""
+        """Set an attribute as Gymnasium does; one that did not exist is set on the object."""
         owner = self._owner(name)
         if not force and not hasattr(owner, name):
             return False
@@ -85,7 +85,7 @@ class Converted(api.Env):  # type: ignore[misc]
         return self if name in _OWN or (hasattr(type(self), name) and not hasattr(self.env, name)) else self.env
 
     def close(self) -> None:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         if hasattr(self.env, "close"):
             self.env.close()
 
@@ -111,7 +111,7 @@ class DmEnv(Converted):
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.control_timestep())}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env takes no options, and only those of dm_control take seeds."""
+        """Reset as Gymnasium does; such an env takes no options, and only those of dm_control take seeds."""
         if seed is not None:
             self._reseed(seed)
         return _arrays(self.env.reset().observation, self._observation_spec), {}
@@ -149,7 +149,7 @@ class DmEnv(Converted):
         return np.random.Generator(random._bit_generator)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         timestep = self.env.step(action)
         ended = bool(timestep.last())
         terminated = ended and timestep.discount == 0
@@ -232,7 +232,7 @@ class ParallelEnv(Converted):
         self._truncations: dict[str, bool] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; seed and options are the env's.
+        """Reset as Gymnasium does; seed and options are the env's.
 
         Raises:
             ValueError: the episode begins without an agent, or with one that is not among the possible agents.
@@ -247,7 +247,7 @@ class ParallelEnv(Converted):
         return self._joined(observations), {**present, **self._agent_infos(infos)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """As in Gymnasium.
+        """Follow Gymnasium's interface.
 
         Raises:
             ValueError: an agent has come, or has a flag, that is not among the possible agents.
@@ -317,12 +317,12 @@ class ParallelEnv(Converted):
         return {"agent_infos": each} if each else {}
 
     def render(self) -> Any:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         return self.env.render()
 
 
 def _zeros(space: Any, agent: str) -> Any:
-    """What stands for the observation of an agent that is not alive."""
+    """Stand-in for the observation of an agent that is not alive."""
     if isinstance(space, api.spaces.Dict):
         return {key: _zeros(part, agent) for key, part in space.spaces.items()}
     if isinstance(space, api.spaces.Tuple):

@@ -1,10 +1,10 @@
-"""How much memory a worker needs for itself."""
+"""Memory that a worker needs for itself."""
 
 from __future__ import annotations
 
 
 def private_bytes() -> int:
-    """How many bytes of memory this process shares with no other; 0 where the kernel does not say."""
+    """Number of bytes of memory this process shares with no other; 0 where the kernel does not say."""
     try:
         with open("/proc/self/smaps_rollup", "rb") as file:
             lines = [line.split() for line in file]

@@ -1,4 +1,4 @@
-"""Whether frames can be drawn here without a screen, by EGL or by OSMesa; and what to do where they cannot.
+"""Check of drawing frames without a screen, by EGL or by OSMesa; and advice where it fails.
 
 The libraries are loaded by ctypes, since an env's package brings its own way to use them, or none.
 """
@@ -25,7 +25,7 @@ SOFTWARE = "or install Mesa's drivers: apt-get install libegl-mesa0 libgl1-mesa-
 
 
 def why_not(backend: str) -> str:
-    """Why ``"egl"`` or ``"osmesa"`` draws nothing in this process, and what to do, in a line; empty if it does."""
+    """The reason why ``"egl"`` or ``"osmesa"`` draws nothing in this process, and a remedy; empty if it draws."""
     if any(map(find_spec, ("mujoco", "dm_control"))) and find_spec("OpenGL") is None:
         return "MuJoCo renders by PyOpenGL, which is missing: pip install PyOpenGL"
     return _why_no_egl() if backend == "egl" else _why_no_osmesa()
@@ -60,7 +60,7 @@ def _why_no_egl() -> str:
 
 
 def _draws(egl: ctypes.CDLL, display: int | None) -> bool:
-    """Whether a context can be made on this display of EGL; it is gone afterwards."""
+    """True if a context can be made on this display of EGL; it is gone afterwards."""
     pointer = ctypes.c_void_p
     egl.eglCreateContext.restype = pointer
     if not display or not egl.eglInitialize(pointer(display), None, None):
@@ -83,7 +83,7 @@ def _draws(egl: ctypes.CDLL, display: int | None) -> bool:
 
 
 def _permissions() -> str:
-    """What to do where the devices exist and this user may not open them; empty where that is not so."""
+    """Advice where the devices exist and this user may not open them; else empty."""
     closed = [path for path in sorted(glob.glob("/dev/dri/renderD*")) if not os.access(path, os.R_OK | os.W_OK)]
     return f"this user may not open {closed[0]}: add it to the group that owns it, mostly render" if closed else ""
 

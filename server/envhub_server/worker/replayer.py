@@ -230,7 +230,7 @@ class Replayer:
                 found.state = codec.decode(note.generator).bit_generator.state
 
     def _differs(self, number: int) -> bool:
-        """Whether the observation after this call is another than it was; the call that failed gave none."""
+        """True if the observation after this call is another than it was; the call that failed gave none."""
         if number >= min(self._history.digested, self._replay.failed_at):
             return False
         self._digester.digest(0, number & 1)
@@ -250,7 +250,7 @@ def _part(row: int, build: Build) -> Row | EnvBatch:
 
 
 def _shown_part(row: int, build: Build) -> Row | EnvBatch:
-    """As ``_part``, with ``render_mode`` among the arguments if the env takes that: some show frames without it."""
+    """Make a part as ``_part``, with ``render_mode`` among the arguments if the env takes that."""
     try:
         return _part(row, replace(build, kwargs=_shown(build.kwargs)))
     except TypeError:

@@ -127,7 +127,7 @@ class Row:
             raise NotFinite(problem)
 
     def _checked(self, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        """What a reset has returned.
+        """Result of a reset.
 
         Raises:
             NotFinite: it observes what is not finite, and the session wants finite numbers only.
@@ -272,7 +272,7 @@ class Row:
 
     @property
     def awaits_first_reset(self) -> bool:
-        """Whether the env replaced another one and was not reset yet."""
+        """True if the env replaced another one and was not reset yet."""
         return bool(self._needs_reset[self.index] > ENDED)
 
     def reset_early(self) -> None:
@@ -308,7 +308,7 @@ class Row:
             self.repeat_last()
 
     def targets(self, rows: Collection[int]) -> list[Row]:
-        """What a call on these rows goes to, with an ``env`` each."""
+        """Targets of a call on these rows, with an ``env`` each."""
         return [self] if self.index in rows else []
 
     def repeat_last(self) -> None:
@@ -347,7 +347,7 @@ class Row:
 
 
 def _counted(results: Any) -> str:
-    """What a step returned, in place of five values."""
+    """Result of a step, in place of five values."""
     return f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""What all envs of a process have in common, and which of it they change."""
+"""State that all envs of a process have in common, and their changes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envhub_server.ipc.control import SHARED
 
 
 class SharedState:
-    """How that was when this object was made. No time is spent on it until somebody looks."""
+    """State when this object was made. It takes no time until somebody looks."""
 
     def __init__(self) -> None:
         self._before = _state()

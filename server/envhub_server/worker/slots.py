@@ -1,4 +1,4 @@
-"""Where in the arena a worker's rows are, and into which slots their results go."""
+"""Places of a worker's rows in the arena, and the slots of their results."""
 
 from __future__ import annotations
 

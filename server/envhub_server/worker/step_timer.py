@@ -1,4 +1,4 @@
-"""How long the steps of a worker's envs take, measured in a sample of the batches."""
+"""Times of a worker's steps, measured in a sample of the batches."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ class StepTimer:
 
 
 def _voluntary_switches() -> int:
-    """How often this thread has given up the CPU to wait."""
+    """Number of times that this thread has given up the CPU to wait."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

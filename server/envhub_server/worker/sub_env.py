@@ -17,13 +17,13 @@ class SharedCall:
         self._values: dict[int, Any] = {}
 
     def returned(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Any]:
-        """What the call of this name returned, per env; it is called once."""
+        """Results of the call of this name, per env; it is called once."""
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
 
     def reset_early(self) -> None:
-        """As of a ``Row``, once for all of its envs; what that raises is raised for each."""
+        """Do as a ``Row`` does, once for all envs; what that raises is raised for each."""
         if self._early is False:
             try:
                 self._reset_early()
@@ -61,11 +61,11 @@ class SubEnv:
         self._number, self._shared = number, shared
 
     def reset_early(self) -> None:
-        """As of a ``Row``; all envs of the vector env are reset together."""
+        """Reset as a ``Row`` does; all envs of the vector env are reset together."""
         self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """As of a single env; a method of the vector env is called once for all of its envs.
+        """Call as for a single env; a method of the vector env is called once for all of its envs.
 
         Raises:
             AttributeError: there is none of this name.
@@ -82,7 +82,7 @@ class SubEnv:
         return call
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """As of a single env; all envs of a vector env are set together.
+        """Set as for a single env; all envs of a vector env are set together.
 
         Raises:
             ValueError: only some envs are set, or they get several values where there is one.

@@ -60,7 +60,7 @@ class _Vector:
         return self.made
 
     def close(self) -> None:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         if hasattr(self.made, "close"):
             self.made.close()
 
@@ -79,7 +79,7 @@ class DoneEnv(_Vector):
         super().__init__(made, made.num_envs, spaces.native(observed), spaces.native(acted), SAME_STEP)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env takes no options."""
+        """Reset as Gymnasium does; such an env takes no options."""
         arguments = {}
         if "seed" in inspect.signature(self.made.reset).parameters:
             arguments["seed"] = seed
@@ -92,7 +92,7 @@ class DoneEnv(_Vector):
         return _numpy(found[0] if has_info else found), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         observations, rewards, *flags, infos = self.made.step(actions)
         late, kept = _ends_of(infos, self.num_envs)
         terminations, *more = (np.asarray(each).astype(bool) for each in flags)
@@ -121,7 +121,7 @@ def _is_batched(made: Any) -> bool:
 
 
 def _ends_of(infos: Any, num_envs: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """Which envs were truncated, as far as the infos say it, and the infos as Gymnasium has them."""
+    """Mask of the truncated envs, as far as the infos say it, and the infos as Gymnasium has them."""
     if isinstance(infos, Mapping):  # of arrays
         found = {key: np.asarray(value) for key, value in infos.items() if not isinstance(value, Mapping)}
         late = np.asarray(found.get("TimeLimit.truncated", found.get("truncation", np.zeros(num_envs)))).astype(bool)
@@ -149,7 +149,7 @@ class Gym3Env(_Vector):
         self._make, self._is_new = make, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env takes no options."""
+        """Reset as Gymnasium does; such an env takes no options."""
         if seed is not None:
             api.logger.warn("an env of gym3 takes no seed when it is reset: its factory has to seed it")
         if not self._is_new:
@@ -159,7 +159,7 @@ class Gym3Env(_Vector):
         return _numpy(self.made.observe()[1]), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         self.made.act(actions)
         rewards, observations, first = self.made.observe()
         terminations = np.array(first, bool)
@@ -216,7 +216,7 @@ class FunctionalEnv(_Vector):
     def reset(
         self, *, seed: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """As in Gymnasium; such an env takes no options but the mask of the envs that are reset."""
+        """Reset as Gymnasium does; such an env takes no options but the mask of the envs that are reset."""
         numpy, seeds = self._jax.numpy, [None] * self.num_envs if seed is None else seed
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
         drawn = [int.from_bytes(os.urandom(4), "little") if one is None else one for one in seeds]
@@ -238,7 +238,7 @@ class FunctionalEnv(_Vector):
         return self._jax.tree_util.tree_map(chosen, one, other)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As in Gymnasium."""
+        """Follow Gymnasium's interface."""
         ended = self._ended
         found = self._step_all(self._keys, self._state, actions, ended)
         self._keys, self._observations, self._state, rewards, terminations, truncations, infos = found

@@ -39,7 +39,7 @@ class Policy(nn.Module):
 
 
 def imitate(envs: Any, steps: int, seed: int) -> Policy:
-    """Learn to act as the expert does, which the envs' infos tell, in states on and beside its path."""
+    """Learn to act as the expert does, which the envs' infos tell, in states on and next to its path."""
     torch.manual_seed(seed)
     policy = Policy(envs.single_observation_space["pixels"].shape[0])
     noise = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ import numpy as np
 
 from envhub.arena.layout import SLOTS
 from envhub.arena.memory import OP_PART, STATUS_RAISED, Arena
-from envhub.values.actions import BESIDE
+from envhub.values.actions import OUT_OF_BAND
 
 
 class ArenaDriver:
@@ -54,7 +54,7 @@ class ArenaDriver:
             self._codes = b""  # until all of them are written: an interrupt may come in between
             for column, code in zip(arena.action_codes, codes):
                 column[:] = code
-            self._buffers = [buffer for buffer, code in zip(arena.actions, codes) if code != BESIDE]
+            self._buffers = [buffer for buffer, code in zip(arena.actions, codes) if code != OUT_OF_BAND]
             self._codes = codes
         for buffer, batch in zip(self._buffers, actions):
             found = np.frombuffer(batch, np.uint8)

@@ -49,7 +49,7 @@ class ProgramRecorder(EpisodeRecorder):
         num_envs: of the vector env.
         spaces_of_one: of observations and of actions, of one env.
         mode: its autoreset mode.
-        about: what is written beside the episodes: env, kwargs, versions.
+        about: what is written next to the episodes: env, kwargs, versions.
         spec: of the env, in JSON; empty for none.
         metadata: of the env, which says how many frames of a film a second has.
 
@@ -99,7 +99,7 @@ class ProgramRecorder(EpisodeRecorder):
         log.warning("nothing more is recorded in %s: %s", self._folder, self.counts["ended"])
 
     def _count_written(self) -> None:
-        """Count what the process that writes has written before it was ended, and write that beside the episodes."""
+        """Count what the process that writes has written before it was ended, and write that next to the episodes."""
         with contextlib.suppress(OSError):  # it has not begun
             episodes, nbytes = recorded_in(self._folder)
             self.counts = {**self.counts, "episodes": episodes, "nbytes": nbytes}

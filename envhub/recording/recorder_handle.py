@@ -199,7 +199,7 @@ def setup_of(
         folder: of the recording; if it is not ``claimed``, the one in which that is made.
         claimed: whether ``folder`` is the recording's own.
         spaces_of_one: the encoded descriptions of the spaces of an env.
-        about: what is written beside the episodes.
+        about: what is written next to the episodes.
     """
     return {
         "folder": folder,

@@ -18,7 +18,7 @@ from envhub.values.leaf import OBJECT, Leaf
 
 DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
 PYTHON = 0x80  # the elements were Python numbers
-BESIDE = 0x7F  # there is no array: the elements travel out of band, each as a value
+OUT_OF_BAND = 0x7F  # there is no array: the elements travel out of band, each as a value
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NUMBERS = {int: "iu", float: "f", bool: "b"}
@@ -29,7 +29,7 @@ class Packed(NamedTuple):
 
     codes: bytes
     arrays: list[np.ndarray]
-    beside: list[Sequence[Any]]
+    out_of_band: list[Sequence[Any]]
 
 
 def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
@@ -39,21 +39,21 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
         TypeError: a part is no batch.
         SpaceMismatch: a part has the wrong count or shape.
     """
-    codes, arrays, beside = bytearray(), [], []
+    codes, arrays, out_of_band = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
         batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
         found = None if leaf.dtype == OBJECT.dtype else _as_array(batch)
         if found is None:
             _check_elements(batch, leaf, num_envs)
-            codes.append(BESIDE)
-            beside.append(batch)
+            codes.append(OUT_OF_BAND)
+            out_of_band.append(batch)
             continue
         python, array = found
         if array.shape != (num_envs, *leaf.shape):
             raise _mismatch(array.shape, leaf, num_envs)
         codes.append(_CODES[array.dtype] | PYTHON if python else _CODES[array.dtype])
         arrays.append(array)
-    return Packed(bytes(codes), arrays, beside)
+    return Packed(bytes(codes), arrays, out_of_band)
 
 
 def _as_batch(part: Any, num_envs: int) -> Any:
@@ -117,7 +117,7 @@ def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
     """
     found = []
     for code, leaf in zip(codes, leaves):
-        if code == BESIDE:
+        if code == OUT_OF_BAND:
             continue
         if code & ~PYTHON >= len(DTYPES) or leaf == OBJECT:
             raise ValueError(f"an action leaf of {leaf.dtype} has no code {code}")

@@ -64,7 +64,7 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
         "junk": (script(folder / "junk", "seq 20000", "echo junk"), "printed last: junk"),
         "apart": (script(folder / "apart", f'{sys.executable} "$@"', "exit 0"), "have the script `exec` it"),
         "hangs": (script(folder / "hangs", "sleep 1000"), "hangs before its first line of Python"),
-        "base-gone": (gone, "which is gone: install that Python again, or make this virtual environment anew"),
+        "base-gone": (gone, "which is gone: install that Python again, or make this virtual environment again"),
         "no-numpy": (environment(folder / "no-numpy"), "has no package 'numpy'; run: .*/no-numpy/bin/python -m pip"),
         "no-msgpack": (environment(folder / "no-msgpack", "numpy"), "pip install msgpack"),
         "no-gym": (environment(folder / "no-gym", "numpy", "msgpack"), r"no package 'gymnasium' \(or gym"),

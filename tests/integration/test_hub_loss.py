@@ -72,7 +72,7 @@ def truncated(outcome: Any, count: int) -> None:
     assert rewards.tolist() == [0.0] * rows and rewards.dtype == np.float64
     assert truncations.tolist() == [True] * rows and terminations.tolist() == [False] * rows
     assert [failure.cause for failure in infos["env_failure"]] == ["hub_lost"] * rows
-    assert infos["env_failure"][0].message.endswith("the env was made anew")
+    assert infos["env_failure"][0].message.endswith("the env was made again")
     for key in ("_env_failure", "invalid_transition", "_invalid_transition"):
         assert infos[key].dtype == bool and infos[key].tolist() == [True] * rows
 
@@ -511,7 +511,7 @@ def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path:
         envs.reset()
         first.stop(signal.SIGKILL)
     for attempt in (lambda: envs.step([0, 0]), envs.reset, lambda: envs.call("pid")):
-        with pytest.raises(envhub.HubLost, match="no hub made its envs anew within reconnect_timeout=3 s"):
+        with pytest.raises(envhub.HubLost, match="no hub made its envs again within reconnect_timeout=3 s"):
             attempt()
     with serve(tmp_path, *ENVS, binds=[address]) as second:
         truncated(envs.step([0, 0]), 0)

@@ -19,7 +19,7 @@ SCALAR, VECTOR = Leaf("<i8", ()), Leaf("<f4", (3,))
 def seen_by_envs(batch: Any, leaf: Leaf, num_envs: int) -> list[Any]:
     """What each env's ``step`` is given after the batch went through frames and arena."""
     codes, arrays, beside = actions.pack([batch], [leaf], num_envs)
-    if codes == bytes([actions.BESIDE]):
+    if codes == bytes([actions.OUT_OF_BAND]):
         return list(beside[0])
     raw = arrays[0].tobytes()
     assert [len(raw)] == actions.sizes(codes, [leaf], num_envs)
@@ -103,7 +103,7 @@ def test_arrays_and_scalars_in_a_list_are_seen_as_they_are(batch: Any) -> None:
 )
 def test_batch_that_an_array_can_hold_travels_as_one(batch: Any) -> None:
     packed = actions.pack([batch], [Leaf("<f4", np.shape(batch)[1:])], len(batch))
-    assert packed.codes != bytes([actions.BESIDE]) and np.array_equal(packed.arrays[0], batch)
+    assert packed.codes != bytes([actions.OUT_OF_BAND]) and np.array_equal(packed.arrays[0], batch)
 
 
 def test_array_that_is_not_contiguous_is_packed_row_by_row() -> None:
@@ -139,7 +139,7 @@ def test_codes_are_those_of_the_specification() -> None:
 
 
 def test_frame_length_follows_from_code_shape_and_number_of_envs() -> None:
-    codes = bytes([0, 11 | actions.PYTHON, actions.BESIDE, 4, actions.BESIDE])
+    codes = bytes([0, 11 | actions.PYTHON, actions.OUT_OF_BAND, 4, actions.OUT_OF_BAND])
     leaves = [VECTOR, VECTOR, VECTOR, Leaf("<i8", (0,)), OBJECT]
     assert actions.sizes(codes, leaves, 5) == [15, 120, 0]
 
@@ -198,7 +198,7 @@ def test_ragged_batch_is_refused(batch: Any) -> None:
 
 def test_values_of_no_fixed_size_are_taken_as_they_are() -> None:
     batch = ("a", [1, 2])
-    assert actions.pack([batch], [OBJECT], 2) == (bytes([actions.BESIDE]), [], [batch])
+    assert actions.pack([batch], [OBJECT], 2) == (bytes([actions.OUT_OF_BAND]), [], [batch])
     with pytest.raises(SpaceMismatch, match="no env has moved"):
         actions.pack([batch], [OBJECT], 3)
 

@@ -11,7 +11,7 @@ import pytest
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_PART, OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, allocate
-from envhub.values.actions import BESIDE, DTYPES, PYTHON
+from envhub.values.actions import DTYPES, OUT_OF_BAND, PYTHON
 from envhub.values.leaf import OBJECT, Leaf
 
 ROWS, INFO_BYTES = 4, 16
@@ -143,9 +143,9 @@ def test_codes_are_written_when_they_change(sides: Sides) -> None:
 def test_leaf_without_an_array_keeps_its_place_in_the_codes() -> None:
     layout = Layout(2, (), (OBJECT, Leaf("<i8", ())), INFO_BYTES)
     for arena in mapped(layout):
-        ArenaDriver(arena).post(OP_STEP, bytes([BESIDE, INT64]), [np.array([7, 8])])
+        ArenaDriver(arena).post(OP_STEP, bytes([OUT_OF_BAND, INT64]), [np.array([7, 8])])
         assert arena.actions[1][:16].view(np.int64).tolist() == [7, 8]
-        assert arena.action_codes[0].tolist() == [BESIDE] * 2
+        assert arena.action_codes[0].tolist() == [OUT_OF_BAND] * 2
 
 
 def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:

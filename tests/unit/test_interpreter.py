@@ -79,7 +79,7 @@ def test_program_that_is_none_is_told(tmp_path: Path) -> None:
         "nowhere": "nowhere on .*: no such file",
         "text": "text on .* is not executable",
         "bin": "bin on .* is a folder without bin/python",
-        "": r"bin/python3 on .* leads to .*gone/python3.8, which is gone: .*make this virtual environment anew",
+        "": r"bin/python3 on .* leads to .*gone/python3.8, which is gone: .*make this virtual environment again",
     }.items():
         with pytest.raises(InterpreterUnusable, match=why):
             find(str(tmp_path / python))

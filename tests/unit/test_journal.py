@@ -365,7 +365,7 @@ def test_writer_of_one_row_writes_what_the_writer_of_several_does(observation: L
     row: Any = OneRow(1)
     writers = [JournalWriter(written[0], arena, [row]), RowJournalWriter(written[1], arena, [row])]
     rng = np.random.default_rng(3)
-    codes = [actions.BESIDE] if action == OBJECT else [INT64, INT8, INT8 | actions.PYTHON, actions.BESIDE]
+    codes = [actions.OUT_OF_BAND] if action == OBJECT else [INT64, INT8, INT8 | actions.PYTHON, actions.OUT_OF_BAND]
     for number in range(50):
         arena.needs_reset[:] = rng.integers(0, 4)
         arena.op[:] = OP_PART if number % 7 == 3 else OP_STEP

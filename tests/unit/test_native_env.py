@@ -41,7 +41,7 @@ def test_env_of_one_seed_gets_the_one_that_the_seeds_follow_from(
     rows: Any, workers: int, given: Any, wanted: Any
 ) -> None:
     env = native(rows, workers)
-    env.reset(given, 7 if workers > 1 else 4, None, anew=False)
+    env.reset(given, 7 if workers > 1 else 4, None, rebuilt=False)
     assert env.made.seeds == [wanted]
 
 
@@ -49,8 +49,8 @@ def test_seeds_that_follow_from_none_are_refused_but_for_envs_built_again() -> N
     env = native(range(2), 1)
     for seeds in ([1, 1], [1, None], [None, 1]):
         with pytest.raises(ValueError, match="takes one seed for all of its envs"):
-            env.reset(seeds, 2, None, anew=False)
-    env.reset([5, 77], 2, None, anew=True)
+            env.reset(seeds, 2, None, rebuilt=False)
+    env.reset([5, 77], 2, None, rebuilt=True)
     assert env.made.seeds == [5]
 
 

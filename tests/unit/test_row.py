@@ -230,7 +230,7 @@ def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
 def test_action_out_of_band_is_taken_from_the_message() -> None:
     place = begun()
     place.post(OP_STEP)
-    place.arena.action_codes[0][:] = actions.BESIDE
+    place.arena.action_codes[0][:] = actions.OUT_OF_BAND
     place.row.step([TRUNCATE])
     assert place.result == (1, False, True)
 

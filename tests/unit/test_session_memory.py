@@ -93,7 +93,7 @@ def test_client_is_sent_no_more_observations_than_it_reads() -> None:
     unread, arrays = UnreadObservations(100), [np.zeros(60, np.uint8)]
     assert not unread.refusal("alice", 101)  # of however large observations one may always wait
     unread.add("alice", arrays)
-    assert "beside 60 that were not read" in unread.refusal("alice", 60)
+    assert "next to 60 that were not read" in unread.refusal("alice", 60)
     assert not unread.refusal("alice", 40) and not unread.refusal("bob", 60)
     arrays.clear()
     assert not unread.refusal("alice", 60)

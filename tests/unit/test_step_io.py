@@ -18,7 +18,7 @@ from envhub.values.leaf import OBJECT, Leaf
 
 ROWS = 3
 INT8, INT64, FLOAT32 = (actions.DTYPES.index(np.dtype(name)) for name in ("i1", "i8", "f4"))
-BESIDE, PYTHON = actions.BESIDE, actions.PYTHON
+OUT_OF_BAND, PYTHON = actions.OUT_OF_BAND, actions.PYTHON
 NUMBER, VECTOR = Leaf("<i8", ()), Leaf("<f4", (2,))
 VECTORS = np.arange(6, dtype=np.float32).reshape(ROWS, 2)
 INTS = np.arange(ROWS, dtype=np.int64)
@@ -86,12 +86,20 @@ REFUSALS = {
     "a short frame": (bytes([INT64, FLOAT32]), [INTS.tobytes(), VECTORS.tobytes()[:-1]], "action frames of"),
     "a long frame": (bytes([INT64, FLOAT32]), [INTS.tobytes() + b"x", VECTORS.tobytes()], "action frames of"),
     "frames in another order": (bytes([INT64, FLOAT32]), [VECTORS.tobytes()[:12], INTS.tobytes()], "action frames of"),
-    "no rows frame": (bytes([INT64, BESIDE]), [INTS.tobytes()], "action frames of"),
-    "a rows frame that ends in a row": (bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 2)[:-1]], "ends in"),
-    "a row that is none": (bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 3)], "holds more than each"),
-    "a row too few": (bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1)], "not one for each row"),
-    "a row twice": (bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 1)], "not one for each row"),
-    "rows in another order": (bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 2, 1)], "not one for each row"),
+    "no rows frame": (bytes([INT64, OUT_OF_BAND]), [INTS.tobytes()], "action frames of"),
+    "a rows frame that ends in a row": (
+        bytes([INT64, OUT_OF_BAND]),
+        [INTS.tobytes(), out_of_band(0, 1, 2)[:-1]],
+        "ends in",
+    ),
+    "a row that is none": (bytes([INT64, OUT_OF_BAND]), [INTS.tobytes(), out_of_band(0, 1, 3)], "holds more than each"),
+    "a row too few": (bytes([INT64, OUT_OF_BAND]), [INTS.tobytes(), out_of_band(0, 1)], "not one for each row"),
+    "a row twice": (bytes([INT64, OUT_OF_BAND]), [INTS.tobytes(), out_of_band(0, 1, 1)], "not one for each row"),
+    "rows in another order": (
+        bytes([INT64, OUT_OF_BAND]),
+        [INTS.tobytes(), out_of_band(0, 2, 1)],
+        "not one for each row",
+    ),
 }
 
 
@@ -126,25 +134,25 @@ def test_array_for_a_leaf_of_no_fixed_size_is_refused() -> None:
 def test_actions_out_of_band_are_kept_for_the_workers_rows() -> None:
     arena = new_arena(NUMBER, OBJECT)
     frames = Frames(arena)
-    assert frames.load(bytes([INT64, BESIDE]), [INTS.tobytes(), out_of_band(0, 1, 2)]) == ""
+    assert frames.load(bytes([INT64, OUT_OF_BAND]), [INTS.tobytes(), out_of_band(0, 1, 2)]) == ""
     assert frames.out_of_band and actions_of(arena, 0, "i8") == [0, 1, 2]
-    assert arena.action_codes[1].tolist() == [BESIDE] * ROWS
+    assert arena.action_codes[1].tolist() == [OUT_OF_BAND] * ROWS
     assert frames.out_of_band_of([2, 0]) == out_of_band(2, 0)
 
 
 def test_leaf_without_an_array_has_no_frame_though_later_leaves_have_one() -> None:
     arena = new_arena(OBJECT, VECTOR)
     frames = Frames(arena)
-    assert frames.load(bytes([BESIDE, FLOAT32]), [VECTORS.tobytes(), out_of_band(0, 1, 2)]) == ""
+    assert frames.load(bytes([OUT_OF_BAND, FLOAT32]), [VECTORS.tobytes(), out_of_band(0, 1, 2)]) == ""
     assert actions_of(arena, 1, "f4") == [0, 1, 2, 3, 4, 5]
 
 
 def test_step_after_one_with_actions_out_of_band_may_have_none() -> None:
     arena = new_arena(NUMBER)
     frames = Frames(arena)
-    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
+    assert frames.load(bytes([OUT_OF_BAND]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
     assert frames.load(bytes([INT64]), [INTS.tobytes()]) == "" and not frames.out_of_band
-    assert frames.load(bytes([BESIDE]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
+    assert frames.load(bytes([OUT_OF_BAND]), [out_of_band(0, 1, 2)]) == "" and frames.out_of_band
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -167,7 +175,7 @@ WRONG_PARTS = {
     "no codes": ([0], b"", []),
     "a code too many": ([0], bytes([INT64, INT64]), [INTS[:1].tobytes()] * 2),
     "an unknown code": ([0], bytes([12]), [INTS[:1].tobytes()]),
-    "actions out of band": ([0], bytes([BESIDE]), [out_of_band(0)]),
+    "actions out of band": ([0], bytes([OUT_OF_BAND]), [out_of_band(0)]),
     "no frame": ([0], bytes([INT64]), []),
     "a frame too many": ([0], bytes([INT64]), [INTS[:1].tobytes()] * 2),
     "a frame of all rows": ([0], bytes([INT64]), [INTS.tobytes()]),

@@ -467,7 +467,7 @@ def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_row
 
 def test_actions_out_of_band_wait_for_their_message() -> None:
     with serving() as hub:
-        hub.arena.action_codes[0][:] = actions.BESIDE
+        hub.arena.action_codes[0][:] = actions.OUT_OF_BAND
         hub.post(op=OP_OUT_OF_BAND)
         assert hub.call("length") == [0] * ROWS
         blobs = [(row, codec.encode([TERMINATE if row == 2 else GO_ON])) for row in hub.rows]
@@ -480,7 +480,7 @@ def test_actions_out_of_band_wait_for_their_message() -> None:
 
 def test_actions_out_of_band_step_only_rows_that_are_pending() -> None:
     with serving() as hub:
-        hub.arena.action_codes[0][:] = actions.BESIDE
+        hub.arena.action_codes[0][:] = actions.OUT_OF_BAND
         hub.post(op=OP_OUT_OF_BAND, ring=False)
         hub.arena.done[0] = hub.arena.request[0]  # by the hub, before there was this worker
         hub.tell(control.StepRows(messages.pack_rows((row, codec.encode([GO_ON])) for row in hub.rows)))

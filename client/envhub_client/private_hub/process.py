@@ -217,6 +217,6 @@ def _places() -> list[str]:
     for name in ("envhub", "envhub_server"):
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
-            raise HubUnreachable(f"the package {name} is not installed beside this client; pass the address of a hub")
+            raise HubUnreachable(f"the package {name} is not installed next to this client; pass the address of a hub")
         places.append(str(Path(found.origin).parent.parent))
     return places

@@ -62,7 +62,7 @@ class SessionRenewal:
 
     def _open_again(self, loss: errors.HubLost) -> Made:
         maker = self._maker
-        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made anew"))
+        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again"))
         num_workers = maker.sizing.num_workers if maker.description.vector else None
         timeout = maker.options.reconnect_timeout
         deadline = Deadline(timeout)
@@ -73,7 +73,7 @@ class SessionRenewal:
             except errors.HubUnreachable as error:
                 if deadline.left_s() <= RENEW_S:
                     raise errors.HubLost(
-                        f"{loss}; and no hub made its envs anew within reconnect_timeout={timeout:g} s: {error}"
+                        f"{loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {error}"
                     ) from error
             except errors.WorkerDied:  # the cause need not be one of the envs
                 deaths += 1

@@ -109,9 +109,9 @@ def _converted(
         table = {**table, "record": {"folder": record}}
     found = msgspec.convert(table, kind, dec_hook=convert)
     program = found.python or ""
-    beside = str(convert(Path, program))
+    absolute = str(convert(Path, program))
     # Any other is a command.
-    return replace(found, python=beside) if "/" in program or (program and os.path.exists(beside)) else found
+    return replace(found, python=absolute) if "/" in program or (program and os.path.exists(absolute)) else found
 
 
 def _hint_of_hub(name: str, value: Any) -> str:

@@ -45,7 +45,7 @@ class SessionObserver:
         """Note that a process has made its envs."""
 
     def arena_made(self, layout: Layout, loose: bool) -> str:
-        """Note the layout of the arena, beside which observations have leaves if they are ``loose``.
+        """Note the layout of the arena, outside of which observations have leaves if they are ``loose``.
 
         Returns:
             Why the session cannot be made; empty if it can.

@@ -277,9 +277,9 @@ class ResetRows(Frozen):
 
 
 class StepRows(Frozen):
-    """Hub to worker, instead of a ring: step; ``beside`` has the parts of the actions that travel out of band."""
+    """Hub to worker, instead of a ring: step; ``out_of_band`` has the parts of the actions that travel out of band."""
 
-    beside: bytes
+    out_of_band: bytes
 
 
 class CallRows(Frozen):

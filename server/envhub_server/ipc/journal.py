@@ -49,7 +49,7 @@ PRIME = np.uint64(0x9E3779B97F4A7C15)  # so that the leaves of an observation do
 
 # Notes: of a reset by request, of the first reset of a new env, of an autoreset, of the values of an action that travel
 # out of band, of a call or a changed attribute, and that an env was made.
-BY_REQUEST, FIRST, AGAIN, BESIDE, CALL, MADE = range(6)
+BY_REQUEST, FIRST, AGAIN, OUT_OF_BAND, CALL, MADE = range(6)
 
 _WORDS = ("magic", "begun", "digested", "notes_begin", "notes_end")
 _HEADER_BYTES = 4096

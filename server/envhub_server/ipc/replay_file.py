@@ -9,7 +9,7 @@ from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.journal import BESIDE, BY_REQUEST, History, JournalLayout, checked_note
+from envhub_server.ipc.journal import BY_REQUEST, OUT_OF_BAND, History, JournalLayout, checked_note
 
 VERSION = 1
 SUFFIX = ".replay"
@@ -123,7 +123,7 @@ def without_pickles(history: History) -> Tuple[History, List[str]]:
     lacks = set()
     notes = []
     for note in history.notes:
-        if note.kind in (BESIDE, BY_REQUEST) and not _is_plain(note.options):
+        if note.kind in (OUT_OF_BAND, BY_REQUEST) and not _is_plain(note.options):
             lacks.add("the options of a reset" if note.kind == BY_REQUEST else "an action")
             note = note._replace(options=b"")
         notes.append(note)

@@ -75,7 +75,7 @@ class StepFrames:
             sizes = actions.sizes(codes, layout.actions, layout.rows)
         except ValueError as error:
             return str(error)
-        self._sized_codes, self._sizes, self.out_of_band = codes, sizes, actions.BESIDE in codes
+        self._sized_codes, self._sizes, self.out_of_band = codes, sizes, actions.OUT_OF_BAND in codes
         return ""
 
     def _load_out_of_band(self, frame: Frame) -> str:
@@ -85,7 +85,7 @@ class StepFrames:
         except codec.DecodeError as error:
             return f"{error}; no env has moved"
         complete = [row for row, _ in self._out_of_band] == list(range(rows))
-        return "" if complete else "the actions beside the arrays are not one for each row; no env has moved"
+        return "" if complete else "the actions out of band are not one for each row; no env has moved"
 
     def out_of_band_of(self, rows: Sequence[int]) -> bytes:
         """The actions of these rows that travel out of band, in one frame."""

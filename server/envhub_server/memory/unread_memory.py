@@ -118,7 +118,9 @@ class UnreadObservations:
         self._sent = {each: refs for each, refs in sent if refs}
         unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)
         if unread and unread + nbytes > self._bytes_max:
-            return f"observations of {nbytes} bytes, beside {unread} that were not read; at most {self._bytes_max} wait"
+            return (
+                f"observations of {nbytes} bytes, next to {unread} that were not read; at most {self._bytes_max} wait"
+            )
         return ""
 
     def add(self, client: object, arrays: Sequence[np.ndarray]) -> None:

@@ -91,7 +91,7 @@ class Audit:
             log.error("audit_failed", why=str(error))
 
     def _follow(self, path: Path) -> None:
-        """Open the file anew if its name is another file's by now, or no file's."""
+        """Open the file again if its name is another file's by now, or no file's."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(path), os.fstat(self._descriptor)):
                 return

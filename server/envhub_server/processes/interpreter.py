@@ -162,7 +162,7 @@ def find(python: str) -> str:
     if not path.exists():
         if path.is_symlink():
             base = os.path.realpath(path)
-            text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment anew"
+            text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment again"
             raise InterpreterUnusable(f"{path}{here()} {text}")
         raise InterpreterUnusable(f"{path}{here()}: no such file")
     if not os.access(path, os.X_OK):

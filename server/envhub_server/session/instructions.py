@@ -113,7 +113,7 @@ class MakeArena(Instruction):
     """Allocate the session's memory; ``ArenaRefused`` reports that there is none. ``GiveArena`` follows."""
 
     layout: Layout
-    loose: bool  # whether observations have leaves beside it
+    loose: bool  # whether observations have leaves outside of it
     is_batch: bool  # whether each worker's envs are one vector env
 
 

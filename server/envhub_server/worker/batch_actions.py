@@ -39,7 +39,7 @@ class BatchActions:
         """
         self._codes = b""
         each = [set(column.tolist()) for column in self._code_columns]
-        if any(len(found) > 1 or actions.BESIDE in found for found in each):
+        if any(len(found) > 1 or actions.OUT_OF_BAND in found for found in each):
             raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
         layout = self._arena.layout
         self._actions = []

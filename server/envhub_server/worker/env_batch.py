@@ -191,14 +191,14 @@ class EnvBatch:
 
     def _reset_new(self) -> None:
         self._note_first_seeds()
-        found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
+        found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
         self._new = False
         self.first_seeds = self._none()
         self._results.store(self._of_reset(*found, self._rows))
 
     def _reset_early(self) -> None:
         if self._new:  # else all of its rows were reset with the first one
-            self.env.reset(self.first_seeds, self._arena.layout.rows, None, anew=True)
+            self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
     def _stepped(self, pending: np.ndarray) -> Outcome:
         """The results of a step of the env; of rows whose episode ends, as the session's autoreset mode has them."""
@@ -261,7 +261,7 @@ class EnvBatch:
         given = [{**seeds, **own}.get(row) for row in self.indices]
         if chosen.all() or (self._new and self.env.takes_masks):
             given = [seed if named else first for seed, named, first in zip(given, chosen, self.first_seeds)]
-            found = self.env.reset(given, self._arena.layout.rows, options, anew=self._new and bool(own))
+            found = self.env.reset(given, self._arena.layout.rows, options, rebuilt=self._new and bool(own))
             self._new = False
             outcome = self._of_reset(*found, self._rows)
             self._results.store(_only(outcome, chosen), chosen)

@@ -199,7 +199,7 @@ class EpisodeWriter(BatchObserver):
         layout, found = self._arena.layout, []
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             kinds = set(column.tolist())
-            if len(kinds) > 1 or actions.BESIDE in kinds or leaf == OBJECT:
+            if len(kinds) > 1 or actions.OUT_OF_BAND in kinds or leaf == OBJECT:
                 return None
             found.append(actions.batch_of(buffer, leaf, layout.rows, kinds.pop())[self._mine])
         return found
@@ -210,7 +210,7 @@ class EpisodeWriter(BatchObserver):
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             batch = np.zeros((len(self._rows), *leaf.shape), leaf.dtype)
             for position, code in enumerate(column.tolist()):
-                if code != actions.BESIDE:
+                if code != actions.OUT_OF_BAND:
                     batch[position] = actions.reader(buffer, leaf, layout.rows, int(self._indices[position]), code)()
                 elif position in parts:
                     batch[position] = next(parts[position])

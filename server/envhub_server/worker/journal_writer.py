@@ -11,13 +11,13 @@ from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc.journal import (
     AGAIN,
-    BESIDE,
     BY_REQUEST,
     CALL,
     FIRST,
     MADE,
     MIXED,
     NOTHING,
+    OUT_OF_BAND,
     RESET,
     Digester,
     Journal,
@@ -93,7 +93,7 @@ class JournalWriter(BatchObserver):
             for leaf in self._leaves:
                 leaf.take_some(place, chosen)
         for number in self._objects:
-            self._journal.codes[place, number] = actions.BESIDE
+            self._journal.codes[place, number] = actions.OUT_OF_BAND
         self._words[1] = tick + 1
 
     def _ask_for_checkpoints(self, tick: int) -> None:
@@ -118,7 +118,7 @@ class JournalWriter(BatchObserver):
     def _note_out_of_band(self, tick: int, values: Mapping[int, bytes]) -> None:
         for row, blob in values.items():
             if row in self._positions:
-                self._journal.note(Note(tick, self._positions[row], BESIDE, options=blob))
+                self._journal.note(Note(tick, self._positions[row], OUT_OF_BAND, options=blob))
 
     # --- resets -------------------------------------------------------------------------------------------------------
 

@@ -106,19 +106,19 @@ class NativeEnv:
         *results, infos = self.made.step(actions)
         return (*results, batch_infos.joined(infos))
 
-    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs.
 
         Args:
             seeds: one per env.
             num_envs: of the session.
             options: for all envs.
-            anew: whether the seeds are those of envs that were built again, and not the program's.
+            rebuilt: whether the seeds are those of envs that were built again, and not the program's.
 
         Raises:
             ValueError: it cannot be seeded so.
         """
-        seed = seeds[0] if anew else self.share.seed_of(seeds, num_envs)
+        seed = seeds[0] if rebuilt else self.share.seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
@@ -203,7 +203,7 @@ class EachSeededEnv(NativeEnv):
 
     knows_masks = seeds_each = True
 
-    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs, each by its own seed."""
         return self._reset(seed=self._seeds(seeds), options=options)
 
@@ -253,7 +253,7 @@ class EnvPoolEnv(NumberedEnv):
 
     knows_masks = True
 
-    def reset(self, seeds: Seeds, num_envs: int, options: Options, anew: bool) -> tuple[Any, Any]:
+    def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs, after they were made again if there are seeds.
 
         Raises:

@@ -30,7 +30,7 @@ from envhub.values.gym_api import api
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import journal
 from envhub_server.ipc.control import Build
-from envhub_server.ipc.journal import AGAIN, BESIDE, BY_REQUEST, FIRST, Digester, Journal, JournalLayout, Note
+from envhub_server.ipc.journal import AGAIN, BY_REQUEST, FIRST, OUT_OF_BAND, Digester, Journal, JournalLayout, Note
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
@@ -209,7 +209,7 @@ class Replayer:
             self._restore(notes[FIRST])
             row.first_seed = notes[FIRST].seed
         self._put_actions(number)
-        values = codec.decode(notes[BESIDE].options) if BESIDE in notes else ()
+        values = codec.decode(notes[OUT_OF_BAND].options) if OUT_OF_BAND in notes else ()
         return lambda: row.step(values)
 
     def _put_actions(self, number: int) -> None:

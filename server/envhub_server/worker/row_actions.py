@@ -35,7 +35,7 @@ class RowActions:
         layout = self._arena.layout
         buffer, leaf = self._arena.actions[number], layout.actions[number]
         self._codes[number] = code
-        if code == actions.BESIDE:
+        if code == actions.OUT_OF_BAND:
             self._readers[number] = lambda: next(self._out_of_band)
         else:
             self._readers[number] = actions.reader(buffer, leaf, layout.rows, self._index, code)

@@ -113,7 +113,7 @@ class Stepper:
 
     def step_out_of_band(self, step: control.StepRows) -> None:
         """Step the envs of the pending rows, whose actions are in the message."""
-        out_of_band = dict(messages.unpack_rows(step.beside, self._arena.layout.rows))
+        out_of_band = dict(messages.unpack_rows(step.out_of_band, self._arena.layout.rows))
 
         def run(part: Part) -> bytes | None:
             return part.step(codec.decode(out_of_band[part.index], self._envs.allow_pickle))

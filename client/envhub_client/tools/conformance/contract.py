@@ -46,8 +46,8 @@ def sampled(made: Made) -> tuple[bytes, list[bytes], list[int]]:
     batch = batch_space(action_space, made.num_envs).sample()
     packed = pack(spaces.flatten(action_space, batch), spaces.leaves(action_space), made.num_envs)
     frames = [array.tobytes() for array in packed.arrays]
-    if packed.beside:
-        rows = enumerate(zip(*packed.beside, strict=True))
+    if packed.out_of_band:
+        rows = enumerate(zip(*packed.out_of_band, strict=True))
         frames.append(pack_rows((row, codec.encode(list(parts))) for row, parts in rows))
     fixed = [leaf for leaf in spaces.leaves(space) if leaf != OBJECT]
     return packed.codes, frames, [made.num_envs * leaf.nbytes for leaf in fixed]

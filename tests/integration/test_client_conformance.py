@@ -159,8 +159,9 @@ def garble(address: str) -> None:
             (3, Op.STEP, b""),
             (4, Op.CALL, messages.pack(messages.Call("check", codec.encode([[np.zeros(2)] * 3, {}])))),
             (5, Op.SEND, messages.pack(messages.Send([7], b""))),
-            (6, Op.RECEIVE, messages.pack(messages.Receive(1))),
-            (7, Op.CLOSE, b"\x80"),
+            (6, Op.SEND, messages.pack(messages.Send([0, 0], b""))),
+            (7, Op.RECEIVE, messages.pack(messages.Receive(1))),
+            (8, Op.CLOSE, b"\x80"),
         ]:
             socket.send(Prelude(op, hub_id, token, seq).pack() + header)
             assert socket.poll(5000)
@@ -179,7 +180,7 @@ def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_h
         "the action codes are ,",
         "the arguments of check are",
     ]
-    begin += ["SEND names the rows [7]", "RECEIVE came while no row"]
+    begin += ["SEND names the rows [7]", "SEND names the rows [0, 0]", "RECEIVE waits for 1 rows, while []"]
     assert [text.startswith(words) for text, words in zip(record.wrong, begin, strict=True)] == [True] * len(begin)
     first, *_ = judged("plain", case, record)
     assert first.result == FAILED and first.why.startswith("a header cannot be read")

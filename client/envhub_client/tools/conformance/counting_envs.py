@@ -192,7 +192,8 @@ class CountingSession:
         return Done(), [pack_rows((row, codec.encode(True)) for row in range(NUM_ENVS))]
 
     def _send(self, send: Send, frames: Sequence[Any]) -> Outcome | Failure:
-        if not send.rows or {*send.rows} & {*self._sent_rows} or not {*send.rows} <= {*range(NUM_ENVS)}:
+        free = {*range(NUM_ENVS)} - {*self._sent_rows}
+        if not send.rows or not {*send.rows} <= free or len({*send.rows}) < len(send.rows):
             self._note(f"SEND names the rows {send.rows}, while {self._sent_rows} are not received")
             return Failure("bad_actions", "request", "these rows cannot be sent now")
         self._note(self._envs.actions_fault(send.rows, send.codes, frames))
@@ -201,8 +202,8 @@ class CountingSession:
 
     def _receive(self, receive: Receive) -> Outcome | Failure:
         """Return the ``min_envs`` rows that were sent first: the others are not done."""
-        if not self._sent_rows:
-            self._note("RECEIVE came while no row was sent")
+        if not 1 <= receive.min_envs <= len(self._sent_rows):
+            self._note(f"RECEIVE waits for {receive.min_envs} rows, while {self._sent_rows} are not received")
             return Failure("refused", "request", "no row was sent")
         rows = sorted(self._sent_rows[: receive.min_envs])
         self._sent_rows = self._sent_rows[receive.min_envs :]

@@ -27,8 +27,8 @@ class HubOptions:
         The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's drivers for none) or
         osmesa (the CPU). Tried at the start.
     vector
-        True if the envs of the command line are vector envs, each of which steps all of its envs in one call: ids with
-        a ``vector_entry_point``, or factories that take ``num_envs``. An env's table says it for that env.
+        Take the envs of the command line as vector envs, each of which steps all of its envs in one call: ids with a
+        ``vector_entry_point``, or factories that take ``num_envs``. An env's table says it for that env.
     max_envs
         The number of envs that may exist at one time; 4096 by default.
     workers

@@ -33,7 +33,7 @@ from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import Limits
-from envhub_server.hub.holdings import Services
+from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
@@ -162,7 +162,7 @@ class InProcessHub:
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
-        return SessionRuntime(1, request.token, state, self._services, False, "", budget, factories)
+        return SessionRuntime(Holdings(1, request.token, state, self._services, False, "", budget, factories))
 
     def _run(self) -> None:
         """Handle events until the request under way is answered."""

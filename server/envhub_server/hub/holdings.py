@@ -84,9 +84,12 @@ class Holdings:
         tickets: bool,
         owner: str,
         budget: ArenaBudget,
-        factories: int,
+        factories: int = -1,
     ) -> None:
-        """Hold a new session; ``tickets`` says whether the hub has a side socket.
+        """Hold a new session.
+
+        ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
+        ``factories`` is the memory of pickled factories, which the session closes; -1 for none.
 
         Raises:
             OSError: there is no descriptor left.

@@ -52,7 +52,7 @@ from envhub_server.config import HubConfig, has_quota, memory_available_bytes, p
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.compression_thread import CompressionThread
-from envhub_server.hub.holdings import Services
+from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S, Recordings
 from envhub_server.hub.replay_keeper import ReplayKeeper
@@ -941,7 +941,7 @@ class Hub:
             state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
             runtime = SessionRuntime(
-                number, request.token, state, self._services, tickets, holder.name, budget, factories
+                Holdings(number, request.token, state, self._services, tickets, holder.name, budget, factories)
             )
         except OSError as error:
             if factories >= 0:

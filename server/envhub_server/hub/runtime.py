@@ -14,7 +14,7 @@ import numpy as np
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
 from envhub_server.hub.executor import EXECUTED, Executor
-from envhub_server.hub.holdings import Holdings, Services
+from envhub_server.hub.holdings import Holdings
 from envhub_server.hub.inputs import ROWS_STOOD_IN, Inputs
 from envhub_server.hub.replies import COMPRESSED, REPLIES, Compression, Replies
 from envhub_server.hub.session_observer import SessionObserver
@@ -25,7 +25,6 @@ from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, Work
 from envhub_server.session import instructions, stimuli
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.instructions import Instruction
-from envhub_server.session.state import SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
@@ -45,31 +44,14 @@ class SessionRuntime:
         replies: what the client is told.
     """
 
-    def __init__(
-        self,
-        number: int,
-        token: bytes,
-        state: SessionState,
-        services: Services,
-        tickets: bool,
-        owner: str,
-        budget: ArenaBudget,
-        factories: int = -1,
-    ) -> None:
-        """Run this state machine, which has handled nothing yet.
-
-        ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
-        ``factories`` is the memory of pickled factories, which the session closes; -1 for none.
-
-        Raises:
-            OSError: there is no descriptor left.
-        """
-        self.number = number
-        self.state = state
+    def __init__(self, held: Holdings) -> None:
+        """Run the state machine of what is ``held``, which has handled nothing yet."""
+        self.number = held.number
+        self.state = held.state
         self.origin = ""
         self.heard_ns = 0
         self.deadline_s = math.inf
-        self._held = held = Holdings(number, token, state, services, tickets, owner, budget, factories)
+        self._held = held
         self.inputs = Inputs(held)
         self.replies = Replies(held)
         self._executor = Executor(held, self.inputs)

@@ -133,9 +133,13 @@ def test_socket_in_a_folder_that_this_user_may_not_enter_is_told_in_a_sentence()
     assert ran.stdout.startswith(f"ipc://{folder}/hub.sock {why}") and "Traceback" not in ran.stderr, ran.stderr
 
 
+PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4  # linux/prctl.h, linux/securebits.h
+
 _FOREIGN_HUB = f"""
-import asyncio, encodings.idna, os, structlog, envhub_server.hub.hub, envhub_server.serve  # which it could not read
+import ctypes, os
 from envhub import cli
+# The process keeps root's capabilities: another user may not be able to read this environment's files.
+assert ctypes.CDLL(None, use_errno=True).prctl({PR_SET_SECUREBITS}, {SECBIT_NO_SETUID_FIXUP}, 0, 0, 0) == 0
 os.setgid({NOBODY}); os.setuid({NOBODY})
 cli.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-max", "0"])
 """
@@ -146,11 +150,13 @@ def foreign_hub() -> Iterator[str]:
     """The address on loopback of another user's hub, which makes no envs."""
     command = [sys.executable, "-c", _FOREIGN_HUB]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes: Mapping[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd="/", env=environ, text=True, **pipes) as hub:
         try:
             assert hub.stdout is not None
-            yield hub.stdout.readline().removeprefix("listening on ").strip()
+            line = hub.stdout.readline()
+            assert line.startswith("listening on "), f"the hub ended before it listened: {hub.communicate()}"
+            yield line.removeprefix("listening on ").strip()
         finally:
             hub.terminate()
 

@@ -23,6 +23,7 @@ from envhub_server.worker.arena_mapper import ArenaMapper
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.host import Host
@@ -64,12 +65,12 @@ class Worker:
         self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
         self._reports = FailureReports(channel, self._envs)
-        parts = channel, self._envs, host, self._reports
-        self._builder, self._calls = Builder(*parts), EnvCalls(*parts, self._progress)
-        self._mapper = ArenaMapper(channel, self._envs, self._reports, self._bells, self._progress)
-        self._rebuilder = Rebuilder(*parts, self._progress, self._builder, self._calls)
+        context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
+        self._builder, self._calls = Builder(context), EnvCalls(context)
+        self._mapper = ArenaMapper(context, self._bells)
+        self._rebuilder = Rebuilder(context, self._builder, self._calls)
         self._departure = Departure(channel, self._envs, self._bells)
-        self._stepper = Stepper(*parts, self._progress, self._bells, self._rebuilder, self._departure)
+        self._stepper = Stepper(context, self._bells, self._rebuilder, self._departure)
         self._spin_us = 0
 
     def run(self) -> None:

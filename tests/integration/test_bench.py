@@ -179,7 +179,7 @@ def test_ways_with_a_process_for_each_env_end_at_a_limit() -> None:
 @pytest.mark.parametrize("wrong", [{"n": ""}, {"n": "0"}, {"seconds": 0.0}, {"repeats": 0}, {"n": "0", "budget": True}])
 def test_bench_refuses_numbers_that_measure_nothing(wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.bench(**wrong)
+        cli.bench.bench(**wrong)
     assert ended.value.code == 2 and "envhub bench: -n takes numbers of envs" in capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ def command(text: str = IMAGE) -> list[str]:
 def config(arguments: list[str]) -> HubConfig:
     """What ``envhub serve`` makes of its arguments, read by the real command line."""
     serving, bound, unknown = cli.app.parse_args(arguments, exit_on_error=False, print_error=False)[:3]
-    assert serving is cli.serve
+    assert serving is cli.serve.serve
     assert not unknown
     given = bound.arguments
     return config_of(given["env"], given["options"])
@@ -64,7 +64,7 @@ def test_health_is_asked_by_the_command_line() -> None:
     (test,) = re.findall(r"^ +test: (.+)$", COMPOSE, re.MULTILINE)
     assert json.loads(test) == ["CMD", *HEALTH]
     health, _, unknown = cli.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
-    assert health is cli.health
+    assert health is cli.hubs.health
     assert not unknown
 
 

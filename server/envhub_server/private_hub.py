@@ -21,7 +21,7 @@ from envhub_server.ipc import process_marks
 from envhub_server.processes import hub_process
 from envhub_server.processes.interpreter import OWN, environment_of
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, leave_terminal
+from envhub_server.worker.own_process import PR_SET_PDEATHSIG, leave_terminal
 
 if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub

@@ -14,7 +14,6 @@ from typing import Any, Callable, Sequence
 
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
-from envhub_server.worker.bootstrap import prctl
 from envhub_server.worker.built_description import BuiltDescription
 from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, Part
@@ -24,6 +23,7 @@ from envhub_server.worker.gym_compat import adapt
 from envhub_server.worker.name_lister import import_remedy
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
+from envhub_server.worker.own_process import prctl
 from envhub_server.worker.private_memory import private_bytes
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import shareable

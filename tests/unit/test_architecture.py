@@ -137,7 +137,6 @@ ROOMS = {
         "recording": {"transport", "values"},
         "transport": set(),
         "values": set(),
-        "cli.py": {"recording", "transport"},
         "env_failure.py": {"values"},
         "hub_options.py": {"protocol"},
     },

@@ -137,6 +137,7 @@ ROOMS = {
         "recording": {"transport", "values"},
         "transport": set(),
         "values": set(),
+        "__main__.py": {"cli"},
         "env_failure.py": {"values"},
         "hub_options.py": {"protocol"},
     },

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from envhub.recording.options import RecordOptions
 from envhub_client.session.faults import InvalidPolicy, Policy
 from envhub_client.session.hosting import Rendering
-from envhub_client.session.options import Compression, HubLossPolicy, LaneName, ModeName, ObservationMode
+from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode
 from envhub_client.wrapper_names import WrapperLike
 
 
@@ -200,6 +200,12 @@ class ClientKeywords(SessionKeywords, total=False):
 
     autoreset_mode: ModeName | AutoresetMode
     """The mode, as in Gymnasium."""
+
+    info_mode: InfoMode
+    """The form of infos: ``"batched"``, an array of all envs for each key, as in Gymnasium, or ``"by_env"``, the dict
+    that each env gave, by the number of the env. An env whose info is empty may be left out. Wrappers of vector
+    envs, such as ``RecordEpisodeStatistics``, need ``"batched"``.
+    """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None
     """Arguments for the env or the factory, for those whose names are taken by this function; or a list of one dict per

@@ -26,6 +26,7 @@ from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frames import hiding_frames
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.option_keywords import MakeKeywords, SessionKeywords
 
 ByAgent = dict[Any, Any]
@@ -80,10 +81,11 @@ def make_vec(
         **options: as for ``envhub.make_vec``.
 
     Raises:
-        TypeError: they are no parallel envs of PettingZoo.
+        TypeError: they are no parallel envs of PettingZoo, or ``info_mode`` is given: their infos are batched.
         ValueError: the name of an agent is that of another after an underscore.
         Exception: as for ``envhub.make_vec``.
     """
+    refuse_decided(options, "a vector env of multi-agent envs", "info_mode")
     envs = making.make_vec(env, num_envs, autoreset_mode=autoreset_mode, **options)
     try:
         return HubParallelVectorEnv(envs)

@@ -34,17 +34,17 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
 
     Args:
         env_config: ``env``, and what else ``envhub.make_vec`` takes, such as ``hub``, ``num_workers``, ``step_timeout``
-            and arguments for the env. ``autoreset_mode`` is not among them, for RLlib needs ``NEXT_STEP``.
-            ``restart_wait`` is 30 s if it is not given: RLlib takes the row after a truncation for a reset, also
-            where the env was truncated once more, because its restart took longer.
+            and arguments for the env. ``autoreset_mode`` and ``info_mode`` are not among them: RLlib needs
+            ``NEXT_STEP`` and batched infos. ``restart_wait`` is 30 s if it is not given: RLlib takes the row after a
+            truncation for a reset, also where the env was truncated once more, because its restart took longer.
 
     Raises:
-        TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode``, or what neither ``envhub.make_vec`` nor the
-            env takes.
+        TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode`` or ``info_mode``, or what neither
+            ``envhub.make_vec`` nor the env takes.
         ValueError: the envs have a ``reward_space`` with axes: RLlib learns from one number.
         Exception: as for ``envhub.make_vec``.
     """
-    refuse_decided(env_config, "RLlib", "autoreset_mode")
+    refuse_decided(env_config, "RLlib", "autoreset_mode", "info_mode")
     arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
     _check_names_env(arguments)
     if "num_envs" in arguments:

@@ -62,18 +62,16 @@ class HubVecEnv(VecEnv):
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:
-            TypeError: for ``autoreset_mode``, which SB3 decides.
+            TypeError: for ``autoreset_mode`` and ``info_mode``, which SB3 decides.
             ValueError: there is no such ``start_method``, or the envs have a ``reward_space`` with axes: SB3 learns
                 from one number.
             Exception: as for ``envhub.make_vec``.
         """
-        refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
+        refuse_decided(options, "Stable-Baselines3", "autoreset_mode", "info_mode")
         check_start_method(start_method)
         with by_value(env, *PACKAGES):
-            chosen: dict[str, Any] = {
-                "observation_mode": "first",
-                **options,
-            }  # as ``SubprocVecEnv``, which asks no other env
+            # As ``SubprocVecEnv``, which asks no env but the first one for its spaces.
+            chosen: dict[str, Any] = {"observation_mode": "first", **options, "info_mode": "by_env"}
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
         try:
             self.envs.refuse_reward_axes("Stable-Baselines3")
@@ -96,7 +94,7 @@ class HubVecEnv(VecEnv):
         options = [each or None for each in self._options] if any(self._options) else None
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         self.envs.drop_pending()  # a step that Ctrl-C kept from being waited for
-        observations, infos = self.envs.reset_each(seeds, options)
+        observations, infos = self.envs.reset(seed=seeds, options=options)
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -120,7 +118,11 @@ class HubVecEnv(VecEnv):
             ValueError: rewards have axes.
             Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
         """
-        observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
+        try:
+            observations, rewards, terminations, truncations, by_env = self.envs.step_wait()
+        except BaseException:
+            self.envs.drop_pending()
+            raise
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
             infos[row] = {**info, **infos[row]}
@@ -152,7 +154,7 @@ class HubVecEnv(VecEnv):
 
     def _reset_cut(self, cut: np.ndarray, observations: Any) -> Any:
         """Reset the envs that were made again: SB3 takes the observations of this step for those of a reset."""
-        observations, infos = self.envs.reset_each(None, {"reset_mask": cut}, masked=True)
+        observations, infos = self.envs.reset(options={"reset_mask": cut})
         for row in np.flatnonzero(cut).tolist():
             self.reset_infos[row] = infos.get(row, {})
         return observations

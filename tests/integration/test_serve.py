@@ -157,6 +157,14 @@ def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path)
 
 
 @pytest.mark.long
+def test_child_that_a_module_forks_does_not_go_on_in_place_of_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text("import os\nos.fork() and os.wait()\nfrom sims import counter\n")
+    environ = {"PYTHONPATH": str(HERE)}
+    with serve(tmp_path, "forks=forks:counter", cwd=tmp_path, environ=environ) as hub:
+        assert wait_until(lambda: "was ended: its code has to end in os._exit" in hub.log, 10)
+
+
+@pytest.mark.long
 def test_factories_are_found_from_the_working_directory_and_never_imported_into_the_hub(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     folder.mkdir()

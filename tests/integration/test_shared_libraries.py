@@ -9,10 +9,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import traces
 from envhub_server.config import usable_cpus
 from envhub_server.ipc import shared_libraries
+from envhub_server.worker.env_family import may_share_process
+from envhub_server.worker.env_runner import EnvRunner
 from hubs import HERE, ServedHub, serve
 
 import envhub
@@ -197,3 +200,9 @@ def test_four_zygotes_with_libraries_are_kept_and_the_one_used_longest_ago_ends_
     found = json.loads(ran.stdout.splitlines()[-1])
     assert all(found["born"])
     assert found["left"] == ["scipy.linalg", "networkx", "scipy.special,scipy.linalg", "scipy.sparse"]
+
+
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Humanoid-v5"])
+def test_envs_of_mujoco_may_share_a_process(name: str) -> None:
+    with closing(gym.make(name)) as env:
+        assert may_share_process(env, EnvRunner)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -480,34 +478,3 @@ def test_files_for_python_3_8_evaluate_no_generics_that_it_lacks() -> None:
         annotations = {inner for slot in slots if isinstance(slot, ast.AST) for inner in ast.walk(slot)}
         evaluated = [node for node in nodes_of(name) if isinstance(node, ast.Subscript) and node not in annotations]
         assert not [ast.unparse(node) for node in evaluated if dotted(node.value) in lacking], name
-
-
-# --- what an import costs ---------------------------------------------------------------------------------------------
-
-SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
-
-
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules in a fresh interpreter after the statement."""
-    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    return set(done.stdout.split())
-
-
-def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
-    loaded = loaded_by("import envhub")
-    assert "envhub" in loaded
-    assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
-
-
-def test_private_hub_imports_little_before_it_starts_its_zygote_and_nothing_that_it_seldom_needs() -> None:
-    assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
-    loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
-    assert "zmq" in loaded
-    assert not loaded & {"structlog", "cyclopts", "rich", "psutil", "asyncio"}
-
-
-def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
-    loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
-    assert "zmq" in loaded
-    assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}

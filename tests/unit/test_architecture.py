@@ -32,15 +32,22 @@ PURE = [
     "server/envhub_server/catalog/registry.py",
     "server/envhub_server/catalog/replay_shares.py",
     # Restarts draw from the generator that they are given.
+    "server/envhub_server/hub/planner.py",
     *(each for each in FILES if each.startswith("server/envhub_server/session/") and not each.endswith("/restarts.py")),
 ]
 STEP_PATH = [
     "envhub/transport/sockets.py",
     "client/envhub_client/connection/zeromq_transport.py",
     "server/envhub_server/network/listener.py",
+    "server/envhub_server/network/router.py",
     "server/envhub_server/hub/hub.py",
+    "server/envhub_server/hub/gateway.py",
 ]
-SOCKETS = [*STEP_PATH, "server/envhub_server/network/authenticator.py"]
+SOCKETS = [
+    *STEP_PATH,
+    "server/envhub_server/hub/connection_supervisor.py",
+    "server/envhub_server/network/authenticator.py",
+]
 # These may import zmq inside functions.
 TOOLS = [
     "client/envhub_client/tools/bench/echo.py",

@@ -53,7 +53,7 @@ def texts(node: ast.expr) -> list[str]:
 # Events that code names by a constant, or by a variable for one of several.
 NAMED = {"LEFT_OUT": log_events.LEFT_OUT, "KEYS_READ": "keys_read"}
 logged = [each for each in emitted(LOGGED_BY) if each.event.replace("_", "").isalpha()]
-audited = [*emitted({"write"}, ("audit", "_audit"))]
+audited = [*emitted({"write"}, ("audit", "_audit")), *emitted({"note"}, ("access", "_access"))]
 
 
 def test_every_event_that_is_logged_is_in_the_table_with_its_level_and_fields() -> None:

@@ -17,7 +17,7 @@ from envhub_client.session.hosting import HostingOptions
 from envhub_server import operator_bounds, repeats
 from envhub_server.catalog import hub_file
 from envhub_server.config import Limits
-from envhub_server.hub import recordings, replay_writer, stats
+from envhub_server.hub import recordings, replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import LINES_MAX
 from envhub_server.memory import unread_memory
@@ -208,8 +208,8 @@ def test_events_are_logged() -> None:
 def test_counters_are_the_codes() -> None:
     text = section(SERVER / "monitoring.md", "Counters")
     counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
-    assert counters == keys_returned(stats.stats)
-    assert keys_returned(stats.described) <= {*re.findall(r"`(\w+)`", text)}
+    assert counters == keys_returned(status.Status.counters)
+    assert keys_returned(status.description) <= {*re.findall(r"`(\w+)`", text)}
 
 
 def keys_returned(function: Callable[..., object]) -> set[str]:

@@ -18,8 +18,7 @@ import zmq
 from envhub_client.connection import zeromq_transport
 from envhub_client.tools.conformance import client_cases, scripted_hub
 from envhub_server.config import HubConfig, Limits, Timing
-from envhub_server.hub import hub
-from envhub_server.network import access, connections
+from envhub_server.network import access, connections, router
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
@@ -406,7 +405,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, zeromq_transport, prelude.FRAME_BYTES_MAX))
+    sides = ((1, router, HubConfig().limits.message_bytes_max), (2, zeromq_transport, prelude.FRAME_BYTES_MAX))
     for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:

@@ -58,6 +58,12 @@ class Holder:
         """True if a session of this owner is the client's to see and to take over."""
         return owner == self.name or self.administers
 
+    def over_quota(self, name: str, has: int, wants: int, limit: int) -> str:
+        """The reason why the client may not have this many more; empty if it may."""
+        if has + wants <= limit:
+            return ""
+        return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
+
 
 OWN_USER = Holder("", "admin", None)
-ANYBODY = Holder("", "use", None)  # who has no key, and whom an address admits that wants none
+ANYBODY = Holder("", "use", None)  # a client without a key, of an address that wants none

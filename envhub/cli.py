@@ -22,7 +22,7 @@ from rich.console import Console
 
 from envhub.core_files import write_no_core_file
 from envhub.errors import FULL_TRACEBACKS, EnvHubError, printable
-from envhub.hub_options import HubOptions
+from envhub.hub_options import HubArguments
 from envhub.transport.socket_owner import user_text
 
 if TYPE_CHECKING:
@@ -40,30 +40,8 @@ def _no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
             raise ValueError(f"{argument.name}: a path is not empty")
 
 
-def _bytes_with_units(app: cyclopts.App, commands: tuple[str, ...], arguments: cyclopts.ArgumentCollection) -> None:
-    """Read options of bytes that have a unit, such as ``--memory-max 2GB``.
-
-    Raises:
-        CoercionError: one is no number of bytes.
-    """
-    if commands != ("serve",):
-        return
-    from envhub_server.byte_count import byte_count
-    from envhub_server.operator_bounds import OF_BYTES
-
-    for argument in arguments:
-        if argument.name.rpartition(".")[2].strip("-").replace("-", "_") in OF_BYTES:
-            for index, token in enumerate(argument.tokens):
-                if token.value[-1:].isalpha():
-                    try:
-                        argument.tokens[index] = token.evolve(value=str(byte_count(token.value)))
-                    except ValueError as error:
-                        raise cyclopts.CoercionError(f"{argument.name}: {error}") from error
-
-
 app = cyclopts.App(
     name="envhub",
-    config=_bytes_with_units,
     help="Gymnasium environments in a hub.",
     version_flags=["--version"],
     default_parameter=Parameter(negative=""),
@@ -113,7 +91,7 @@ def main() -> None:
 def serve(
     *env: str,
     config: Path | None = None,
-    options: Annotated[HubOptions | None, Parameter(name="*")] = None,
+    options: Annotated[HubArguments | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -159,7 +137,7 @@ def serve(
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
     try:
-        found = config_of(env, options or HubOptions(), config)
+        found = config_of(env, options, config)
     except ValueError as error:
         _end("serve", error)
     try:

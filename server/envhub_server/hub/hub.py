@@ -48,7 +48,7 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.replay_shares import name_beginning
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.catalog.step_costs import StepCost
-from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
+from envhub_server.config import INFO_BYTES, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import stats
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.compression_thread import CompressionThread
@@ -139,7 +139,7 @@ class Hub:
         self.addresses: list[str] = []
         self._registry = config.registry()
         headers = codec.KNOWN if config.private else codec.STRANGERS
-        self._protocol = HubProtocol(self.id, config.timing.lease_s, config.limits.sessions_max, headers)
+        self._protocol = HubProtocol(self.id, config.lease, config.sessions_max, headers)
         self._sessions: dict[int, SessionRuntime] = {}
         self._by_token: dict[bytes, SessionRuntime] = {}
         self._last_number = 0  # of a session
@@ -156,17 +156,17 @@ class Hub:
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
         self._events: Events = deque()
-        environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
+        environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
         self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
         self._listing = Listing(self._supervisor, self._registry)
         self._listed_for: list[Incoming] = []  # LIST requests that wait for the listing
         self._costs = KnownCosts(config.step_costs)
-        self._usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max))
-        self._unread = UnreadMemory(config.limits.message_bytes_max)
-        self._observations = UnreadObservations(2 * config.limits.message_bytes_max)
+        self._usage = ClientUsage(ArenaBudget(config.arena_bytes_max))
+        self._unread = UnreadMemory(config.message_bytes_max)
+        self._observations = UnreadObservations(2 * config.message_bytes_max)
         parts = self._poller, self._supervisor, self._protocol, self._clock, self._events, self._costs, self._unread
         folder = config.replay_folder()
-        self._recordings = Recordings(self._poller, config.limits.recordings_memory_bytes_max)
+        self._recordings = Recordings(self._poller, config.recordings_memory_max)
         self._replays = None if folder is None else ReplayWriter(folder, self._poller)
         self._compression = CompressionThread(self._poller)
         self._services = Services(*parts, self._compression)
@@ -177,11 +177,11 @@ class Hub:
         self._discarding_s: float | None = None  # since when what comes next is a message with too many frames
         self._listener: Listener | None = None
         self._audit = Audit(config.audit, self._plan_telling)
-        self._unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
+        self._unread_bytes_max = int(UNREAD_SHARE * config.message_bytes_max)
         self._access = Access(config.keys, config.insecure, self._audit, self._unread_bytes_max)
         self._entries: dict[bytes, Any] | None = None  # of the peers of the proxy, once there is one
         self._cut_off = self._access.connections.cut_off
-        self._liveness = ClientLiveness(self._protocol, config.timing.lease_s, self._access.silence_s)
+        self._liveness = ClientLiveness(self._protocol, config.lease, self._access.silence_s)
         self._heard_ns = 0  # when it was last asked which sessions have taken a request
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
         self._side_socket = SideSocket(self._poller, self._admitted)
@@ -209,7 +209,7 @@ class Hub:
     def _open(self) -> None:
         self._context = zmq.Context()
         sockets.begin_zero_copy(self._context)
-        limit = self.config.limits.message_bytes_max
+        limit = self.config.message_bytes_max
         seed_routing_ids()
         self._router = router = sockets.open_socket(self._context, zmq.ROUTER, limit, RECEIVE_QUEUE_MESSAGES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -243,21 +243,21 @@ class Hub:
 
     def _bind(self, listener: Listener) -> None:
         """Bind every address: those of ipc first, since only what is bound later wants a key."""
-        is_ipc = {text: address.parse_bind(text).is_ipc for text in self.config.binds}
-        bound = {text: listener.bind(text) for text in self.config.binds if is_ipc[text]}
+        is_ipc = {text: address.parse_bind(text).is_ipc for text in self.config.bind}
+        bound = {text: listener.bind(text) for text in self.config.bind if is_ipc[text]}
         if len(bound) < len(is_ipc):
             self._access.guard(self._context, self._router)
         if self._access.authenticator is not None:
             self._poller.register(self._access.authenticator.descriptor, self)
-        for text in self.config.binds:
+        for text in self.config.bind:
             if not is_ipc[text]:
                 bound[text] = listener.bind(text)
         if listener.proxied:
             self._start_proxy(listener)
-        for text in self.config.binds:
+        for text in self.config.bind:
             if not is_ipc[text]:
                 self._access.bound(bound[text])
-        self.addresses = [bound[text] for text in self.config.binds]
+        self.addresses = [bound[text] for text in self.config.bind]
         self._set_timer(_ACCESS, self._access.next_s())
 
     def _start_proxy(self, listener: Listener) -> None:
@@ -445,7 +445,7 @@ class Hub:
         # A client that has come back since the last check keeps its session.
         self._liveness.check(now_s, self._beats_s(), at_once=True)
         for token in self._protocol.expired(now_s):
-            log.info("session_expired", session=token.hex()[:8], lease_s=self.config.timing.lease_s)
+            log.info("session_expired", session=token.hex()[:8], lease_s=self.config.lease)
             self._forget(token)
             if token in self._by_token:
                 runtime = self._by_token[token]
@@ -577,10 +577,9 @@ class Hub:
             self._abandon_all()
             return
         self._service = Service.DRAINING
-        timing, now_s = self.config.timing, self._clock.now_s()
-        by_s = now_s + timing.drain_s
+        by_s = self._clock.now_s() + self.config.drain_timeout
         for runtime in self._sessions.values():
-            draining = stimuli.Draining(by_s, by_s + timing.close_after_drain_s, runtime.quiescent)
+            draining = stimuli.Draining(by_s, by_s + self.config.drain_close_timeout, runtime.quiescent)
             self._events.append((runtime.number, draining))
 
     def _abandon_all(self) -> None:
@@ -918,10 +917,9 @@ class Hub:
         if why := descriptor_guard.lack(workers + spares):
             return Failure("limit", "hub", why)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
-        limits = self.config.limits
         kept = self._replays is not None
         replays = name_beginning(make.name, holder.name, secrets.token_hex(8)) if kept else ""
-        memory_max, hides_folders = limits.worker_memory_bytes_max, self._hides_folders(holder)
+        memory_max, hides_folders = self.config.worker_memory, self._hides_folders(holder)
         libraries = None if cost is None else cost.libraries
         rules = WorkerRules(
             memory_max,
@@ -932,13 +930,13 @@ class Hub:
             libraries,
             cost_known=cost is not None,
             alone=cost is not None and cost.alone,
-            info_bytes_max=limits.info_bytes_max,
+            info_bytes_max=self.config.info_bytes_max,
         )
         factories = -1
         try:
             make, factories = held(make)
             request = request._replace(message=make)
-            state = SessionState(make, found, sizing, limits.info_bytes, machine, restarts, rules)
+            state = SessionState(make, found, sizing, INFO_BYTES, machine, restarts, rules)
             tickets, budget = self._side_socket.open, self._usage.budget(holder)
             runtime = SessionRuntime(
                 Holdings(number, request.token, state, self._services, tickets, holder.name, budget, factories)
@@ -991,9 +989,8 @@ class Hub:
             return WorkerCount(1, "a vector env, which one worker steps in one call", told=True)
         if hosting.shares_process is False:
             return separate(make.num_envs, "one_per_process")
-        if self.config.workers:
-            workers = min(self.config.workers, max(1, machine.workers_max))
-            return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
+        if isinstance(wanted := self.config.workers, int):
+            return told(make.num_envs, min(wanted, max(1, machine.workers_max)), f"the hub's --workers {wanted}")
         if hosting.recycle != messages.Recycle():
             workers = min(make.num_envs, max(1, machine.workers_max))
             return told(make.num_envs, workers, "a process per env, which is recycled by itself")
@@ -1095,12 +1092,12 @@ class Hub:
     # --- descriptions -----------------------------------------------------------------------------------------------
 
     def _welcome(self) -> messages.Welcome:
-        limits = self.config.limits
+        config = self.config
         return messages.Welcome(
             hub=envhub.__version__,
             version=f"{prelude.VERSION[0]}.{prelude.VERSION[1]}",
-            private=self.config.private,
-            limits={"envs_per_session_max": limits.envs_per_session_max, "message_bytes_max": limits.message_bytes_max},
+            private=config.private,
+            limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
             host=socket.gethostname(),
             pid=os.getpid(),
             compressions=compression.available(),

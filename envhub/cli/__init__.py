@@ -9,7 +9,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from envhub.cli import bench, conformance, hubs, keys, login, record, replays, serve
-from envhub.cli.parameters import bytes_with_units, no_empty_path
+from envhub.cli.parameters import no_empty_path
 from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, EXIT_USAGE, errors
 from envhub.errors import FULL_TRACEBACKS
 from envhub.transport.socket_owner import user_text
@@ -18,7 +18,6 @@ __all__ = ("EXIT_FAILED", "EXIT_KEYS", "EXIT_USAGE", "app", "main")
 
 app = cyclopts.App(
     name="envhub",
-    config=bytes_with_units,
     help="Gymnasium environments in a hub.",
     version_flags=["--version"],
     default_parameter=Parameter(negative=""),

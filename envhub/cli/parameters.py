@@ -33,24 +33,3 @@ def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
     for argument in arguments:
         if Path in (argument.hint, *get_args(argument.hint)) and any(not token.value for token in argument.tokens):
             raise ValueError(f"{argument.name}: a path is not empty")
-
-
-def bytes_with_units(app: cyclopts.App, commands: tuple[str, ...], arguments: cyclopts.ArgumentCollection) -> None:
-    """Read options of bytes that have a unit, such as ``--memory-max 2GB``.
-
-    Raises:
-        CoercionError: one is no number of bytes.
-    """
-    if commands != ("serve",):
-        return
-    from envhub_server.byte_count import byte_count
-    from envhub_server.operator_bounds import OF_BYTES
-
-    for argument in arguments:
-        if argument.name.rpartition(".")[2].strip("-").replace("-", "_") in OF_BYTES:
-            for index, token in enumerate(argument.tokens):
-                if token.value[-1:].isalpha():
-                    try:
-                        argument.tokens[index] = token.evolve(value=str(byte_count(token.value)))
-                    except ValueError as error:
-                        raise cyclopts.CoercionError(f"{argument.name}: {error}") from error

@@ -9,13 +9,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from envhub.cli.terminal import EXIT_KEYS, console, end, errors
-from envhub.hub_options import HubOptions
+from envhub.hub_options import HubArguments
 
 
 def serve(
     *env: str,
     config: Path | None = None,
-    options: Annotated[HubOptions | None, Parameter(name="*")] = None,
+    options: Annotated[HubArguments | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -61,7 +61,7 @@ def serve(
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
     try:
-        found = config_of(env, options or HubOptions(), config)
+        found = config_of(env, options, config)
     except ValueError as error:
         end("serve", error)
     try:

@@ -435,7 +435,7 @@ def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--max-envs", "6", "--workers", "1") as hub, envhub.connect(hub.tcp) as client:
         envs = client.make_vec("CartPole-v1", 4)
         assert envs.num_workers == 1
-        with pytest.raises(envhub.RequestRefused, match="envs_max=6; 4 are in use"):
+        with pytest.raises(envhub.RequestRefused, match="max_envs=6; 4 are in use"):
             client.make_vec("CartPole-v1", 3)
         envs.close()
         with closing(client.make_vec("CartPole-v1", 2, num_workers=3)) as as_many_as_envs:

@@ -144,7 +144,7 @@ ROOMS = {
         "values": set(),
         "__main__.py": {"cli"},
         "env_failure.py": {"values"},
-        "hub_options.py": {"protocol"},
+        "option_kinds.py": {"protocol", "transport"},
     },
     "envhub_server": {
         "catalog": {"ipc", "processes"},

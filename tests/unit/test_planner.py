@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.step_costs import StepCost
-from envhub_server.config import HubConfig, Limits
+from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
@@ -75,15 +75,15 @@ def test_envs_of_which_nothing_is_known_are_counted_when_the_first_are_made() ->
 
 
 def test_plan_says_what_every_worker_gets() -> None:
-    config = HubConfig(limits=Limits(worker_memory_bytes_max=7 << 20, info_bytes_max=99))
+    config = HubConfig(worker_memory=7 << 20, info_bytes_max=99)
     plan = planned(Make(2, "A-v0"), ANYBODY, config, cost=replace(CHEAP, libraries=("a.so",)))
     assert isinstance(plan, SessionPlan)
     rules = plan.rules
     assert (rules.session, rules.replays, rules.memory_bytes_max, rules.info_bytes_max) == (
         "0badcafe",
         "kept-",
-        7 << 20,
-        99,
+        32 << 20,
+        1 << 16,
     )
     assert rules.hide_folders and rules.cost_known and rules.libraries == ("a.so",)
 
@@ -124,7 +124,7 @@ def test_session_has_no_more_workers_than_the_quota_of_its_client_leaves() -> No
 
 
 def test_hubs_limit_of_envs_counts_those_of_all_clients() -> None:
-    config = HubConfig(limits=Limits(envs_max=10))
+    config = HubConfig(max_envs=10)
     assert "7 are in use" in refusal(Make(4, "A-v0"), config=config, usage=Usage(hub_envs=7)).message
     assert workers(Make(3, "A-v0"), config=config, usage=Usage(hub_envs=7)) == 3
 

@@ -115,7 +115,7 @@ class Hub:
         self._poller = self._loop.poller
         self._handled_s = 0.0  # when the last turn had handled what had come
         self._events: Events = deque()
-        environ = os.environ if config.private else clean_environment(os.environ, config.worker_variables)
+        environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
         self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
         self._make_spinners()
         self._make_network()
@@ -138,13 +138,13 @@ class Hub:
         log_file.on_left_out(self._left_out_lines.plan)
         self._audit = Audit(config.audit, self._left_out_lines.plan)
         self._left_out_lines.add(self._audit.tell_left_out)
-        unread_bytes_max = int(UNREAD_SHARE * config.limits.message_bytes_max)
+        unread_bytes_max = int(UNREAD_SHARE * config.message_bytes_max)
         access = self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
         headers = codec.KNOWN if config.private else codec.STRANGERS
-        lease_s = config.timing.lease_s
-        protocol = self._protocol = HubProtocol(self.id, lease_s, config.limits.sessions_max, headers)
+        lease_s = config.lease
+        protocol = self._protocol = HubProtocol(self.id, lease_s, config.sessions_max, headers)
         directory = self._directory = Directory(protocol, access, self._events)
-        self._unread = UnreadMemory(config.limits.message_bytes_max)
+        self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
         leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
         self._proxy = ProxyRunner(access, self._supervisor, loop, unread_bytes_max)
@@ -156,7 +156,7 @@ class Hub:
         """Make the parts that begin sessions and tell of them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
         self._memory = MemoryQuotas(access, directory, self._loop)
-        usage = ClientUsage(ArenaBudget(config.limits.arena_bytes_max), directory, self._memory)
+        usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
         self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
         held = protocol, self._clock, self._events, self._costs, self._unread, self._compression
@@ -169,7 +169,7 @@ class Hub:
         starter = SessionStarter(config, services, *begun)
         seen = access, directory, self._gateway, offers, self._supervisor, self._clock
         self._status = Status(config, protocol, *seen)
-        unread_max = 2 * config.limits.message_bytes_max
+        unread_max = 2 * config.message_bytes_max
         answering = starter, self._leases, offers, self._status, unread_max
         self._requests = HubRequests(protocol, access, directory, *answering)
         # For the loop, which reads them at each step.
@@ -196,8 +196,8 @@ class Hub:
                 self._close(heard)
 
     def _open(self) -> None:
-        self._router.open(self.config.limits.message_bytes_max)
-        self.addresses = self._connections.open(self.config.binds)
+        self._router.open(self.config.message_bytes_max)
+        self.addresses = self._connections.open(self.config.bind)
         for bound in self.addresses:
             self._side_socket.listen(bound)
         for descriptor in (self._router.descriptor, self._router.monitor_descriptor):
@@ -419,8 +419,8 @@ class Hub:
             self._abandon_all()
             return
         self._service = Service.DRAINING
-        timing, by_s = self.config.timing, self._clock.now_s() + self.config.timing.drain_s
-        self._directory.drain(by_s, by_s + timing.close_after_drain_s)
+        by_s = self._clock.now_s() + self.config.drain_timeout
+        self._directory.drain(by_s, by_s + self.config.drain_close_timeout)
 
     def _abandon_all(self) -> None:
         self._directory.abandon_all(SHUTTING_DOWN)

@@ -161,7 +161,7 @@ def plan(
     # A session may always have a worker for each CPU, so a quota lowers their number, too.
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
-    count = _count(admission, machine, cost, config.workers)
+    count = _count(admission, machine, cost, config.workers if isinstance(config.workers, int) else None)
     if why := _crowding(admission, machine, count):
         return Failure("refused", "request", why)
     workers = min(machine.cpus, make.num_envs) if count is None else count.workers
@@ -169,7 +169,7 @@ def plan(
         why = "recycle with SameStep needs a process per env: num_workers=num_envs"
         return Failure("refused", "request", why)
     rules = WorkerRules(
-        config.limits.worker_memory_bytes_max,
+        config.worker_memory,
         admission.hides_folders,
         session,
         hosting,
@@ -177,7 +177,7 @@ def plan(
         None if cost is None else cost.libraries,
         cost_known=cost is not None,
         alone=cost is not None and cost.alone,
-        info_bytes_max=config.limits.info_bytes_max,
+        info_bytes_max=config.info_bytes_max,
     )
     return SessionPlan(make, admission.recipe, count, machine, rules, workers + admission.spares)
 

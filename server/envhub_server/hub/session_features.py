@@ -18,7 +18,7 @@ class SessionFeatures:
 
     def __init__(self, config: HubConfig, poller: Poller) -> None:
         folder = config.replay_folder()
-        self._recordings = Recordings(poller, config.limits.recordings_memory_bytes_max)
+        self._recordings = Recordings(poller, config.recordings_memory_max)
         self._replays = None if folder is None else ReplayWriter(folder, poller)
 
     @property

@@ -9,7 +9,7 @@ import secrets
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.replay_shares import name_beginning
-from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
+from envhub_server.config import INFO_BYTES, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.directory import Directory
@@ -102,8 +102,7 @@ class SessionStarter:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.Random())
         make, factories = held(planned.make)
         try:
-            info_bytes = self._config.limits.info_bytes
-            sized = planned.count, info_bytes, planned.machine, restarts, planned.rules
+            sized = planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
             state = SessionState(make, planned.recipe, *sized)
             number, tickets = self._directory.next_number, self._side_socket.open
             owner = holder.name, self._usage.budget(holder)

@@ -48,12 +48,12 @@ class Status:
 
     def welcome(self) -> Welcome:
         """Description of the hub for a new client."""
-        limits = self._config.limits
+        config = self._config
         return Welcome(
             hub=envhub.__version__,
             version=f"{prelude.VERSION[0]}.{prelude.VERSION[1]}",
-            private=self._config.private,
-            limits={"envs_per_session_max": limits.envs_per_session_max, "message_bytes_max": limits.message_bytes_max},
+            private=config.private,
+            limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
             host=socket.gethostname(),
             pid=os.getpid(),
             compressions=compression.available(),

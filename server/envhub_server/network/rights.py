@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from envhub.option_kinds import Bytes, Count, Memory
 from envhub.protocol.messages import Op
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -17,13 +18,13 @@ _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op
 class Quotas:
     """The most that one client may have of a hub at a time."""
 
-    sessions_max: int = 8
-    envs_max: int = 2048
-    workers_max: int = 256
-    arena_bytes_max: int = 1 << 30
-    connections_max: int = 16
-    makes_per_minute_max: int = 60
-    worker_memory_bytes_max: int = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
+    sessions_max: Count = 8
+    envs_max: Count = 2048
+    workers_max: Count = 256
+    arena_bytes_max: Bytes = 1 << 30
+    connections_max: Count = 16
+    makes_per_minute_max: Count = 60
+    worker_memory_bytes_max: Memory = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,39 +11,34 @@ from envhub.cli.terminal import console, end, errors_in_a_line
 
 
 def bench(
+    env: list[str],
     *,
-    env: list[str] | None = None,
     n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: float = 1.0,
     repeats: int = 3,
     json: bool = False,
-    plot: Path | None = None,
     budget: bool = False,
 ) -> None:
-    """Time stepping through a hub (embedded, ipc, tcp), AsyncVectorEnv and SyncVectorEnv in one run.
+    """Time the ways to step your env on this machine, and say which is fastest, and why.
 
-    Where they are installed, SB3, tianshou, PufferLib, EnvPool, dm_env_rpc and OpenEnv take part, too. Needs the
-    extra "bench".
+    The ways are Gymnasium's SyncVectorEnv and AsyncVectorEnv, a private hub, and a hub over ipc and over tcp; by shared
+    memory and by messages. They are timed in turn, in one run.
 
     Parameters
     ----------
     env
-        A Gymnasium id such as ALE/Pong-v5 or HalfCheetah-v5, or images (84 x 84 x 4 bytes at no cost), busy (1 ms of
-        CPU time), busy_100us, unequal (0.1 to 2 ms), wait (waits 10 ms), wait_2ms, wait_random (0.1 to 20 ms) or
-        atari (Pong, preprocessed); may be given more than once. CartPole-v1 by default.
+        What to step, as ``envhub serve`` takes it: a Gymnasium id, ``module:id``, or ``name=module:factory``.
     n
-        Numbers of envs, separated by commas: any from 1 up, such as 1,4,16,64,256,1024. Ways that take a process for
-        each env are left out above 256.
+        Numbers of envs, separated by commas, such as 1,4,16,64,256. AsyncVectorEnv is left out above 256, since it
+        takes a process for each env.
     seconds
-        How long each measurement lasts.
+        Seconds that each measurement lasts.
     repeats
-        How often every way is measured, in turn; medians are shown.
+        How often every way is measured; medians are shown, and how far the repeats differ.
     json
         Print one JSON object per way and number of envs instead of a table.
-    plot
-        A PNG or SVG file to draw the results into as well.
     budget
-        Print instead where the time of one step goes, hop by hop.
+        Print instead where the time of one step through a hub goes, hop by hop.
     """
     try:
         sizes = [int(size) for size in n.split(",")]
@@ -52,21 +46,15 @@ def bench(
         sizes = []
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
-    if budget and (json or plot):
-        end("bench", "--budget goes with --env and -n only")
-    with errors_in_a_line("bench"):
-        from envhub_client.tools.bench.bench import run, run_budget
-        from envhub_client.tools.bench.plot import check
+    if budget and json:
+        end("bench", "--budget prints no JSON")
+    from envhub_client.tools.bench.bench import run, run_budget
 
+    with errors_in_a_line("bench"):
         if budget:
-            run_budget(console, env or ["CartPole-v1"], sizes)
-            return
-        if plot:
-            try:
-                check(plot)
-            except ValueError as error:
-                end("bench", error)
-        run(console, env or ["CartPole-v1"], sizes, seconds, repeats, json, plot)
+            run_budget(console, env, sizes)
+        else:
+            run(console, env, sizes, seconds, repeats, json)
 
 
 def demo() -> None:

@@ -175,8 +175,8 @@ ROOMS = {
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
         "tools": {
-            *("connection", "envs", "private_hub", "session"),
-            *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+            *("connection", "envs", "session"),
+            *("envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
         "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},

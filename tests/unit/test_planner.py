@@ -75,7 +75,7 @@ def test_envs_of_which_nothing_is_known_are_counted_when_the_first_are_made() ->
 
 
 def test_plan_says_what_every_worker_gets() -> None:
-    config = HubConfig(worker_memory=7 << 20, info_bytes_max=99)
+    config = HubConfig(worker_memory=32 << 20, info_bytes_max=1 << 16)
     plan = planned(Make(2, "A-v0"), ANYBODY, config, cost=replace(CHEAP, libraries=("a.so",)))
     assert isinstance(plan, SessionPlan)
     rules = plan.rules

@@ -118,9 +118,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _request(TemplatesRequest, request.on_templates),
         _row(HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
         _row(Close, _asked(client.on_close, _ENDING)),
-        _row(
-            stimuli.Attached, _by(client.on_attached, {**_to([*SERVING, *_GONE]), **_to([_P.READY], _P.HANDING_OVER)})
-        ),
+        _row(stimuli.Attached, _by(client.on_attached, {**_to(_LIVE), **_to([_P.READY], _P.HANDING_OVER)})),
         _row(stimuli.SideConnected, _by(client.on_side_connected, _to(_LIVE))),
         _row(stimuli.SideClosed, _by(client.on_side_closed, _to(_LIVE))),
         _row(stimuli.LeaseExpired, _by(client.on_lease_expired, _ENDING)),

@@ -112,7 +112,8 @@ def validate(state: SessionState) -> None:
     """Check what always holds between two stimuli."""
     owner, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
-    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING, *MAKING)
+    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
+    assert asked or owner.claimed or state.phase not in MAKING
     assert owner.claimed or state.phase is not Phase.HANDING_OVER
     assert owner.driver is Driver.HUB or (owner.lent and not state.parts.out)
     assert owner.lane is LaneName.WIRE or owner.lent

@@ -1035,9 +1035,9 @@ def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
     assert made is not None and (made.autoreset_mode, made.observation_mode) == ("SameStep", "different")
 
 
-def test_session_can_be_taken_over_from_when_it_is_made_until_it_ends() -> None:
+def test_session_can_be_taken_over_until_it_closes() -> None:
     session = ready(faults=Faults(restarts_max=0))
-    assert session.attachable and not begun().attachable
+    assert session.attachable and begun().attachable
     session.exited(0)
     assert session.phase is Phase.BROKEN and session.attachable
     session.request(Close())
@@ -1359,6 +1359,30 @@ def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
 def test_client_without_the_memory_is_followed_at_once() -> None:
     session = ready()
     assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide(), TakeDrive(), AnswerAttach()]
+
+
+def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_waits_for_them() -> None:
+    session = begun(1, 1)
+    (failed,) = session.handle(stimuli.Attached(quiescent=True))
+    assert isinstance(failed, Fail) and failed.failure.code == "session_lost"
+    session.said(0, built())
+    done = session.said(0, Mapped())
+    assert [type(each) for each in done] == [HandOver, TakeDrive, AnswerAttach] and session.phase is Phase.READY
+
+
+def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -> None:
+    session = begun(1, 1)
+    session.handle(stimuli.Attached(quiescent=True))
+    refused, *killed = session.request(Close(terminate=True))
+    assert isinstance(refused, FailAttach) and killed == [Kill(0)]
+    assert session.exited(0)[0] == Answer(Done()) and session.phase is Phase.ENDED
+
+
+def test_client_that_takes_over_before_the_envs_are_made_is_refused_if_they_cannot_be_made() -> None:
+    session = begun(1, 1)
+    session.handle(stimuli.Attached(quiescent=True))
+    refused, *_ = session.said(0, RowFailed(Failure("env_error", "env", "no licence", env_index=0)))
+    assert isinstance(refused, FailAttach)
 
 
 def test_workers_are_looked_after_soon_once_a_client_drives() -> None:

@@ -939,7 +939,8 @@ class FakeHub:
             case "move" if state.phase is Phase.MOVING:
                 self.finish()
             case "ask" if not state.requests.asked and state.phase is not Phase.HANDING_OVER:
-                self.ask(data.draw(st.sampled_from(REQUESTS)))
+                # The protocol admits nothing but CLOSE while ATTACH waits for the envs.
+                self.ask(data.draw(st.sampled_from(CLOSES if state.making else REQUESTS)))
             case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
                 self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
             case "age" if self.alive & {*self.serving.values()}:
@@ -971,7 +972,8 @@ class FakeHub:
 
 
 REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
-REQUESTS += [Collect([0]), Close(), Close(terminate=True)]
+CLOSES = [Close(), Close(terminate=True)]
+REQUESTS += [Collect([0]), *CLOSES]
 ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
 ACTS += ["raise", "age", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 

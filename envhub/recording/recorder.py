@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from envhub.recording.episode_choice import EpisodeChoice
-from envhub.recording.marks import KNOWN, SAME_STEP, StepMark
+from envhub.recording.marks import EXPLICIT, SAME_STEP, StepMark
 from envhub.recording.tape import TapeShape, is_frame, steps_of
 from envhub.recording.tape_writer import TapeWriter
 from envhub.values import spaces
@@ -305,7 +305,7 @@ class EpisodeRecorder:
         for place, added in enumerate(self._next_marks):
             if added & StepMark.ABORT and expecting[place] and marks[place] & ~StepMark.FAILED in (0, StepMark.STILL):
                 marks[place] |= StepMark.RESET
-            elif added & StepMark.ABORT and not marks[place] & KNOWN:
+            elif added & StepMark.ABORT and not marks[place] & EXPLICIT:
                 marks[place] |= StepMark.STEPPED
             marks[place] |= added
         return marks
@@ -403,7 +403,7 @@ def _final(infos: Mapping[Any, Any], env: int) -> Any:
 
 def _failure(infos: Mapping[Any, Any], env: int) -> str:
     """Text of an env's failure."""
-    found = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
-    if found is None:
+    failure = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
+    if failure is None:
         return "failed"
-    return f"{found.cause}: {found.message}"[:NOTE_CHARACTERS]
+    return f"{failure.cause}: {failure.message}"[:NOTE_CHARACTERS]

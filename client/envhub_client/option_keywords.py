@@ -122,11 +122,11 @@ class HostingKeywords(TypedDict, total=False):
 
 
 class OptionKeywords(FaultKeywords, HostingKeywords, total=False):
-    """Those of both."""
+    """The fields of both."""
 
 
 class SessionKeywords(OptionKeywords, total=False):
-    """What every way to make envs takes."""
+    """Keywords of every function that makes envs."""
 
     num_workers: int | Literal["auto"] | None
     """Processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its package is
@@ -196,7 +196,7 @@ class SessionKeywords(OptionKeywords, total=False):
 
 
 class ClientKeywords(SessionKeywords, total=False):
-    """What ``Client.make_vec`` takes."""
+    """Keywords of ``Client.make_vec``."""
 
     autoreset_mode: ModeName | AutoresetMode
     """The mode, as in Gymnasium."""
@@ -214,7 +214,7 @@ class ClientKeywords(SessionKeywords, total=False):
 
 
 class MakeKeywords(SessionKeywords, total=False):
-    """What the frameworks' functions take."""
+    """Keywords of the frameworks' functions."""
 
     hub: str | None
     """A running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not

@@ -89,10 +89,15 @@ def written() -> str:
         HEAD,
         *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", *of_options(FaultOptions)),
         *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", *of_options(HostingOptions)),
-        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """Those of both."""\n',
-        *kind("SessionKeywords", "What every way to make envs takes.", "OptionKeywords", *of_make_vec(OF_A_SESSION)),
-        *kind("ClientKeywords", "What ``Client.make_vec`` takes.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
-        *kind("MakeKeywords", "What the frameworks' functions take.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
+        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """The fields of both."""\n',
+        *kind(
+            "SessionKeywords",
+            "Keywords of every function that makes envs.",
+            "OptionKeywords",
+            *of_make_vec(OF_A_SESSION),
+        ),
+        *kind("ClientKeywords", "Keywords of ``Client.make_vec``.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
+        *kind("MakeKeywords", "Keywords of the frameworks' functions.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
     ]
     return "".join(pieces)
 

@@ -35,10 +35,10 @@ class Origin(NamedTuple):
         It is that of the envs, else that of the program. No spec says what factories do. What is run by it is the
         program's choice, and the hub's only with ``trusts_hub``.
         """
-        found = description.env_spec or self.spec
-        if found is None or not isinstance(self.env, str):
+        single = description.env_spec or self.spec
+        if single is None or not isinstance(self.env, str):
             return None
-        spec = copy.deepcopy(found)
+        spec = copy.deepcopy(single)
         if self.spec is not None and not trusts_hub:
             for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
                 setattr(spec, name, copy.deepcopy(getattr(self.spec, name)))

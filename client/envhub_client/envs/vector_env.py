@@ -331,7 +331,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def drop_pending(self) -> None:
-        """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
+        """Have nothing pending: the next request drops the result of a request that was begun and not waited for."""
         if self._session.pending.drop():
             for observer in self._observers:
                 observer.broken_off(None)

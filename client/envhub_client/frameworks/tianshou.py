@@ -168,15 +168,15 @@ class TianshouVectorEnv(BaseVectorEnv):
         if not rows:
             return []
         unique = sorted(set(rows))
-        there = self.envs.has_attr(key, unique)
-        found = dict.fromkeys(unique)
-        if asked := [row for row, has in zip(unique, there, strict=True) if has]:
-            found.update(zip(asked, attributes(self.envs, key, asked), strict=True))
+        has_key = self.envs.has_attr(key, unique)
+        values = dict.fromkeys(unique)
+        if asked := [row for row, has in zip(unique, has_key, strict=True) if has]:
+            values.update(zip(asked, attributes(self.envs, key, asked), strict=True))
         if key == "action_space":
-            for row, space in found.items():
+            for row, space in values.items():
                 if space is not None and self._space_seeds[row] is not None:
                     space.seed(self._space_seeds[row])
-        return [found[row] for row in rows]
+        return [values[row] for row in rows]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper.
@@ -256,16 +256,16 @@ class TianshouVectorEnv(BaseVectorEnv):
             seeds = list(seed)
         if len(seeds) != self.env_num:
             raise ValueError(f"{len(seeds)} seeds for {self.env_num} envs")
-        found: list[Any] = [None] * self.env_num
+        results: list[Any] = [None] * self.env_num
         own = self.envs.has_attr("seed")
         for row in rows:
             if own[row]:
-                found[row] = call(self.envs, row, "seed", seeds[row])
+                results[row] = call(self.envs, row, "seed", seeds[row])
         if rest := [row for row in rows if not own[row]]:
             self.envs.reset(seed=seeds, env_ids=rest)
             self._steps.ended[rest] = False
         self._space_seeds = seeds
-        return found
+        return results
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -315,16 +315,16 @@ class TianshouVectorEnv(BaseVectorEnv):
     def _returned(
         self, ids: Any, observations: np.ndarray, results: Sequence[np.ndarray], by_env: dict[int, dict[str, Any]]
     ) -> StepReturn:
-        found: list[dict[str, Any]] = [{"env_id": index} for index in ids]
+        each: list[dict[str, Any]] = [{"env_id": index} for index in ids]
         if by_env:
             rows = self._rows(ids)
             for place, row in enumerate(rows):
                 if info := by_env.get(row):
                     self._take_failure(row, info)
-                    info["env_id"] = found[place]["env_id"]
-                    found[place] = info
-        infos = np.empty(len(found), object)
-        infos[:] = found
+                    info["env_id"] = each[place]["env_id"]
+                    each[place] = info
+        infos = np.empty(len(each), object)
+        infos[:] = each
         rewards, terminations, truncations = results
         return observations, rewards, terminations, truncations, infos
 

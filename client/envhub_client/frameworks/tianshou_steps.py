@@ -75,7 +75,7 @@ class PartialSteps:
         self.ended = np.zeros(envs.num_envs, bool)
         self._sent: Any = None  # the last actions that were sent among others
         self._held: list[Part] = []  # results that came while other envs were waited for
-        self._interrupted = False  # by Ctrl-C, in a step whose results nobody asks for again
+        self._interrupted = False  # by Ctrl-C, in a step whose results are not asked for again
 
     @property
     def under_way(self) -> int:

@@ -180,16 +180,16 @@ class HubTorchEnv(GymWrapper):
             self._shown.reset_infos[row], infos[row] = info, final
 
     def _tensors(self, observations: Any, infos: dict[int, dict[str, Any]], others: dict[str, Any]) -> TensorDict:
-        found = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
+        tensors = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
         if self.device is not None:
-            found = found.to(self.device)
+            tensors = tensors.to(self.device)
         if self.info_dict_reader:
             batched: dict[str, Any] = {}
             for row, info in infos.items():
                 batched = self._env._add_info(batched, info, row)
             for reader in self.info_dict_reader:
-                found = reader(batched, found)
-        return found
+                tensors = reader(batched, tensors)
+        return tensors
 
     # --- resets -------------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class SessionMaker:
         try:
             made: Made = connection.ask(Op.MAKE, make).message
         finally:
-            connection.making_line.end()
+            connection.reports.making_line.end()
         if made.num_envs != make.num_envs:
             raise errors.RemoteProtocolError(
                 f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"

@@ -17,7 +17,7 @@ from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
-from envhub_server.session.instructions import Instruction, Instructions
+from envhub_server.session.instructions import Instruction, Instructions, Tell
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
@@ -102,9 +102,20 @@ class Session(SessionState):
 Kind = TypeVar("Kind", bound=Instruction)
 
 
+def every(kind: type[Kind], instructions: Iterable[Instruction]) -> list[Kind]:
+    """The instructions of this kind, whatever comes between them."""
+    return [each for each in instructions if isinstance(each, kind)]
+
+
 def only(kind: type[Kind], instructions: Iterable[Instruction]) -> Kind:
     """The one instruction of this kind, whatever comes before and after it."""
-    (found,) = (each for each in instructions if isinstance(each, kind))
+    (found,) = every(kind, instructions)
+    return found
+
+
+def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
+    """The one instruction that tells a process a message of this kind, whatever comes before and after it."""
+    (found,) = (each for each in every(Tell, instructions) if isinstance(each.message, kind))
     return found
 
 

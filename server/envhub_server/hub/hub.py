@@ -86,7 +86,15 @@ from envhub_server.session.failure_text import logged
 from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.state import SessionState
-from envhub_server.session.worker_count import SHARE, Machine, WorkerCount, known, lacking, separate, told
+from envhub_server.session.worker_count import (
+    SHARE,
+    Machine,
+    WorkerCount,
+    chosen_count,
+    count_in_advance,
+    lacking,
+    separate,
+)
 
 RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
 LINGER_MS = 2000
@@ -986,18 +994,18 @@ class Hub:
     ) -> WorkerCount | None:
         """Number of workers a session gets; None where that is to be seen of its first envs."""
         if make.num_workers:
-            return told(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
+            return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
         if recipe.settings.vector:
-            return WorkerCount(1, "a vector env, which one worker steps in one call", told=True)
+            return WorkerCount(1, "a vector env, which one worker steps in one call", chosen=True)
         if hosting.shares_process is False:
             return separate(make.num_envs, "one_per_process")
         if self.config.workers:
             workers = min(self.config.workers, max(1, machine.workers_max))
-            return told(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
+            return chosen_count(make.num_envs, workers, f"the hub's --workers {self.config.workers}")
         if hosting.recycle != messages.Recycle():
             workers = min(make.num_envs, max(1, machine.workers_max))
-            return told(make.num_envs, workers, "a process per env, which is recycled by itself")
-        return known(make.num_envs, cost, machine, bool(hosting.shares_process))
+            return chosen_count(make.num_envs, workers, "a process per env, which is recycled by itself")
+        return count_in_advance(make.num_envs, cost, machine, bool(hosting.shares_process))
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
         """Give a session to this client, or say why not."""

@@ -54,7 +54,7 @@ from envhub_server.worker.process import Worker
 
 PEER, CONNECTION = b"program", 1  # the one client
 ARENA_BYTES_MAX = 1 << 50
-SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", told=True)
+SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", chosen=True)
 
 
 class _Interrupts:

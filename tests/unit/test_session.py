@@ -224,7 +224,7 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
 @pytest.mark.parametrize(
     "made",
     [
-        {"sizing": replace(UNTOLD, told=True)},
+        {"sizing": replace(UNTOLD, chosen=True)},
         {"sizing": replace(UNTOLD, crowded=True)},
         {"machine": Machine((0,), 1, workers_max=2)},
         {"recipe": VECTOR},
@@ -322,7 +322,7 @@ def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_
         session.said(worker, FIT)
     limit_s = session.make.faults.init_s
     late = every(ReportLate, session.sampled(0.0, limit_s + 1.0))
-    assert [(told.process, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
+    assert [(each.process, each.late.row) for each in late if each.late.expired] == [(n, n + 4) for n in range(4)]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -341,7 +341,7 @@ def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_mad
         machine = replace(MACHINE, workers_max=64)
         session = Session(Make(num_envs), RECIPE, None, INFO_BYTES, machine, restarts())
         assert session.processes == processes
-    assert sized(2).processes == 16 and sized(2, told=True).processes == 2  # which may need one each, or must not
+    assert sized(2).processes == 16 and sized(2, chosen=True).processes == 2  # which may need one each, or must not
     assert ready().processes == 2
 
 
@@ -531,9 +531,9 @@ def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None
     assert ends == [[], [], [], [End()]]
 
 
-def sized(workers: int, told: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
+def sized(workers: int, chosen: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
     """A session of 16 envs that has so many workers, which make their envs."""
-    sizing = WorkerCount(workers, "as the test wants it", told, alone)
+    sizing = WorkerCount(workers, "as the test wants it", chosen, alone)
     make = Make(16, factories=factories)
     session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
     session.handle(stimuli.SessionMade())
@@ -541,7 +541,7 @@ def sized(workers: int, told: bool = False, alone: bool = False, factories: byte
 
 
 def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
-    session = sized(2, told=True)
+    session = sized(2, chosen=True)
     assert session.said(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
     assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002, libraries=()))]
 
@@ -594,7 +594,9 @@ def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() ->
 
 
 def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
-    assert sized(1, told=True).said(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01, libraries=()))]
+    assert sized(1, chosen=True).said(0, StepTimes(64, 0, 640_000_000)) == [
+        LearnCost(StepCost(0.0, 0.01, libraries=()))
+    ]
 
 
 def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:

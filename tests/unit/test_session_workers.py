@@ -242,7 +242,7 @@ def late(session: Session) -> float:
     end_s = limit_s + SAMPLE_S
     assert session.elapsed(0.0, at, None, quiescent=False) == []
     report = every(ReportLate, session.sampled(0.0, end_s, at, None, quiescent=False))[-1]
-    assert report.process == 0 and report.late.over
+    assert report.process == 0 and report.late.expired
     assert session.next_deadline_s() <= end_s + STACKS_S
     assert session.elapsed(end_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
     return end_s + STACKS_S
@@ -279,7 +279,7 @@ def test_pause_of_the_machine_is_not_the_time_of_an_env() -> None:
     assert session.elapsed(2.0, at, None, quiescent=False) == []  # planned for 0.2
     assert session.elapsed(2.1, at, None, quiescent=False) == []
     report = only(ReportLate, session.elapsed(4.0, at, None, quiescent=False))  # nor has it between two pauses
-    assert report.late.over
+    assert report.late.expired
 
 
 def test_pause_while_the_client_paused_is_not_the_time_of_an_env() -> None:

@@ -113,7 +113,7 @@ class SessionMaker:
             try:
                 attached: Made = connection.ask(Op.ATTACH, self._make).message
             finally:
-                connection.making_line.end()
+                connection.reports.making_line.end()
             if attached.num_envs != len(attached.steps):
                 raise errors.RemoteProtocolError(
                     f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"

@@ -111,9 +111,9 @@ class Executor:
         """Log an env that does not return."""
         held = self._held
         late = instruction.late
-        tell = held.log.error if late.over else held.log.warning
+        tell = held.log.error if late.expired else held.log.warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
-        if late.over:
+        if late.expired:
             held.pool.dump(instruction.process)
 
     def kill(self, instruction: instructions.Kill) -> None:

@@ -19,9 +19,7 @@ from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.worker_count import Machine, WorkerCount, lacking, separate
-from envhub_server.session.worker_count import known as by_cost
-from envhub_server.session.worker_count import told as by_choice
+from envhub_server.session.worker_count import Machine, WorkerCount, chosen_count, count_in_advance, lacking, separate
 
 
 @dataclass(frozen=True)
@@ -188,17 +186,17 @@ def _count(
     """Number of workers; None where the first envs decide."""
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
-        return by_choice(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
+        return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
     if admission.settings.vector:
-        return WorkerCount(1, "a vector env, which one worker steps in one call", told=True)
+        return WorkerCount(1, "a vector env, which one worker steps in one call", chosen=True)
     if hosting.shares_process is False:
         return separate(make.num_envs, "one_per_process")
     if hub_workers:
-        return by_choice(make.num_envs, min(hub_workers, room), f"the hub's --workers {hub_workers}")
+        return chosen_count(make.num_envs, min(hub_workers, room), f"the hub's --workers {hub_workers}")
     if admission.is_recycled:
         why = "a process per env, which is recycled by itself"
-        return by_choice(make.num_envs, min(make.num_envs, room), why)
-    return by_cost(make.num_envs, cost, machine, bool(hosting.shares_process))
+        return chosen_count(make.num_envs, min(make.num_envs, room), why)
+    return count_in_advance(make.num_envs, cost, machine, bool(hosting.shares_process))
 
 
 def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:

@@ -132,7 +132,7 @@ class _ShortFrame(_AtReply):
     """Takes one env's observation out of a reply."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         return [[reply[0], reply[1][: len(reply[1]) // NUM_ENVS], *reply[2:]]]
 
@@ -228,7 +228,7 @@ class _ForeignRow(_AtReply):
     """Names in a reply to RECEIVE a row that is not there."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         count = len(reply[1]) // 8
         return [[reply[0], NUM_ENVS.to_bytes(8, "little") * count, *reply[2:]]]
@@ -364,7 +364,7 @@ def _asks_while_running(record: Record) -> str:
     if not copies:
         raise NotShown(f"STEP {FAULT_STEP} did not come")
     key = copies[0].prelude.token, copies[0].prelude.seq
-    began_s, ended_s = record.running[key]
+    began_s, ended_s = _ran(record, copies[0])
     beats = [heard for heard in record.of(Op.HEARTBEAT) if began_s < heard.at_s < ended_s]
     due, most = int(SLOW_S / HEARTBEAT_S) - 1, int(SLOW_S / PAUSE_S)
     if not due <= len(beats) <= most:
@@ -381,7 +381,8 @@ def _waits_while_running(op: Op, nth: int) -> Judge:
         copies = record.copies(op, nth)
         if not copies:
             raise NotShown(f"{_op_name(op)} {nth} did not come")
-        again = [copy for copy in copies[1:] if copy.at_s < record.running[copy.prelude.token, copy.prelude.seq][1]]
+        ended_s = _ran(record, copies[0])[1]
+        again = [copy for copy in copies[1:] if copy.at_s < ended_s]
         return f"{_name(copies[0])} was sent again while the hub said that it was running" if again else ""
 
     return judge
@@ -405,7 +406,7 @@ def _waits_for_given_up(record: Record) -> str:
     if not steps or len(resets) < 2:
         raise NotShown(f"STEP {FAULT_STEP} and a RESET after it did not come")
     key = steps[0].prelude.token, steps[0].prelude.seq
-    running_s = record.running[key][1]
+    running_s = _ran(record, steps[0])[1]
     if resets[1].at_s < running_s:
         early_s = running_s - resets[1].at_s
         return f"RESET was due once the STEP that was given up had ended, and came {early_s:.1f} s before that"
@@ -445,6 +446,18 @@ def _require_fault(record: Record) -> None:
     if record.fault is None:
         last = _name(record.heard[-1]) if record.heard else "nothing"
         raise NotShown(f"the client did not get so far: the last that came is {last}")
+
+
+def _ran(record: Record, heard: Heard) -> tuple[float, float]:
+    """The seconds from and until which a request ran.
+
+    Raises:
+        NotShown: the hub refused it at once, such as a request of another hub.
+    """
+    key = heard.prelude.token, heard.prelude.seq
+    if key not in record.running:
+        raise NotShown(f"{_name(heard)} was refused, and did not run")
+    return record.running[key]
 
 
 def _next(record: Record, heard: Heard) -> str:

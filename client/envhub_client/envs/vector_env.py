@@ -183,7 +183,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.reset_async(seed, options)
             return self.reset_wait()
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     @exclusive
@@ -221,7 +221,11 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
             reset = Reset(seeds, mask, self._options(passed_on))
         self._last_reset = reset
-        self._session.begin_reset(reset, resets_all)
+        try:
+            self._session.begin_reset(reset, resets_all)
+        except BaseException as error:  # such as an interrupt, after it was sent
+            self._break_off(error)
+            raise
 
     def _options(self, options: dict[str, Any] | None) -> bytes:
         return b"" if options is None else self._session.values.encode(options)
@@ -251,6 +255,12 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             for observer in self._observers:
                 observer.broken_off(error)
 
+    def _forget(self, error: BaseException) -> None:
+        """Give up what was begun, after this error in a call that both begins and waits."""
+        if self._session.pending.state is not AsyncState.DEFAULT:
+            self._break_off(error)
+        self._session.pending.forget(error)
+
     @exclusive
     def reset_each(
         self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
@@ -264,7 +274,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.reset_async(seed, options, masked=masked, env_ids=env_ids)
             return self.reset_wait(by_env=True)
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     # --- step ---------------------------------------------------------------------------------------------------------
@@ -293,7 +303,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     @exclusive
@@ -309,9 +319,13 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
         codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
-        session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
-        for observer in self._observers:
-            observer.step_begun(actions)
+        try:
+            session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+            for observer in self._observers:
+                observer.step_begun(actions)
+        except BaseException as error:  # such as an interrupt, after it was sent
+            self._break_off(error)
+            raise
 
     @exclusive
     def step_wait(self, timeout: float | None = None, *, by_env: bool = False) -> StepReturn:
@@ -341,7 +355,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         try:
             return self.step_wait(by_env=True)
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     @exclusive
@@ -358,7 +372,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.step_async(actions)
             return self.step_wait_each()
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     # --- partial batches ----------------------------------------------------------------------------------------------

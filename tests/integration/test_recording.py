@@ -172,6 +172,32 @@ def test_episode_in_which_an_env_raised_ends_with_its_last_result(tmp_path: Path
     assert failure == "exception: ValueError('it broke')"
 
 
+@pytest.mark.parametrize("begins", ["begin_step", "begin_reset"])
+def test_request_that_is_interrupted_once_it_is_sent_ends_the_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    with contextlib.closing(envhub.make_vec(partial(sims.Counter, 4), 1, record=tmp_path)) as envs:
+        envs.reset()
+        envs.step([1])
+        lane = envs._session.lane
+        real = getattr(lane, begins)
+
+        def interrupted(*arguments: Any) -> None:
+            real(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(lane, begins, interrupted)
+            envs.reset() if begins == "begin_reset" else envs.step([2])
+        while not envs.step([3])[2][0]:
+            pass
+        envs.step([4])
+        envs.step([5])
+    first, second = data_set(tmp_path).iterate_episodes()
+    assert (first.actions.tolist(), first.observations[:, 0].tolist()) == ([1], [0, 1])
+    assert (second.actions.tolist(), second.observations[:, 0].tolist()) == ([5], [0, 1])
+
+
 @pytest.mark.long
 def test_a_wait_for_nothing_does_not_cut_episodes(tmp_path: Path) -> None:
     envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, record=tmp_path)

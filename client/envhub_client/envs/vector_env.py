@@ -199,7 +199,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.reset_async(seed, options, env_ids)
             return self.reset_wait()
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     @exclusive
@@ -235,7 +235,11 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             mask, passed_on = split_mask(options, self.num_envs)
             reset = Reset(seeds, mask, self._options(passed_on))
         self._last_reset = reset
-        self._session.begin_reset(reset, resets_all)
+        try:
+            self._session.begin_reset(reset, resets_all)
+        except BaseException as error:  # such as an interrupt, after it was sent
+            self._break_off(error)
+            raise
 
     def _options(self, options: dict[str, Any] | None) -> bytes:
         return b"" if options is None else self._session.values.encode(options)
@@ -265,6 +269,12 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             for observer in self._observers:
                 observer.broken_off(error)
 
+    def _forget(self, error: BaseException) -> None:
+        """Give up what was begun, after this error in a call that both begins and waits."""
+        if self._session.pending.state is not AsyncState.DEFAULT:
+            self._break_off(error)
+        self._session.pending.forget(error)
+
     # --- step ---------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -290,7 +300,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._session.pending.forget(error)
+            self._forget(error)
             raise
 
     @exclusive
@@ -306,9 +316,13 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
         codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
         out_of_band = self._packed(elements) if elements else b""
-        session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
-        for observer in self._observers:
-            observer.step_begun(actions)
+        try:
+            session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
+            for observer in self._observers:
+                observer.step_begun(actions)
+        except BaseException as error:  # such as an interrupt, after it was sent
+            self._break_off(error)
+            raise
 
     @exclusive
     def step_wait(self, timeout: float | None = None) -> StepReturn:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import create_empty_array, iterate
 
-from envhub.errors import HubTimeout
+from envhub.errors import EnvTimeout, HubTimeout, RestartsExhausted, WorkerDied, raised_by_env
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.deadline import Deadline
 from envhub_client.envs.vector_env import HubVectorEnv
@@ -227,6 +227,12 @@ class PartialSteps:
                 self._envs.recv()
             except NothingPending:
                 return
-            except Exception:  # of another env, or the session is over
-                if self._envs.closed:
+            except Exception as error:
+                if not _is_of_one_env(error):  # such as the loss of the hub: no env returns any more
                     return
+
+
+def _is_of_one_env(error: Exception) -> bool:
+    """True if the env that an error of ``recv`` is of is not under way any more, and the others go on."""
+    died = isinstance(error, (WorkerDied, EnvTimeout)) and not isinstance(error, RestartsExhausted)
+    return died or raised_by_env(error) is not None

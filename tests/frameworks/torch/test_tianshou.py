@@ -506,6 +506,19 @@ def test_collection_goes_on_when_a_worker_is_killed(options: dict[str, Any]) -> 
         assert not buffer.hasnull()
 
 
+@pytest.mark.timeout(60)
+def test_loss_of_the_hub_is_raised_while_envs_are_under_way(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1") as hub:
+        envs = HubVectorEnv("CartPole-v1", 4, hub=hub.ipc, wait_num=1)
+        envs.reset()
+        envs.step([0] * 4)
+        hub.process.kill()
+        with pytest.raises(envhub.errors.HubLost):
+            for _ in range(5):
+                envs.step(None)
+        envs.close()
+
+
 def test_plain_statistics_count_it() -> None:
     """What ``WholeEpisodeStats`` is for."""
     with contextlib.closing(crashing()) as envs:

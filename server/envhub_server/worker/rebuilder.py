@@ -26,7 +26,7 @@ class Rebuilder:
     """Rebuilds the envs of one worker.
 
     Attributes:
-        pending: the parts whose env is to be built again.
+        pending: the parts whose env must be rebuilt.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Rebuilder:
         while self.pending:
             part = self.pending.pop()
             self._count += 1
-            part.turn |= TURN_FIRST  # the hub allows the time for building an env
+            part.turn |= TURN_FIRST  # the hub allows the time for a build
             self._progress.begin(part)
             try:
                 self._builder.rebuild(part)

@@ -160,7 +160,7 @@ class ZygoteHandle:
     # --- its start --------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Read what the bootstrap has said."""
+        """Read the bootstrap's lines."""
         if self._said < 0:
             return
         ended = False

@@ -1,4 +1,4 @@
-"""Messages about packages that an interpreter lacks. Python 3.8 and later, standard library."""
+"""Messages about packages that an interpreter does not have. Python 3.8 and later, standard library."""
 
 from __future__ import annotations
 

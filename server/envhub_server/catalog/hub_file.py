@@ -61,20 +61,20 @@ def read(path: Path) -> HubFile:
         HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
     """
     try:
-        found = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
+        content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
     except TomlError as error:
         raise HubFileError(f"{path} {error}") from error
     except UnicodeDecodeError as error:
         raise HubFileError(f"{path} is no TOML: {error}") from error
-    envs = found.pop("envs", {})
+    envs = content.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
     try:
-        said = {"record": found.pop("record")} if "record" in found else {}  # which the command line cannot say
+        said = {"record": content.pop("record")} if "record" in content else {}  # which the command line cannot say
         record = _converted(path, Spot(f"{path}: "), said, EnvSettings, _hint_of_env).recorded
-        options = _converted(path, Spot(f"{path}: "), found, HubOptions, _hint_of_hub)
+        options = _converted(path, Spot(f"{path}: "), content, HubOptions, _hint_of_hub)
         tables = {name: _converted(path, _spot(path, name), envs[name], EnvSettings, _hint_of_env) for name in envs}
         for name, settings in tables.items():
             _check_variables(_spot(path, name).of_key("variables"), settings.variables)
@@ -90,7 +90,7 @@ def _spot(path: Path, name: str) -> Spot:
 
 
 def over(options: HubOptions, file: HubOptions) -> HubOptions:
-    """The options of the command line, and those of the file where the command line says nothing."""
+    """The options of the command line; the file's values replace options that the command line does not have."""
     return replace(file, **{name: value for name, value in vars(options).items() if value is not None})
 
 
@@ -107,11 +107,11 @@ def _converted(
 
     if isinstance(record, str) and record:
         table = {**table, "record": {"folder": record}}
-    found = msgspec.convert(table, kind, dec_hook=convert)
-    program = found.python or ""
+    settings = msgspec.convert(table, kind, dec_hook=convert)
+    program = settings.python or ""
     absolute = str(convert(Path, program))
     # Any other is a command.
-    return replace(found, python=absolute) if "/" in program or (program and os.path.exists(absolute)) else found
+    return replace(settings, python=absolute) if "/" in program or (program and os.path.exists(absolute)) else settings
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
@@ -145,7 +145,7 @@ def _check_variables(spot: Spot, variables: Mapping[str, str]) -> None:
 
 
 def _check_setup(spot: Spot, named: str) -> None:
-    """Refuse what is no name of a function."""
+    """Refuse a text that does not name a function."""
     if named and not is_function_name(named):
         raise spot.refuse(named, "expected module:function")
 

@@ -42,7 +42,7 @@ from envhub.values import codec, compression
 from envhub_server import log as log_file
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.hosting import granted
+from envhub_server.catalog.hosting import hosting_of_session
 from envhub_server.catalog.listing import LISTING, LOOK_S, Listing
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.replay_shares import name_beginning
@@ -894,7 +894,7 @@ class Hub:
         if isinstance(found, Failure):
             return found
         number, name = self._last_number + 1, request.token.hex()[:8]
-        hosting = granted(make.hosting, found.settings.hosting(self.config.hosting), number)
+        hosting = hosting_of_session(make.hosting, found.settings.hosting(self.config.hosting), number)
         spares = hosting.spares or 0
         if why := self._usage.refusal(holder, make, spares, self._sessions.values()):
             return Failure("limit", "hub", why)

@@ -60,13 +60,13 @@ class UnreadMemory:
         """
         self.release()
         nbytes = sum(len(blob) for _, blob in blobs)
-        found = f"the results of a call have {nbytes} bytes"
+        text = f"the results of a call have {nbytes} bytes"
         if nbytes > budget.left:
-            return [], f"{found}; of arena_bytes_max {max(0, budget.left)} are left"
+            return [], f"{text}; of arena_bytes_max {max(0, budget.left)} are left"
         if apart and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
             frames = [blob for _, blob in blobs]
         elif nbytes > self._joined_bytes_max:
-            return [], f"{found}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
+            return [], f"{text}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
         else:
             frames = row_frames(blobs)
         arrays = [np.frombuffer(frame, np.uint8) for frame in frames]

@@ -284,7 +284,7 @@ LIMITS = {
 }
 # No name of the code has these alone.
 UNNAMED = {
-    "observations that one key has asked for by OBSERVE and not read, or one of any size",
+    "observations that a key has requested by OBSERVE and not read, or a single observation of any size",
     "unfinished messages of one client, by all its connections",
     "equal lines of one event in 10 s",
 }

@@ -16,7 +16,7 @@ FILES_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class NumberBounds:
-    """The smallest and the largest number of a key, and of what; ``or_zero`` allows 0 besides, which is no limit."""
+    """The smallest and the largest number of a key, and its unit; ``or_zero`` also allows 0, which means no limit."""
 
     low: int
     high: int
@@ -63,4 +63,4 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "worker_memory_bytes_max": MEMORY,
 }
 OF_BYTES = frozenset(name for name, bounds in BOUNDS.items() if bounds.unit == "bytes")  # which may have a unit
-DISTINCT = frozenset(["bind", "gpus", "env_ids", "film"])  # lists in which nothing stands twice
+DISTINCT = frozenset(["bind", "gpus", "env_ids", "film"])  # lists without repeated items

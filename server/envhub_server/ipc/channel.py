@@ -23,7 +23,7 @@ from envhub.values import codec
 from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
-WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of one that a worker sends, unless its hub is private
+WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of a worker's message, unless its hub is private
 WORKER_LIMITS = codec.HeaderLimits(codec.BYTES_MAX, 1 << 14)  # likewise; an item takes the hub some microseconds
 READ_BYTES = 1 << 18  # at a time, of a message that is known to be so long, ...
 FEW_BYTES = 1 << 12  # ... else so few, because many small messages would take the reader's time

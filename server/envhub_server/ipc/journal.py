@@ -355,7 +355,7 @@ class JournalCopy:
 
 
 def _beginning(own: Sequence[Note], lowest: int, last: int, rows: int) -> tuple[int, str]:
-    """The tick from which so many envs can be run again together, and why; no reason where there is none."""
+    """The tick from which the envs of these ``rows`` can be run again, and the reason; the reason is empty if none."""
     # The env may have been made again since: after this failure, and before the hub reads of it.
     made = [note.tick for note in own if note.kind == MADE and note.tick <= last]
     if made and made[-1] >= lowest:
@@ -372,7 +372,7 @@ def _beginning(own: Sequence[Note], lowest: int, last: int, rows: int) -> tuple[
 
 
 def _ticks_of_all(notes: Sequence[Note], rows: int) -> list[int]:
-    """The ticks in which each of so many envs has a note, in order."""
+    """The ticks in which each of ``rows`` envs has a note, in order."""
     positions: dict[int, set[int]] = {}
     for note in notes:
         positions.setdefault(note.tick, set()).add(note.position)

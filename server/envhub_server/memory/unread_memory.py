@@ -1,8 +1,8 @@
 """Memory that a hub keeps because clients do not read its replies.
 
-An arena that nobody uses any more is mapped while a client has not read replies with views of it. Its bytes count as
-used until it is unmapped. The connections by which such replies may have gone are ended after ``UNREAD_S``, which is
-when libzmq lets go of the replies.
+An unused arena stays mapped while a client has not read replies with views of it. Its bytes count as used until it is
+unmapped. The hub ends the connections that such replies may have been sent on after ``UNREAD_S``; libzmq then drops the
+replies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnreadMemory:
     """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
 
     def __init__(self, joined_bytes_max: int) -> None:
-        """Join results of at most so many bytes in one frame."""
+        """Join results of at most ``joined_bytes_max`` bytes in one frame."""
         self._joined_bytes_max = joined_bytes_max
         self._left: list[_Left] = []
         self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []

@@ -24,7 +24,7 @@ Environment = Mapping[str, str]  # variables, by name
 
 SAID_BYTES_MAX = 1 << 16  # of all lines of a bootstrap
 WHY_CHARS_MAX = 300  # of what an interpreter printed last, or of an exception of an import
-INTERPRETERS_MAX = 64  # that one hub uses: each has a process that waits
+INTERPRETERS_MAX = 64  # of a hub: each has a waiting process
 
 # Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
 # fork. Each worker sets the other variables of a program's environment itself.

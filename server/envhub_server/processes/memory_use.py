@@ -15,7 +15,7 @@ PROCESSES_MAX = 1000  # of one worker that are looked at
 def memory_bytes(*pids: int) -> int:
     """The resident memory of these processes and their descendants, without files and shared memory such as the arena.
 
-    Pages that one has in common with its zygote count, some tens of megabytes. A process that has ended counts as 0.
+    Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
     """
     total, family = 0, [*pids]
     for each in family:  # the list grows during the loop

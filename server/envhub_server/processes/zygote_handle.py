@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
-LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
+LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
 IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while

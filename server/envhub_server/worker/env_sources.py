@@ -177,9 +177,9 @@ def _make(build: Any, encoded: bytes) -> Any:
 def source_of(factory: Any) -> bytes:
     """The encoded name of a pickled factory: ``[entry, kwargs]`` with an encoded map of arguments.
 
-    The entry is empty, and the ``repr`` of the function replaces the arguments, for a factory without a name, such as a
-    lambda, with arguments that the codec cannot carry, or with more than ``SOURCE_BYTES_MAX`` of them, because the hub
-    keeps them.
+    Three kinds of factories have an empty entry, and the ``repr`` of their function instead of the arguments: without a
+    name, such as a lambda; with arguments that the codec cannot carry; or with more than ``SOURCE_BYTES_MAX`` bytes of
+    arguments, because the hub keeps them.
     """
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):

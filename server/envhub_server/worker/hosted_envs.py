@@ -30,7 +30,7 @@ class HostedEnvs:
     """The envs of one worker.
 
     Attributes:
-        number: of the worker in its session; None of one that only lists names.
+        number: the worker's number in its session; None if the worker only lists names.
         build: the message by which the envs are built; None before it came.
         parts: the envs; empty once another worker serves their rows.
         observers: see ``batch_observer``; called in this order.

@@ -29,7 +29,7 @@ from envhub_server.worker.batch_observer import BatchObserver, Seeds
 from envhub_server.worker.gym_compat import innermost
 from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
-CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
+CHECKPOINT_TICKS = 1000  # interval at which an env's random number generator is noted, at the end of an episode
 
 
 class JournalWriter(BatchObserver):
@@ -250,7 +250,7 @@ class _ActionRow:
 
 
 def _read_as(word: int, items: int) -> tuple[int, int]:
-    """The code in this word, and how many bytes an action of so many items has in the arena by it."""
+    """The code in this word, and the size of an action of ``items`` items in the arena by this code."""
     code = word & 0xFF
     dtype = code & ~actions.PYTHON
     return code, items * actions.DTYPES[dtype].itemsize if dtype < len(actions.DTYPES) else 0

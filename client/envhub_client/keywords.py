@@ -40,9 +40,9 @@ def refused_keyword(error: TypeError, given: Collection[str]) -> str:
     return name if name in given else ""
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, keywords: Iterable[str]) -> str:
     """A hint for a keyword that no function takes: the known one that is close to it; empty where none is."""
     if name in _GYMNASIUMS:
         return f"; {_GYMNASIUMS[name]}"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
+    close = difflib.get_close_matches(name, keywords, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -35,6 +35,7 @@ from envhub_client.session.factories import Factory, checked_factories, make_of_
 from envhub_client.session.options import (
     Compression,
     HubLossPolicy,
+    InfoMode,
     LaneName,
     ModeName,
     ObservationMode,
@@ -55,6 +56,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     num_workers: int | Literal["auto"] | None = None,
     autoreset_mode: ModeName | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
+    info_mode: InfoMode = "batched",
     copy: bool = True,
     lane: LaneName = "auto",
     spin_us: int | None = None,
@@ -91,6 +93,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             the space is ``Anything``. So is the action space where the envs' have different leaves: actions are a list
             with each env's own then, and ``send`` is refused. ``get_attr("observation_space")`` has each env's own
             space.
+        info_mode: the form of infos: ``"batched"``, an array of all envs for each key, as in Gymnasium, or
+            ``"by_env"``, the dict that each env gave, by the number of the env. An env whose info is empty may be left
+            out. Wrappers of vector envs, such as ``RecordEpisodeStatistics``, need ``"batched"``.
         copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
@@ -134,7 +139,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     fault_options, others = split(faults.FaultOptions, kwargs)
     hosting_options, arguments = split(hosting.HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
-    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record
+    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
@@ -312,7 +317,7 @@ def make(
         TypeError: for what only several envs have, such as ``num_envs``.
         Exception: as for ``make_vec``.
     """
-    for name in ("num_envs", "autoreset_mode"):
+    for name in ("num_envs", "autoreset_mode", "info_mode"):
         if name in kwargs:
             raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
     if not isinstance(env_kwargs, (dict, type(None))):

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from envhub.recording.options import RecordOptions
 from envhub_client.session.faults import InvalidPolicy, Policy
 from envhub_client.session.hosting import Rendering
-from envhub_client.session.options import Compression, HubLossPolicy, LaneName, ModeName, ObservationMode
+from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode
 from envhub_client.wrapper_names import WrapperLike
 
 
@@ -122,11 +122,11 @@ class HostingKeywords(TypedDict, total=False):
 
 
 class OptionKeywords(FaultKeywords, HostingKeywords, total=False):
-    """Those of both."""
+    """The fields of both."""
 
 
 class SessionKeywords(OptionKeywords, total=False):
-    """What every way to make envs takes."""
+    """Keywords of every function that makes envs."""
 
     num_workers: int | Literal["auto"] | None
     """Processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its package is
@@ -196,10 +196,16 @@ class SessionKeywords(OptionKeywords, total=False):
 
 
 class ClientKeywords(SessionKeywords, total=False):
-    """What ``Client.make_vec`` takes."""
+    """Keywords of ``Client.make_vec``."""
 
     autoreset_mode: ModeName | AutoresetMode
     """The mode, as in Gymnasium."""
+
+    info_mode: InfoMode
+    """The form of infos: ``"batched"``, an array of all envs for each key, as in Gymnasium, or ``"by_env"``, the dict
+    that each env gave, by the number of the env. An env whose info is empty may be left out. Wrappers of vector
+    envs, such as ``RecordEpisodeStatistics``, need ``"batched"``.
+    """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None
     """Arguments for the env or the factory, for those whose names are taken by this function; or a list of one dict per
@@ -208,7 +214,7 @@ class ClientKeywords(SessionKeywords, total=False):
 
 
 class MakeKeywords(SessionKeywords, total=False):
-    """What the frameworks' functions take."""
+    """Keywords of the frameworks' functions."""
 
     hub: str | None
     """A running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not

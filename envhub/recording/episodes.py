@@ -122,8 +122,8 @@ class EpisodeCutter:
     ) -> Iterator[Episode]:
         """Each episode that ends in these steps.
 
-        ``notes`` has by step and place the seed of an episode that begins there, or what was said of a failure; so many
-        blocks were ``left`` to the program.
+        ``notes`` has by step and place the seed of an episode that begins there, or the text of a failure. ``left`` is
+        the number of blocks that the program had.
         """
         if left < FEW:
             yield from self._shed()
@@ -154,7 +154,7 @@ class EpisodeCutter:
         # Whatever the code of an env has made of its worker's tape: a byte that is neither 0 nor 1 is true.
         terminated, truncated = (flags[:steps].view(np.uint8) != 0 for flags in (block.terminations, block.truncations))
         begins, stepped = self._follower.follow(marks, terminated | truncated)
-        found = np.uint8(StepOutcome.STEP) * stepped
+        outcomes: np.ndarray = np.uint8(StepOutcome.STEP) * stepped
         for outcome, where in (
             (StepOutcome.BEGIN, begins & ~has(marks, StepMark.SKIP)),
             (StepOutcome.TERMINATED, terminated & stepped),
@@ -163,10 +163,11 @@ class EpisodeCutter:
             (StepOutcome.CUT, has(marks, StepMark.CUT | StepMark.RESET)),
             (StepOutcome.ABORT, has(marks, StepMark.ABORT)),
         ):
-            found |= np.uint8(outcome) * where
+            outcomes |= np.uint8(outcome) * where
         if self._has_finals:
-            found |= np.uint8(StepOutcome.FINAL) * ((terminated | truncated) & stepped & ~has(marks, StepMark.FAILED))
-        outcomes: np.ndarray = found
+            outcomes |= np.uint8(StepOutcome.FINAL) * (
+                (terminated | truncated) & stepped & ~has(marks, StepMark.FAILED)
+            )
         return outcomes
 
     def _events(
@@ -174,12 +175,12 @@ class EpisodeCutter:
     ) -> Iterator[tuple[int, int, Any]]:
         """Each step with which an episode begins or ends, its outcome, and what was said of it."""
         steps = np.flatnonzero(outcomes & ~np.uint8(StepOutcome.STEP)).tolist()
-        found = [(step, int(outcomes[step]), notes.get((step, place))) for step in steps]
+        events = [(step, int(outcomes[step]), notes.get((step, place))) for step in steps]
         if not self._failed_only:
-            yield from found
+            yield from events
             return
         runs = self._running[place] is not None
-        for (step, outcome, note), following in zip_longest(found, found[1:]):
+        for (step, outcome, note), following in zip_longest(events, events[1:]):
             ends, runs = runs, False
             if outcome & StepOutcome.BEGIN:
                 runs = following is None or bool(following[1] & StepOutcome.FAILED) or isinstance(following[2], str)
@@ -251,5 +252,5 @@ class EpisodeCutter:
 
 def _steps(outcomes: np.ndarray, start: int, stop: int) -> slice | np.ndarray:
     """The steps from ``start`` to ``stop`` in which the env was stepped; in others, only other envs were reset."""
-    found: np.ndarray = np.flatnonzero(outcomes[start:stop] == StepOutcome.STEP) + start
-    return slice(start, stop) if len(found) == stop - start else found
+    steps: np.ndarray = np.flatnonzero(outcomes[start:stop] == StepOutcome.STEP) + start
+    return slice(start, stop) if len(steps) == stop - start else steps

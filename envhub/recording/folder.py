@@ -31,15 +31,15 @@ BEGINS = "recording-v"  # the names of recordings, before their numbers
 
 def bytes_of_all(folder: Path) -> int:
     """The bytes of all recordings in ``folder``, as far as their files are still there."""
-    found = 0
+    nbytes = 0
     for path in folder.glob(f"{BEGINS}*/**/*"):
         with contextlib.suppress(FileNotFoundError):
-            found += path.lstat().st_size
-    return found
+            nbytes += path.lstat().st_size
+    return nbytes
 
 
 def claim(folder: Path, mode: int = 0o777) -> Path:
-    """A new folder in ``folder`` for a recording, which nobody else gets; both with ``mode`` if they are made here.
+    """Make a new folder in ``folder`` for one recording; both get ``mode`` if they are made here.
 
     Raises:
         OSError: it cannot be made.
@@ -131,7 +131,7 @@ class RecordingFolder:
 
         os.environ["MINARI_DATASETS_PATH"] = str(self._staging)  # of this process, which does nothing else
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning)  # of what nobody was asked for, such as authors
+            warnings.filterwarnings("ignore", category=UserWarning)  # of what was not given, such as authors
             create_dataset_from_buffers(
                 self.path.name,
                 [],

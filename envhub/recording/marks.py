@@ -26,7 +26,9 @@ class StepMark:
     LAST = 128  # no episode begins with this step: it belongs to another tape
 
 
-KNOWN = StepMark.RESET | StepMark.STEPPED | StepMark.STILL  # of which an env has one, or follows from the steps before
+EXPLICIT = (
+    StepMark.RESET | StepMark.STEPPED | StepMark.STILL
+)  # of which an env has one, or follows from the steps before
 
 
 class Follower:
@@ -48,10 +50,10 @@ class Follower:
         if len(marks) == 1 and not marks.any():
             return self._follow_unmarked(ended)
         still, reset, failed = (has(marks, mark) for mark in (StepMark.STILL, StepMark.RESET, StepMark.FAILED))
-        cut = has(marks, StepMark.CUT | StepMark.ABORT)
+        broken_off = has(marks, StepMark.CUT | StepMark.ABORT)
         ends = np.where(still, reset, self._ends(ended, failed, reset))
-        resets = self._expected(still & ~(cut | reset), cut, ends)
-        resets &= ~has(marks, KNOWN)
+        resets = self._expected(still & ~(broken_off | reset), broken_off, ends)
+        resets &= ~has(marks, EXPLICIT)
         reset &= ~still
         begins, stepped = (reset | resets) & ~failed, ~(still | reset | resets)
         if self._mode == SAME_STEP:
@@ -68,11 +70,11 @@ class Follower:
     def _ends(self, ended: np.ndarray, failed: np.ndarray, reset: np.ndarray) -> np.ndarray:
         """After which steps an env is to be reset."""
         if self._mode == NEXT_STEP:
-            found: np.ndarray = (ended & ~reset) | failed
-            return found
+            ends: np.ndarray = (ended & ~reset) | failed
+            return ends
         return failed if self._mode == SAME_STEP else np.zeros_like(failed)
 
-    def _expected(self, undecided: np.ndarray, cut: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def _expected(self, undecided: np.ndarray, broken_off: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """In which steps each env is to be reset: after one of ``ends``, and those in which nothing was decided."""
         after = ends
         if undecided.any():
@@ -82,11 +84,11 @@ class Follower:
         before = np.concatenate([self.expecting[None], after[:-1]])
         if len(after):
             self.expecting = after[-1]
-        expected: np.ndarray = before & ~cut
+        expected: np.ndarray = before & ~broken_off
         return expected
 
 
 def has(marks: np.ndarray, mark: int) -> np.ndarray:
     """Mask of those marks that have any of the bits of ``mark``."""
-    found: np.ndarray = (marks & np.uint8(mark)) != 0
-    return found
+    mask: np.ndarray = (marks & np.uint8(mark)) != 0
+    return mask

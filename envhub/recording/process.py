@@ -1,8 +1,8 @@
 """The process that records: it reads blocks of tapes, and writes the episodes that end in them.
 
 Its program tells it over a socket what is recorded, and gives it a line for each tape: a socket to the process that
-writes the tape, which may be the program itself. It runs only when nobody else wants the CPU. When the program ends,
-however it does, the sockets end, and the process writes what is complete and ends, too.
+writes the tape, which may be the program itself. It runs only when no other process wants the
+CPU. When the program ends, however it does, the sockets end, and the process writes what is complete and ends, too.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class Given:
         order = codec.decode(message)
         notes = {(int(step), int(place)): note for step, place, note in order["notes"]}
         block, steps, dropped, left = (int(order[name]) for name in ("block", "steps", "dropped", "left"))
-        found = cls(block, steps, notes, dropped, left, bool(order["close"]))
-        if not (0 <= found.block < BLOCKS and 0 <= found.steps <= tape.shape.steps and found.dropped >= 0):
-            raise ValueError(f"there is no such block: {found}")
-        return found
+        given = cls(block, steps, notes, dropped, left, bool(order["close"]))
+        if not (0 <= given.block < BLOCKS and 0 <= given.steps <= tape.shape.steps and given.dropped >= 0):
+            raise ValueError(f"there is no such block: {given}")
+        return given
 
 
 class RecorderProcess:
@@ -123,7 +123,7 @@ class RecorderProcess:
         self._lines: dict[int, Line] = {}  # in the order in which their other ends have their envs
         self._dropped = 0  # at the other ends of lines that have ended
         self._counts = Counts()
-        self._told = ""  # why nothing more is recorded, as the program was told
+        self._reported = ""  # why nothing more is recorded, as the program was told
         self._about: dict[str, Any] = {}
         self._filmed = 0
         self._others_bytes, self._look_s = 0, 0.0  # of the other recordings in the folder, and when to look again
@@ -145,7 +145,7 @@ class RecorderProcess:
                 self._folder.close()
                 with contextlib.suppress(OSError):  # the disk may be gone; the program is told in any case
                     self._write_about()
-            self._tell_all_closed()
+            self._report_closed()
             if not isinstance(error, OSError):
                 raise
 
@@ -153,8 +153,8 @@ class RecorderProcess:
         while not self._closing:
             for key, _ in self._selector.select():
                 key.data()
-            if self._counts.ended != self._told:
-                self._tell_program(closed=False)
+            if self._counts.ended != self._reported:
+                self._report(closed=False)
         self._selector.unregister(self._program)
         while self._selector.get_map() and (ready := self._selector.select(LAST_WORDS_S)):
             for key, _ in ready:
@@ -164,7 +164,7 @@ class RecorderProcess:
         if self._folder is not None:
             self._folder.close()
             self._write_about()
-        self._tell_all_closed()
+        self._report_closed()
 
     # --- what the program says ----------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class RecorderProcess:
         line = self._lines[number]
         send_answer(line.socket, None, replace(self._counts, ended=why), closed=True)
         self._end(number)
-        self._tell_program(closed=False, refused={"env": line.env_ids[0], "num_envs": len(line.env_ids), "why": why})
+        self._report(closed=False, refused={"env": line.env_ids[0], "num_envs": len(line.env_ids), "why": why})
 
     def _begin(self, line: Line, message: bytes, descriptors: Sequence[int]) -> None:
         """Map the tape that came with the first message of a line.
@@ -288,7 +288,7 @@ class RecorderProcess:
         self._about = {**codec.decode(setup["about"]), **said}
         self._check_limits()
         self._write_about()
-        self._tell_program(closed=False)  # where the folder is: it names it if this process is killed
+        self._report(closed=False)  # where the folder is: it names it if this process is killed
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # only now: until here the program waits
 
     def _end(self, number: int, failure: str = "") -> None:
@@ -361,8 +361,8 @@ class RecorderProcess:
         if time.monotonic() > self._look_s:
             self._others_bytes = max(0, bytes_of_all(self._folder.path.parent) - counts.nbytes)
             self._look_s = time.monotonic() + LOOK_S
-        found = {"episodes_max": counts.episodes, "bytes_max": counts.nbytes}
-        for setting, count in {**found, "folder_bytes_max": self._others_bytes + counts.nbytes}.items():
+        reached = {"episodes_max": counts.episodes, "bytes_max": counts.nbytes}
+        for setting, count in {**reached, "folder_bytes_max": self._others_bytes + counts.nbytes}.items():
             if count >= limits[setting]:
                 counts.ended = f"{setting}={limits[setting]} is reached"
 
@@ -382,18 +382,18 @@ class RecorderProcess:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _tell_all_closed(self) -> None:
+    def _report_closed(self) -> None:
         for line in self._lines.values():
             send_answer(line.socket, None, self._counts, closed=True)
-        self._tell_program(closed=True)
+        self._report(closed=True)
 
-    def _tell_program(self, closed: bool, refused: Mapping[str, Any] | None = None) -> None:
-        self._told = self._counts.ended
+    def _report(self, closed: bool, refused: Mapping[str, Any] | None = None) -> None:
+        self._reported = self._counts.ended
         folder = "" if self._folder is None else str(self._folder.path)
-        found = {"folder": folder, **vars(self._counts), "dropped": self._all_dropped(), "closed": closed}
-        found["refused"] = refused
+        answer = {"folder": folder, **vars(self._counts), "dropped": self._all_dropped(), "closed": closed}
+        answer["refused"] = refused
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._program.send(codec.encode(found))
+            self._program.send(codec.encode(answer))
 
 
 def check_shape(shape: TapeShape, line: Line, leaves: tuple[Sequence[Leaf], Sequence[Leaf]]) -> None:
@@ -430,16 +430,16 @@ def send_answer(line: socket.socket, block: int | None, counts: Counts, closed: 
 def _spec_in_json(blob: bytes) -> str:
     """The spec that makes an env again, in JSON; empty if there is none, or it cannot be written down."""
     try:
-        found = codec.decode(blob) if blob else None
-        return str(found.to_json()) if found is not None else ""
+        spec = codec.decode(blob) if blob else None
+        return str(spec.to_json()) if spec is not None else ""
     except Exception:  # of another version of Gymnasium
         return ""
 
 
 def _fps_of(metadata: Any) -> float:
     """Frames a second of an env, if its metadata says so."""
-    found = metadata.get("render_fps") if isinstance(metadata, dict) else None
-    return float(found) if isinstance(found, (int, float, np.integer, np.floating)) and 0 < found <= FPS_MAX else FPS
+    fps = metadata.get("render_fps") if isinstance(metadata, dict) else None
+    return float(fps) if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps <= FPS_MAX else FPS
 
 
 def _read(blob: bytes) -> Any:
@@ -458,6 +458,6 @@ def main(descriptor: int) -> None:
     os.setpgid(0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    import minari  # noqa: F401  which takes a second, in which nobody is to wait
+    import minari  # noqa: F401  which takes a second, in which no step is to wait
 
     RecorderProcess(socket.socket(fileno=descriptor)).run()

@@ -87,23 +87,22 @@ class ProgramRecorder(EpisodeRecorder):
     def recorded(self) -> Recorded:
         """Counts of what is recorded so far."""
         if not self.closed:
-            self.read_answers()
-        counts = self.counts
+            self.tape.read_answers()
+        counts = self.tape.counts
         return Recorded(
             self._folder, counts["episodes"], counts["nbytes"], counts["dropped"] + self.dropped, counts["ended"]
         )
 
-    def _lose(self, error: OSError) -> None:
-        super()._lose(error)
+    def _lost(self) -> None:
         self._count_written()
-        log.warning("nothing more is recorded in %s: %s", self._folder, self.counts["ended"])
+        log.warning("nothing more is recorded in %s: %s", self._folder, self.tape.counts["ended"])
 
     def _count_written(self) -> None:
         """Count what the process that writes has written before it was ended, and write that next to the episodes."""
         with contextlib.suppress(OSError):  # it has not begun
             episodes, nbytes = recorded_in(self._folder)
-            self.counts = {**self.counts, "episodes": episodes, "nbytes": nbytes}
-            amend(self._folder, {**self.counts, "dropped": self.counts["dropped"] + self.dropped})
+            counts = self.tape.counts = {**self.tape.counts, "episodes": episodes, "nbytes": nbytes}
+            amend(self._folder, {**counts, "dropped": counts["dropped"] + self.dropped})
 
     def close(self) -> None:
         """Have everything written that is complete, and say what was not."""
@@ -111,7 +110,7 @@ class ProgramRecorder(EpisodeRecorder):
             return
         try:
             super().close()
-            told = self._wait_until_written()
+            written = self._wait_until_written()
         finally:
             self._handle.control.close()
             try:
@@ -121,16 +120,16 @@ class ProgramRecorder(EpisodeRecorder):
                 self._handle.process.wait()
             if not self.opened:
                 self._folder.rmdir()  # nothing was reset, and nothing is in it
-        if not told:
-            self.counts["ended"] = self.counts["ended"] or "its process has ended"
+        if not written:
+            self.tape.counts["ended"] = self.tape.counts["ended"] or "its process has ended"
             self._count_written()
-        found = self.recorded
-        level = logging.WARNING if found.dropped or found.ended else logging.INFO
+        recorded = self.recorded
+        level = logging.WARNING if recorded.dropped or recorded.ended else logging.INFO
         log.log(
             level,
             "%d episodes (%s bytes) are recorded in %s; %d were dropped%s",
-            *(found.episodes, f"{found.nbytes:,}", found.folder, found.dropped),
-            f"; none was recorded after that: {found.ended}" if found.ended else "",
+            *(recorded.episodes, f"{recorded.nbytes:,}", recorded.folder, recorded.dropped),
+            f"; none was recorded after that: {recorded.ended}" if recorded.ended else "",
         )
 
     def _wait_until_written(self) -> bool:
@@ -140,14 +139,15 @@ class ProgramRecorder(EpisodeRecorder):
             self._handle.close()
             while (left_s := end_s - time.monotonic()) > 0:
                 self._handle.control.settimeout(left_s)
-                found = self._handle.answer()
-                if found is None:
+                answer = self._handle.answer()
+                if answer is None:
                     return False
-                kept = {"episodes": found["episodes"], "nbytes": found["nbytes"]}
-                kept["ended"] = found["ended"] or self.counts["ended"]
+                counts = {"episodes": answer["episodes"], "nbytes": answer["nbytes"]}
+                counts["ended"] = answer["ended"] or self.tape.counts["ended"]
                 # Its count includes those that were dropped here.
-                self.counts = {**self.counts, **kept, "dropped": max(0, found["dropped"] - self.dropped)}
-                if found["closed"]:
+                counts["dropped"] = max(0, answer["dropped"] - self.dropped)
+                self.tape.counts = counts
+                if answer["closed"]:
                     return True
         except (TimeoutError, BrokenPipeError):
             pass

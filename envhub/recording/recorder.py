@@ -7,26 +7,20 @@ later, in workers too.
 
 from __future__ import annotations
 
-import array
 import logging
-import os
 import socket
-import time
 from dataclasses import replace
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.recording.marks import KNOWN, SAME_STEP, Follower, StepMark, has
-from envhub.recording.tape import BLOCKS, MANY, Block, TapeShape, is_frame, new_tape, steps_of
-from envhub.values import codec, spaces
+from envhub.recording.episode_choice import EpisodeChoice
+from envhub.recording.marks import EXPLICIT, SAME_STEP, StepMark
+from envhub.recording.tape import TapeShape, is_frame, steps_of
+from envhub.recording.tape_writer import TapeWriter
+from envhub.values import spaces
 
 START_S = 60.0  # for the process that writes to import what it needs
-CLOSE_S = 1.0  # for it to take the last block
-HANDED_OVER_S = 1.0  # after this long a block is handed over though it is not full
-MESSAGE_BYTES_MAX = 1 << 16
-NOTES_BYTES_MAX = 1 << 16  # of a block: seeds, and what was said of failures
-NOTE_BYTES = 20  # of the numbers of a note
 NOTE_CHARACTERS = 300
 WHOLE_STEP_BYTES = 1 << 16  # up to which copying all envs is quicker than choosing
 
@@ -81,8 +75,7 @@ class EpisodeRecorder:
             is recorded; None for none.
 
     Attributes:
-        records: whether steps are recorded: from ``open`` on until something ends it.
-        dropped: how many episodes began in steps that were missed; the process counts others.
+        tape: the tape that is written.
         frames_due: the envs of which ``add_frames`` is to be given frames before anything else is reported.
     """
 
@@ -95,27 +88,38 @@ class EpisodeRecorder:
         queue_bytes: int,
         begun: np.ndarray | None = None,
     ) -> None:
-        self._line, self._spaces, self._mode, self._queue_bytes = line, spaces_of_one, mode, queue_bytes
-        self._num_envs, self._every = selection.num_envs, selection.every
+        self._spaces, self._mode, self._queue_bytes = spaces_of_one, mode, queue_bytes
         self._envs, self._films = list(selection.recorded), list(selection.filmed)
-        self._chosen = None if len(self._envs) == self._num_envs else np.array(self._envs)
         places = len(self._envs)
-        self._ids = np.array(self._envs if selection.numbers is None else selection.numbers, np.int64)
-        self._begun = np.zeros(int(self._ids.max(initial=0)) + 1, np.int64) if begun is None else begun
-        self._follower, self._followed = Follower(places, mode), 0  # the steps of the block that it has followed
-        self._wanted = np.zeros(places, bool)  # the episodes under way that ``every`` chooses, if each step is followed
+        self._chosen = None if places == selection.num_envs else np.array(self._envs)
+        numbers = np.array(self._envs if selection.numbers is None else selection.numbers, np.int64)
+        self._choice = EpisodeChoice(numbers, mode, selection.every, begun)
+        self._chooses = selection.every > 1 or bool(self._films)
+        self.tape = TapeWriter(line, self._lost)
         self._no_flags = np.zeros(places), np.zeros(places, bool), np.zeros(places, bool)
-        self._owed: bytearray | None = None  # marks for the next step that is written
+        self._next_marks: bytearray | None = None  # which the next step that is written gets besides its own
         self._failed_before: Sequence[int] = ()  # places whose envs failed in the step before
         self.frames_due: list[int] = []
-        self._block: Block | None = None
-        self._number, self._at, self._end, self._due = -1, 0, 0, 0.0  # steps of the block: written, and in all
-        self._free, self._left = [*range(BLOCKS)], BLOCKS  # blocks, and how many were left when this one was taken
-        self._notes: list[tuple[int, int, Any]] = []
-        self._note_bytes = 0
-        self.dropped = 0
-        self.counts: dict[str, Any] = {"episodes": 0, "nbytes": 0, "dropped": 0, "ended": ""}
-        self.records = self.opened = self.closed = False
+
+    @property
+    def records(self) -> bool:
+        """True if steps are recorded: from ``open`` on until something ends it."""
+        return self.tape.records
+
+    @property
+    def opened(self) -> bool:
+        """True if there is a tape, or was."""
+        return self.tape.opened
+
+    @property
+    def closed(self) -> bool:
+        """True if nothing is recorded any more."""
+        return self.tape.closed
+
+    @property
+    def dropped(self) -> int:
+        """Number of episodes that began in steps that were missed; the process that writes counts others."""
+        return self._choice.dropped
 
     def open(self, frame: tuple[int, ...] = (), wait_s: float = START_S) -> None:
         """Make the tape, and wait for up to ``wait_s`` for the process that writes.
@@ -125,27 +129,16 @@ class EpisodeRecorder:
         Raises:
             OSError: there is no memory.
         """
-        observations, actions = ([leaf.wire() for leaf in spaces.leaves(space)] for space in self._spaces)
+        leaves = [spaces.leaves(space) for space in self._spaces]
+        observations, actions = ([leaf.wire() for leaf in each] for each in leaves)
         if self._films and not is_frame(frame):
             log.warning("nothing is filmed: frames are to be (height, width, 3), and these are %s", frame)
             self._films, frame = [], ()
         shape = TapeShape(len(self._envs), 1, observations, actions, self._mode, frame, len(self._films))
         shape = replace(shape, steps=steps_of(shape, self._queue_bytes))
-        self._tape, descriptor = new_tape(shape)
-        self._whole = [leaf[0].nbytes <= WHOLE_STEP_BYTES for leaf in self._tape.blocks[0].observations]
+        self._whole = [len(self._envs) * leaf.nbytes <= WHOLE_STEP_BYTES for leaf in leaves[0]]
         self._all_whole = all(self._whole)
-        self._follows = self._every > 1 or bool(self._films)
-        self.records = self.opened = True
-        rights = array.array("i", [descriptor]).tobytes()
-        try:
-            message = codec.encode({"shape": shape.wire()})
-            self._line.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except OSError as error:
-            self._lose(error)
-        finally:
-            os.close(descriptor)
-        if not self.closed:
-            self.read_answers(wait_s)
+        self.tape.open(shape, wait_s)
 
     # --- what the vector env reports ----------------------------------------------------------------------------------
 
@@ -166,17 +159,18 @@ class EpisodeRecorder:
         marks = bytearray([StepMark.STILL]) * len(self._envs)
         for place in range(len(marks)) if mask is None else np.flatnonzero(self._of_chosen(mask)).tolist():
             marks[place] = StepMark.RESET
-            self._note(place, seeds[self._envs[place]] if seeds else None)
-        self._write(self._with_owed(marks), self._no_flags, leaves)
+            self.tape.note(place, seeds[self._envs[place]] if seeds else None)
+        self._write(self._with_next_marks(marks), self._no_flags, leaves)
 
     def acted(self, leaves: Sequence[Any]) -> None:
         """A step with these actions begins: an array or a list for each leaf of the action space."""
-        if not self.records or not (self._at < self._end or self._has_room()):
+        tape = self.tape
+        if not tape.records or not (tape.at < tape.end or self._has_room()):
             return
-        assert self._block is not None
+        assert tape.block is not None
         try:
-            for column, leaf in zip(self._block.actions, leaves):
-                column[self._at] = leaf if self._chosen is None else np.asarray(leaf)[self._chosen]
+            for column, leaf in zip(tape.block.actions, leaves):
+                column[tape.at] = leaf if self._chosen is None else np.asarray(leaf)[self._chosen]
         except (ValueError, TypeError) as error:  # of a form that envs understand, and their space does not
             self._miss_what_is_under_way()
             log.warning("actions cannot be recorded: %s", error)
@@ -195,16 +189,16 @@ class EpisodeRecorder:
         its episode, in SAME_STEP after a failure.
         The ``last`` step only ends episodes: those that begin with it belong to another recorder of these envs.
         """
-        if not self.records:
+        if not self.tape.records:
             return
         if moves is not None:
             self.failed(moves.failed)
-        if self._at == self._end:
+        if self.tape.at == self.tape.end:
             self._has_room()
         if self._chosen is not None:
             flags = [*map(self._of_chosen, flags)]
         marks = None
-        if infos or moves is not None or last or self._owed is not None:
+        if infos or moves is not None or last or self._next_marks is not None:
             marks = self._marks(flags, infos, moves, last)
         else:
             self._failed_before = ()
@@ -215,16 +209,17 @@ class EpisodeRecorder:
         places = [self._envs.index(env) for env in failed if env in self._envs]
         if not places or not self.records:
             return
-        self._owe(places, StepMark.CUT)
+        self._mark_next(places, StepMark.CUT)
         if self._has_room():
             for place in places:
-                self._note(place, failed[self._envs[place]][:NOTE_CHARACTERS] or "failed")
+                self.tape.note(place, failed[self._envs[place]][:NOTE_CHARACTERS] or "failed")
 
     def add_frames(self, frames: Sequence[np.ndarray]) -> None:
         """The frames of ``frames_due``, uint8 ``(height, width, 3)``."""
-        assert self._block is not None
+        tape = self.tape
+        assert tape.block is not None
         for env, frame in zip(self.frames_due, frames):
-            self._block.frames[self._at, self._films.index(env)] = frame
+            tape.block.frames[tape.at, self._films.index(env)] = frame
         self.frames_due = []
         self._complete_step()
 
@@ -234,21 +229,18 @@ class EpisodeRecorder:
             return
         self._has_room()
         if failed in self._envs:
-            self._note(self._envs.index(failed), why[:NOTE_CHARACTERS] or "failed")
+            self.tape.note(self._envs.index(failed), why[:NOTE_CHARACTERS] or "failed")
         marks = bytearray([StepMark.CUT | StepMark.STILL]) * len(self._envs)
-        self._write(self._with_owed(marks), self._no_flags, ())
+        self._write(self._with_next_marks(marks), self._no_flags, ())
 
     def close(self) -> None:
         """Hand over what is complete, and close the line; nothing is recorded any more."""
-        if self._line.fileno() < 0:
-            return
-        if self.opened and not self.closed:
-            self._line.settimeout(CLOSE_S)
-            self._hand_over(close=True)
-        self.records, self.closed = False, True
-        self._line.close()
+        self.tape.close(lambda: self._hand_over(close=True))
 
-    # --- what is out of the ordinary ----------------------------------------------------------------------------------
+    def _lost(self) -> None:
+        """Handle the end of the process that writes."""
+
+    # --- marks --------------------------------------------------------------------------------------------------------
 
     def _marks(
         self, flags: Sequence[np.ndarray], infos: Mapping[Any, Any], moves: Moves | None, last: bool
@@ -259,7 +251,7 @@ class EpisodeRecorder:
         for place in failed:
             marks[place] |= StepMark.FAILED
             if place not in self._failed_before:  # else there was no episode since
-                self._note(place, _failure(infos, self._envs[place]))
+                self.tape.note(place, _failure(infos, self._envs[place]))
         self._failed_before = failed
         if self._mode == SAME_STEP and infos:
             for place in np.flatnonzero(flags[1] | flags[2]).tolist():
@@ -267,18 +259,18 @@ class EpisodeRecorder:
                     self._write_final(place, _final(infos, self._envs[place]))
         if last:
             marks = bytearray(mark | StepMark.LAST for mark in marks)
-        if self._owed is not None:
-            return self._with_owed(marks)
+        if self._next_marks is not None:
+            return self._with_next_marks(marks)
         return marks if failed or last or moves is not None else None
 
     def _moved(self, moves: Moves) -> bytearray:
-        """The marks by which these are known."""
+        """The marks of these moves."""
         marks = bytearray([StepMark.STEPPED]) * len(self._envs)
         for env in moves.reset or ():
             if env in self._envs:
                 place = self._envs.index(env)
                 marks[place] = StepMark.RESET
-                self._note(place, moves.seeds.get(env))
+                self.tape.note(place, moves.seeds.get(env))
         if moves.stepped is not None:
             for place in np.flatnonzero(~self._of_chosen(moves.stepped)).tolist():
                 marks[place] = StepMark.STILL
@@ -287,92 +279,56 @@ class EpisodeRecorder:
     def _failed(self, infos: Mapping[Any, Any]) -> list[int]:
         """The places whose envs failed in this step."""
         if "invalid_transition" in infos:
-            found: list[int] = np.flatnonzero(self._of_chosen(np.asarray(infos["invalid_transition"], bool))).tolist()
-            return found
+            failed = self._of_chosen(np.asarray(infos["invalid_transition"], bool))
+            places: list[int] = np.flatnonzero(failed).tolist()
+            return places
         if not _is_by_env(infos):
             return []
-        failed = [env for env, info in infos.items() if info.get("invalid_transition")]
-        return [self._envs.index(env) for env in failed if env in self._envs]
+        envs = [env for env, info in infos.items() if info.get("invalid_transition")]
+        return [self._envs.index(env) for env in envs if env in self._envs]
 
-    def _owe(self, places: Sequence[int], mark: int) -> None:
+    def _mark_next(self, places: Sequence[int], mark: int) -> None:
         """Add the mark to the next step that is written."""
-        if self._owed is None:
-            self._owed = bytearray(len(self._envs))
+        if self._next_marks is None:
+            self._next_marks = bytearray(len(self._envs))
         for place in places:
-            self._owed[place] |= mark
+            self._next_marks[place] |= mark
 
-    def _with_owed(self, marks: bytearray) -> bytearray:
-        """These marks and those that are owed, if there is room for a step.
+    def _with_next_marks(self, marks: bytearray) -> bytearray:
+        """Add the marks of ``_mark_next``, if there is room for a step.
 
-        After steps that were missed the other process knows which envs are reset only if it is told.
+        After steps that were missed only marks show the other process which envs are reset.
         """
-        if self._owed is None or self._at == self._end:
+        if self._next_marks is None or self.tape.at == self.tape.end:
             return marks
-        expecting = self._follower.expecting.tolist()
-        for place, owed in enumerate(self._owed):
-            if owed & StepMark.ABORT and expecting[place] and marks[place] & ~StepMark.FAILED in (0, StepMark.STILL):
+        expecting = self._choice.expecting.tolist()
+        for place, added in enumerate(self._next_marks):
+            if added & StepMark.ABORT and expecting[place] and marks[place] & ~StepMark.FAILED in (0, StepMark.STILL):
                 marks[place] |= StepMark.RESET
-            elif owed & StepMark.ABORT and not marks[place] & KNOWN:
+            elif added & StepMark.ABORT and not marks[place] & EXPLICIT:
                 marks[place] |= StepMark.STEPPED
-            marks[place] |= owed
+            marks[place] |= added
         return marks
 
     def _miss_what_is_under_way(self) -> None:
-        """Do not record the episodes under way after all."""
+        """Drop the episodes under way."""
         self._follow_up()
-        self._owe(range(len(self._envs)), StepMark.ABORT)
-        self._tape.words[2] = 1
-        self._wanted[:] = False
+        self._mark_next(range(len(self._envs)), StepMark.ABORT)
+        self.tape.note_missing(True)
+        self._choice.give_up()
 
     def _of_chosen(self, batch: np.ndarray) -> np.ndarray:
         chosen: np.ndarray = batch if self._chosen is None else batch[self._chosen]
         return chosen
 
-    # --- which episodes -----------------------------------------------------------------------------------------------
-
-    def _follow_up(self) -> None:
-        """Know which envs are to be reset after the steps of the block."""
-        if self._block is not None and self._followed < self._at:
-            block, last = self._block, self._at - 1
-            # The last step decides about the next one, where nobody was still in it.
-            steps = slice(self._followed if block.marks[last].any() else last, self._at)
-            self._follower.follow(block.marks[steps], block.terminations[steps] | block.truncations[steps])
-            self._followed = self._at
-
-    def _follow(self, marks: np.ndarray, ended: np.ndarray) -> list[int]:
-        """Mark those episodes that begin in this step and are not wanted; returns the places that show something."""
-        before = self._wanted & ~has(marks, StepMark.CUT | StepMark.ABORT | StepMark.RESET)
-        begins, stepped = (row[0] for row in self._follower.follow(marks[None], ended[None]))
-        self._followed = self._at + 1
-        ends = stepped & (ended | has(marks, StepMark.FAILED))
-        wanted = self._count(begins)
-        marks[begins & ~wanted] |= np.uint8(StepMark.SKIP)
-        self._wanted = np.where(begins, wanted, before & ~ends)
-        shown = stepped & before
-        if self._films:
-            final = ends & ~has(marks, StepMark.FAILED) if self._mode == SAME_STEP else np.zeros_like(ends)
-            filmed = ((shown & ~final) | wanted).tolist()
-            self.frames_due = [env for env in self._films if filmed[self._envs.index(env)]]
-        found: list[int] = np.flatnonzero(shown | wanted).tolist()
-        return found
-
-    def _count(self, begins: np.ndarray) -> np.ndarray:
-        """Count the episodes that begin; returns those that are wanted."""
-        if self._every == 1:
-            return begins
-        wanted: np.ndarray = begins.copy()
-        ids = self._ids[begins]
-        wanted[begins] = self._begun[ids] % self._every == 0
-        self._begun[ids] += 1
-        return wanted
-
-    # --- the tape -----------------------------------------------------------------------------------------------------
+    # --- steps of the tape --------------------------------------------------------------------------------------------
 
     def _write(self, marks: bytearray | None, flags: Sequence[np.ndarray], leaves: Sequence[np.ndarray]) -> None:
         """Write a step, and complete it if no frames belong to it; where there is no room it is missed."""
-        at, block = self._at, self._block
-        if block is None or at == self._end:
-            self._miss(marks, flags)
+        at, block = self.tape.at, self.tape.block
+        if block is None or at == self.tape.end:
+            row = np.frombuffer(marks or bytes(len(self._envs)), np.uint8)
+            self._choice.miss(row, flags[1] | flags[2])
             return
         block.rewards[at], block.terminations[at], block.truncations[at] = flags
         shown: Sequence[int] | None = None
@@ -380,8 +336,10 @@ class EpisodeRecorder:
             block.mark_bytes[at * len(marks) : (at + 1) * len(marks)] = marks
             if not self._all_whole:
                 shown = [place for place, mark in enumerate(marks) if not mark & StepMark.STILL]
-        if self._follows:
-            shown = self._follow(block.marks[at], flags[1] | flags[2])
+        if self._chooses:
+            recorded, filmed = self._choice.choose(at, block.marks[at], flags[1] | flags[2])
+            shown = np.flatnonzero(recorded).tolist()
+            self.frames_due = [env for env in self._films if filmed[self._envs.index(env)]]
         for column, leaf, whole in zip(block.observations, leaves, self._whole):
             if whole or shown is None or len(shown) == len(self._envs):
                 column[at] = leaf if self._chosen is None else leaf[self._chosen]
@@ -391,116 +349,47 @@ class EpisodeRecorder:
         if not self.frames_due:
             self._complete_step()
 
-    def _miss(self, marks: bytearray | None, flags: Sequence[np.ndarray]) -> None:
-        """Count the episodes that begin in this step."""
-        row = np.frombuffer(marks or bytes(len(self._envs)), np.uint8)
-        begins, _ = self._follower.follow(row[None], (flags[1] | flags[2])[None])
-        self.dropped += int(np.count_nonzero(self._count(begins[0])))
-
     def _complete_step(self) -> None:
-        self._at = self._tape.words[1] = self._at + 1
-        if self._owed is not None:
-            self._owed = None
-            self._tape.words[2] = 0
-        # Notes are not in the tape, and are lost if this process is killed. Where few blocks are free they wait.
-        noted = self._notes and len(self._free) >= MANY
-        if noted or self._at == self._end or time.monotonic() > self._due:
+        hand_over = self.tape.complete_step()
+        if self._next_marks is not None:
+            self._next_marks = None
+            self.tape.note_missing(False)
+        if hand_over:
             self._hand_over()
 
     def _write_final(self, place: int, observation: Any) -> None:
-        if self._block is None or self._at == self._end:
+        tape = self.tape
+        if tape.block is None or tape.at == tape.end:
             return
         parts = spaces.flatten(self._spaces[0], observation)
-        for column, part in zip(self._block.finals, parts):
-            column[self._at, place] = part
-
-    def _note(self, place: int, note: Any) -> None:
-        """Say this of the env in the step that is written next, if there is room."""
-        nbytes = NOTE_BYTES + (len(note.encode()) if isinstance(note, str) else 0)
-        if note is not None and self._at < self._end and self._note_bytes + nbytes <= NOTES_BYTES_MAX:
-            self._note_bytes += nbytes
-            self._notes.append((self._at, place, note))
+        for column, part in zip(tape.block.finals, parts):
+            column[tape.at, place] = part
 
     def _has_room(self) -> bool:
         """True if there is a block to write into; if there is none, all episodes under way are dropped."""
-        if self._block is not None:
-            if self._at < self._end:
+        if self.tape.block is not None:
+            if self.tape.at < self.tape.end:
                 return True
             self._hand_over()  # which the line had no room for before
-        self.read_answers()
-        if self._block is None and self._free and self.records:
-            self._number = self._free.pop()
-            self._block, self._at, self._end = self._tape.blocks[self._number], 0, self._tape.shape.steps
-            self._block.marks[:] = 0
-            self._followed, self._left = 0, len(self._free)
-            self._due = time.monotonic() + HANDED_OVER_S
-            self._tape.begin(self._number)
+        if self.tape.take_block():
+            self._choice.begin_block()
             return True
         if self.records:
             self._miss_what_is_under_way()
         return False
 
-    # --- the other process --------------------------------------------------------------------------------------------
-
     def _hand_over(self, close: bool = False) -> None:
-        """Give the block to the other process, which gives it back when it has read it."""
-        order = {
-            "block": max(0, self._number),
-            "steps": self._at if self._block is not None else 0,
-            "notes": [list(note) for note in self._notes],
-            "close": close,
-            "dropped": self.dropped,
-            "left": self._left,
-        }
+        """Give the block to the process that writes, once its steps are followed."""
         self._follow_up()
-        kept = self._block, self._at, self._end, self._notes, self._note_bytes
         try:
-            # Before it is sent, because its steps would be read twice if this process were killed or interrupted.
-            self._tape.begin(None)
-            self._block, self._at, self._end, self._notes, self._note_bytes = None, 0, 0, [], 0
-            self._line.send(codec.encode(order), 0 if close else socket.MSG_DONTWAIT)
-        except OSError as error:
-            self._block, self._at, self._end, self._notes, self._note_bytes = kept
-            if self._block is not None:
-                self._tape.begin(self._number)
-                self._tape.words[1] = self._at
-            if not isinstance(error, BlockingIOError):  # else the line is full of notes, and the block is kept
-                self.read_answers()  # the last one says why the process has ended
-                if not self.closed:
-                    self._lose(error)
-        except BaseException:  # Ctrl-C: whether it was sent is not known
-            self._block, self._at, self._end, self._notes, self._note_bytes = None, 0, 0, [], 0
+            self.tape.hand_over(self._choice.dropped, close)
+        except BaseException:  # Ctrl-C
             self._miss_what_is_under_way()
             raise
 
-    def read_answers(self, wait_s: float = 0.0) -> None:
-        """Take all answers that are there, and the next one for up to ``wait_s``."""
-        if not self.opened:
-            return
-        try:
-            self._line.settimeout(wait_s)
-            while True:
-                answer = self._line.recv(MESSAGE_BYTES_MAX)
-                if not answer:
-                    raise ConnectionResetError("its process has ended")
-                found = codec.decode(answer)
-                self.counts = found["counts"]
-                if found["block"] is not None:
-                    self._free.append(found["block"])
-                self.records = not (found["closed"] or self.counts["ended"])
-                if found["closed"]:
-                    self.closed = True
-                    return
-                self._line.settimeout(0.0)
-        except (BlockingIOError, socket.timeout):  # which is no ``TimeoutError`` before Python 3.10
-            return
-        except OSError as error:
-            self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        """Go on without recording: the process that writes has ended."""
-        self.records, self.closed = False, True
-        self.counts = {**self.counts, "ended": self.counts["ended"] or f"{error}"}
+    def _follow_up(self) -> None:
+        if self.tape.block is not None:
+            self._choice.follow_up(self.tape.block, self.tape.at)
 
 
 def _is_by_env(infos: Mapping[Any, Any]) -> bool:
@@ -514,7 +403,7 @@ def _final(infos: Mapping[Any, Any], env: int) -> Any:
 
 def _failure(infos: Mapping[Any, Any], env: int) -> str:
     """Text of an env's failure."""
-    found = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
-    if found is None:
+    failure = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
+    if failure is None:
         return "failed"
-    return f"{found.cause}: {found.message}"[:NOTE_CHARACTERS]
+    return f"{failure.cause}: {failure.message}"[:NOTE_CHARACTERS]

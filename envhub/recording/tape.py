@@ -58,9 +58,9 @@ class TapeShape:
         return {**asdict(self), "frame": list(self.frame)}
 
     @classmethod
-    def from_wire(cls, found: dict[str, Any]) -> TapeShape:
+    def from_wire(cls, values: dict[str, Any]) -> TapeShape:
         """The shape of these values."""
-        return cls(**{**found, "frame": tuple(found["frame"])})
+        return cls(**{**values, "frame": tuple(values["frame"])})
 
     def leaves(self) -> tuple[list[Leaf], list[Leaf]]:
         """The leaves of an observation and of an action."""
@@ -71,15 +71,15 @@ class TapeShape:
         """Name, dtype and shape of every array of a block."""
         cell = (self.steps, self.places)
         observations, actions = self.leaves()
-        found = [("observations", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
+        arrays = [("observations", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
         if self.mode == SAME_STEP:
-            found += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
-        found += [("actions", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in actions]
-        found += [(name, np.dtype(bool), cell) for name in ("terminations", "truncations")]
-        found += [("rewards", np.dtype(np.float64), cell), ("marks", np.dtype(np.uint8), cell)]
+            arrays += [("finals", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in observations]
+        arrays += [("actions", np.dtype(leaf.dtype), (*cell, *leaf.shape)) for leaf in actions]
+        arrays += [(name, np.dtype(bool), cell) for name in ("terminations", "truncations")]
+        arrays += [("rewards", np.dtype(np.float64), cell), ("marks", np.dtype(np.uint8), cell)]
         if self.films:
-            found.append(("frames", np.dtype(np.uint8), (self.steps, self.films, *self.frame)))
-        return found
+            arrays.append(("frames", np.dtype(np.uint8), (self.steps, self.films, *self.frame)))
+        return arrays
 
     def block_bytes(self) -> int:
         """The size of a block."""
@@ -140,7 +140,7 @@ class Tape:
 
         Raises:
             OSError: this is no memfd.
-            ValueError: it is too small, or whoever gave it could make it smaller.
+            ValueError: it is too small, or its giver could make it smaller.
         """
         check_sealed(descriptor)
         self.shape = shape

@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from importlib import import_module
-from typing import Any
+from typing import Any, Mapping
 
 from envhub.errors import shown
 
@@ -35,8 +35,14 @@ _FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))
 
 def registered(package: Any = api) -> list[str]:
     """Every registered id, of Gymnasium or of gym."""
+    return sorted(specs(package))
+
+
+def specs(package: Any = api) -> Mapping[str, Any]:
+    """The specs in the registry of Gymnasium or of gym, by id."""
     registry = package.envs.registration.registry
-    return sorted(getattr(registry, "env_specs", registry))
+    found: Mapping[str, Any] = getattr(registry, "env_specs", registry)
+    return found
 
 
 def interface(made: Any) -> str:

@@ -1,23 +1,23 @@
-"""Numbers of bytes in an operator's notation: a whole number, or a number with a unit."""
+"""Bytes as an operator writes them: a whole number, or a number with a unit."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-_UNITS = {"B": 1}
+_UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
     _UNITS[f"{_letter}B"], _UNITS[f"{_letter}IB"] = 1000**_power, 1024**_power
-_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B)", re.IGNORECASE)
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B|)", re.IGNORECASE)
 
 
 def byte_count(text: str) -> int:
-    """The bytes that ``text`` names, such as ``2GB`` (2,000,000,000) or ``512MiB`` (536,870,912).
+    """Return the bytes that ``text`` names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
 
     The units are B; KB, MB, GB and TB, powers of 1000; KiB, MiB, GiB and TiB, powers of 1024. Case does not matter.
 
     Raises:
-        ValueError: it is not a number with a unit, or not a whole number of bytes.
+        ValueError: it is not a number, has another unit, or is not a whole number of bytes.
     """
     match = _FORM.fullmatch(text.strip())
     count = Fraction(match[1]) * _UNITS.get(match[2].upper(), 0) if match else Fraction(0)

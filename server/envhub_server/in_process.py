@@ -32,7 +32,7 @@ from envhub.values import codec
 from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.config import Limits
+from envhub_server.config import INFO_BYTES
 from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
@@ -162,7 +162,7 @@ class InProcessHub:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
-        state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
+        state = SessionState(make, recipe, SIZING, INFO_BYTES, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
         return SessionRuntime(Holdings(1, request.token, state, self._services, False, "", budget, factories))
 

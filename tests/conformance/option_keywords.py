@@ -37,7 +37,7 @@ from typing_extensions import TypedDict
 from envhub.recording.options import RecordOptions
 from envhub_client.session.faults import InvalidPolicy, Policy
 from envhub_client.session.hosting import Rendering
-from envhub_client.session.options import Compression, HubLossPolicy, LaneName, ModeName, ObservationMode
+from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode
 from envhub_client.wrapper_names import WrapperLike
 '''
 # Which of ``make_vec``'s own keywords each function takes besides those of a session.
@@ -45,7 +45,7 @@ OF_A_SESSION = (
     *("num_workers", "observation_mode", "copy", "lane", "spin_us", "pin", "vector", "compression"),
     *("reconnect_timeout", "on_hub_loss", "record", "wrappers"),
 )
-OF_CLIENTS = ("autoreset_mode", "env_kwargs")
+OF_CLIENTS = ("autoreset_mode", "info_mode", "env_kwargs")
 OF_FRAMEWORKS = ("hub", "env_kwargs")
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
@@ -89,10 +89,15 @@ def written() -> str:
         HEAD,
         *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", *of_options(FaultOptions)),
         *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", *of_options(HostingOptions)),
-        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """Those of both."""\n',
-        *kind("SessionKeywords", "What every way to make envs takes.", "OptionKeywords", *of_make_vec(OF_A_SESSION)),
-        *kind("ClientKeywords", "What ``Client.make_vec`` takes.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
-        *kind("MakeKeywords", "What the frameworks' functions take.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
+        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """The fields of both."""\n',
+        *kind(
+            "SessionKeywords",
+            "Keywords of every function that makes envs.",
+            "OptionKeywords",
+            *of_make_vec(OF_A_SESSION),
+        ),
+        *kind("ClientKeywords", "Keywords of ``Client.make_vec``.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
+        *kind("MakeKeywords", "Keywords of the frameworks' functions.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
     ]
     return "".join(pieces)
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import sims
 from combinations import each_value
-from conftest import LANES, lane_address
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
+from hubs import LANES, lane_address
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from same import assert_same
 from strategies import any_space, runs_of_infos
@@ -134,11 +134,12 @@ def test_envs_of_any_spaces_return_what_each_would_alone(address: str | None, ac
         def by_env(results: list[Any]) -> tuple[Any, ...]:
             return tuple(next(iterate(one.observation_space, seen)) for one, seen in zip(alone, results, strict=True))
 
+        envs.info_mode = "by_env"
         wanted = by_env([one.reset(seed=4 + row)[0] for row, one in enumerate(alone)])
         assert_same(envs.reset(seed=4)[0], wanted, "reset")
         actions = np.arange(3) if act_alike else [np.full(row + 1, row, np.float32) for row in range(3)]
         for step in range(6):  # in which episodes end
-            observations, rewards, *_, infos = envs.step_each(actions)
+            observations, rewards, *_, infos = envs.step(actions)
             found = [one.step([action]) for one, action in zip(alone, actions, strict=True)]
             assert_same(observations, by_env([results[0] for results in found]), f"step {step}")
             assert_same(rewards, np.concatenate([results[1] for results in found]), f"step {step}")
@@ -164,10 +165,12 @@ NESTED_ALIKE = [
 def test_action_spaces_of_the_same_leaves_and_another_structure_are_anything(acted: Any, num_workers: int) -> None:
     *own, first, second = acted
     factories = [functools.partial(sims.Anything, SCALAR, space, [{}]) for space in own]
-    with closing(envhub.make_vec(factories, observation_mode="any", num_workers=num_workers)) as envs:
+    with closing(
+        envhub.make_vec(factories, observation_mode="any", info_mode="by_env", num_workers=num_workers)
+    ) as envs:
         assert envs.single_action_space == spaces.Anything()
         envs.reset()
-        heard = envs.step_each([first, second])[-1]
+        heard = envs.step([first, second])[-1]
         assert_same([heard[row]["heard"] for row in range(2)], [first, second], "heard")
 
 

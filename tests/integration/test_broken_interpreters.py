@@ -164,7 +164,7 @@ def test_interpreter_that_computes_without_end_is_told_at_once(
         (line,) = lines_of(hub.log, "env_starting", "imports msgpack")
         assert '"env": "busy"' in line and re.search(told, line)
         assert re.fullmatch(told, client.health()["unready"]["busy"])
-        waits = rf"0 of 2 envs stand \({told}\)"
+        waits = rf"0/2 envs ready \({told}\)"
 
         def stop() -> None:
             wait_until(lambda: re.search(waits, caplog.text) is not None)
@@ -216,7 +216,7 @@ def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: 
         assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", "a worker still imports sleepy_sim"))), hub.log
         with caplog.at_level("INFO", "envhub"), pytest.raises(envhub.EnvTimeout, match=r"sleepy_sim\.py"):
             envhub.make_vec("sleepy", 2, hub=hub.ipc, init_timeout=10)
-        assert "0 of 2 envs stand (importing sleepy_sim)" in caplog.text
+        assert "0/2 envs ready (importing sleepy_sim)" in caplog.text
         assert wait_until(
             lambda: "the worker that imported 'dying_sim' was ended by SIGABRT before it was done" in hub.log
         )

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from envhub_client.tools.conformance.client_cases import CASES, LEVELS
+from envhub_client.tools.conformance.client_cases import CASES, FAULT_STEP, LEVELS
 from envhub_client.tools.conformance.client_conformance import FAILED, NOT_SHOWN, PASSED, RuleVerdict, judged
-from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Record, ScriptedHub
+from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Heard, Record, ScriptedHub
 from hubs import free_port
 from page_client import PageClient, execute
 from wrong_clients import WRONG
@@ -189,6 +189,16 @@ def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_h
 def test_rule_is_not_shown_where_nothing_came() -> None:
     for name, case in CASES.items():
         assert {verdict.result for verdict in judged(name, case, Record())} == {NOT_SHOWN}, name
+
+
+def test_rule_about_a_request_that_the_hub_refused_is_not_shown() -> None:
+    prelude = Prelude(Op.STEP, 1, b"a" * 16, 9)
+    refused = Heard(1.0, 3, prelude, (prelude.pack() + b"\x04",), FAULT_STEP)
+    reset = Heard(2.0, 3, prelude._replace(op=Op.RESET), (prelude.pack(),), 1)
+    record = Record([refused, reset, reset], fault=1)
+    for name in ("slow_step", "late_reply"):
+        first, *_ = judged(name, CASES[name], record)
+        assert first.result == NOT_SHOWN and "the hub did not run it" in first.why, name
 
 
 ENDS = {"os.abort()": "crashed with status -6", "sys.exit(0)": "ended with status 0"}

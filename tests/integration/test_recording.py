@@ -126,10 +126,13 @@ def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_infos_by_env_are_recorded_alike(tmp_path: Path) -> None:
-    envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, autoreset_mode="SameStep", record=tmp_path)
-    envs.reset_each(None, None)
+    envs = envhub.make_vec(
+        lambda: sims.Counter(length=4), 2, autoreset_mode="SameStep", record=tmp_path, info_mode="by_env"
+    )
+    envs.reset()
     for _ in range(8):
-        envs.step_each(np.array([1, 2]))
+        envs.drop_pending()  # which cuts no episode where nothing is pending
+        envs.step(np.array([1, 2]))
     envs.close()
     finals = [episode.observations[:, 0].tolist() for episode in data_set(tmp_path)]
     assert finals == [[0, 1, 2, 3, 4]] * 4

@@ -125,7 +125,8 @@ def test_each_env_gets_its_own_options(envs: envhub.HubVectorEnv) -> None:
     given: list[Any] = [{"level": 0}, None, {"level": [2]}, {}, {"reset_mask": "its own"}]
     _, infos = envs.reset(seed=3, options=given)
     assert list(infos["options"]) == [str(options) for options in given]
-    _, by_env = envs.reset_each([1, 2, 3, 4, 5], [None] * 5)
+    envs.info_mode = "by_env"
+    _, by_env = envs.reset(seed=[1, 2, 3, 4, 5], options=[None] * 5)
     assert by_env == {row: {"options": "None"} for row in range(5)}
     with pytest.raises(ValueError, match="must match num_envs=5, got 2"):
         envs.reset(options=[None, {}])
@@ -135,26 +136,28 @@ def test_each_env_gets_its_own_options(envs: envhub.HubVectorEnv) -> None:
 
 def test_some_are_reset_with_the_options_as_they_are(envs: envhub.HubVectorEnv) -> None:
     envs.set_attr("options", "as before")
-    _, by_env = envs.reset_each([9, 8, 7, 6, 5], None, env_ids=[3, 0])
+    envs.info_mode = "by_env"
+    _, by_env = envs.reset(seed=[9, 8, 7, 6, 5], env_ids=[3, 0])
     assert by_env == {row: {"options": "None"} for row in (0, 3)}
     options = {"reset_mask": "its own"}
-    _, by_env = envs.reset_each(None, options, env_ids=np.array([4]))
+    _, by_env = envs.reset(options=options, env_ids=np.array([4]))
     assert by_env == {4: {"options": str(options)}}
     assert envs.get_attr("options") == (None, "as before", "as before", None, options)
     assert [envs.get_attr("np_random_seed", [row])[0] for row in (0, 3)] == [9, 6]
     with pytest.raises(ValueError, match="env_ids"):
-        envs.reset_each(None, None, env_ids=[5])
+        envs.reset(env_ids=[5])
     with pytest.raises(ValueError, match="not with env_ids"):
-        envs.reset_each(None, [None] * 5, env_ids=[1])
+        envs.reset(options=[None] * 5, env_ids=[1])
     envs.step(np.zeros(5, int))
 
 
 def test_parts_give_infos_by_env(envs: envhub.HubVectorEnv) -> None:
+    envs.info_mode = "by_env"
     envs.async_reset(seed=1)
-    *_, infos, env_ids = envs.recv_each()
+    *_, infos, env_ids = envs.recv()
     assert infos == {row: {"options": "None"} for row in range(5)} and len(env_ids) == 5
     envs.send(np.zeros(2, int), [4, 1])
-    *_, infos, env_ids = envs.recv_each()
+    *_, infos, env_ids = envs.recv()
     assert infos == {1: {"number": 1}, 4: {"number": 4}} and env_ids.tolist() == [1, 4]
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from hubs import ServedHub, serve
 from large_sims import Objectives
+from sims import Counter
 
 import envhub
 
@@ -107,6 +108,18 @@ def test_reward_space_is_that_of_the_envs(where: str, hub: ServedHub) -> None:
     with made(where, hub, declared=True) as envs:
         assert envs.single_reward_space == spaces.Box(0, 9, (2,)) and envs.reward_shape == (2,)
     with made(where, hub) as envs:
+        assert envs.single_reward_space is None and envs.reward_shape == ()
+
+
+class OfAgents(Counter):
+    """Has a ``reward_space`` as multi-agent envs have it, by agent."""
+
+    def reward_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 9, (2,))
+
+
+def test_method_is_no_reward_space(tmp_path: Path) -> None:
+    with contextlib.closing(envhub.make_vec(OfAgents, 2, num_workers=0, record=tmp_path)) as envs:
         assert envs.single_reward_space is None and envs.reward_shape == ()
 
 

@@ -47,13 +47,16 @@ def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have
     with contextlib.closing(HubVectorEnv(seam, Origin("counter"))) as envs:
         envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
         assert envs.step([1, 2, 3])[1].tolist() == [1, 2, 3]
-        assert envs.step_each([1, 2, 3])[1].tolist() == [1, 2, 3]
+        envs.info_mode = "by_env"
+        assert envs.step([1, 2, 3])[1].tolist() == [1, 2, 3]
+        with pytest.raises(ValueError, match="info_mode must be 'batched' or 'by_env', got 'each'"):
+            envs.info_mode = "each"  # type: ignore[assignment]
         envs.send([4, 5], [0, 2])
         with pytest.raises(envhub.SessionBusy):
             envs.reset()
         assert envs.recv()[1].tolist() == [4, 5]
         envs.async_reset()
-        assert envs.recv_each()[-1].tolist() == [0, 1, 2]
+        assert envs.recv()[-1].tolist() == [0, 1, 2]
         envs.set_attr("note", [7, 8], [2, 0])
         assert envs.get_attr("note", [0, 2]) == (8, 7) and envs.has_attr("nothing", [1]) == (False,)
         with pytest.raises(envhub.NothingPending):
@@ -106,9 +109,11 @@ def watched() -> Iterator[tuple[HubVectorEnv, Watcher]]:
 def test_observer_is_told_of_every_reset_and_step_in_order(watched: tuple[HubVectorEnv, Watcher]) -> None:
     envs, watcher = watched
     envs.reset(seed=5)
-    envs.reset_each(None, None)
+    envs.reset()
     envs.step([1, 2, 3])
-    envs.step_each([3, 2, 1])
+    envs.drop_pending()  # nothing is
+    envs.info_mode = "by_env"
+    envs.step([3, 2, 1])
     envs.step_async([1, 1, 1])
     envs.drop_pending()
     envs.close()

@@ -143,7 +143,7 @@ def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setup", "told"),
     [
-        ("logging.basicConfig(level=logging.INFO)", ["0 of 3 envs stand"]),
+        ("logging.basicConfig(level=logging.INFO)", ["0/3 envs ready"]),
         ("logging.getLogger('envhub').setLevel(logging.WARNING)", []),
     ],
 )

@@ -290,7 +290,7 @@ def test_slow_making_is_reported(caplog: pytest.LogCaptureFixture) -> None:
         closing(envhub.make_vec([SlowlyMade] * 3, num_workers=1)) as envs,
     ):
         envs.reset()
-    assert re.search(r"is building: [1-3] of 3 envs stand", caplog.text)
+    assert re.search(r"is building: [1-3]/3 envs ready", caplog.text)
     assert "building envs" in printed.getvalue() and "/3" in printed.getvalue()
 
 

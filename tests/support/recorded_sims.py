@@ -46,7 +46,7 @@ class Parts(gymnasium.Env[Any, Any]):
         """Send what is no message by the line of the worker's recorder."""
         for each in gc.get_objects():
             if type(each) is EpisodeRecorder:
-                each._line.send(b"\xc1")
+                each.tape.line.send(b"\xc1")
 
     def pid(self) -> int:
         return os.getpid()

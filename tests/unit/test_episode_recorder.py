@@ -72,7 +72,7 @@ def test_seeds_are_handed_over_at_once_as_long_as_half_of_the_blocks_are_free(
     for seed in range(2, 10):
         recorder.stepped(first, (np.ones(1), NO, yes), {})
         recorder.stepped(first, (np.ones(1), NO, NO), {}, Moves(None, [0], {}, {0: seed}))
-    assert not recorder.dropped and len(recorder._free) == BLOCKS // 2 - 1
+    assert not recorder.dropped and len(recorder.tape.free) == BLOCKS // 2 - 1
     reader.read()
     assert [episode.seed for episode in reader.episodes] == [1, 2, 3] and reader.notes == [1, 2, 3, 4]
 

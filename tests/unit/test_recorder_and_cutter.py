@@ -153,7 +153,7 @@ def test_episodes_are_those_that_the_envs_had(
         if chance.random() < reads:
             reader.read()
     reader.read()
-    recorder.read_answers()
+    recorder.tape.read_answers()
     recorder.close()
     reader.read()
     reader.cut_all()
@@ -231,7 +231,7 @@ def test_ctrl_c_while_a_block_is_handed_over_records_no_step_twice(
     envs.reset(None)
     for _ in range(20):
         envs.step(False)
-    monkeypatch.setattr(recorder, "_line", Interrupted())
+    monkeypatch.setattr(recorder.tape, "line", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         for _ in range(400):
             envs.step(False)

@@ -25,8 +25,8 @@ from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.connection.lock import ConnectionLock
-from envhub_client.connection.making_line import MakingLine
 from envhub_client.connection.transport import Transport
+from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 
 CONNECT_TIMEOUT_S = 10.0
@@ -39,12 +39,12 @@ class Connection:
 
     Attributes:
         address: of the hub, for messages.
-        protocol: what is known of the requests and of the hub; only this class and the transport change it.
+        protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
         local_sockets: the hub's Unix sockets, where its address is of ipc.
-        making_line: shows how far a making is, until its caller ends it.
+        reports: to the program's user.
         in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
             the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
     """
@@ -73,19 +73,18 @@ class Connection:
         self.address = transport.address
         self._transport = transport
         self._pid = os.getpid()
-        self._warned = False
-        self.making_line = MakingLine()
-        self._tried = f"for {timeout:g} s"  # how long a hub that is out of reach is tried, for messages
         self.sent_ns = self.tend_ns = 0
         self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
         self.protocol = ClientProtocol(token, reconnect_timeout)
+        self.reports = UserReports(self.address, self.protocol)
+        self.reports.tried = f"for {timeout:g} s"
         self.in_use = ConnectionLock(self.address)
         try:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
             self.welcome: Welcome = self._hello(timeout)
-            self._tried = f"for reconnect_timeout={reconnect_timeout:g} s"
+            self.reports.tried = f"for reconnect_timeout={reconnect_timeout:g} s"
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
             if transport.reconnects:
                 keepalive.keep_alive.add(self)
@@ -179,7 +178,7 @@ class Connection:
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
             reply = self._transport.hear(wait_s)
-            if self._warned or self.protocol.notices or self.protocol.progress is not None:
+            if self.reports.warned or self.protocol.notices or self.protocol.progress is not None:
                 self._report()
             if reply is not None:
                 return reply
@@ -198,7 +197,7 @@ class Connection:
     def _say(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
             self._transport.send(frames)
-        self._log_trouble(now_s)
+        self.reports.report_reach(now_s)
 
     def tend(self) -> None:
         """Keep up the connection while no thread waits on it: reconnect, warn, tell the hub whose session it carries.
@@ -265,32 +264,8 @@ class Connection:
                 "there, something between this client and the hub ends them"
             )
 
-    def _log_trouble(self, now_s: float) -> None:
-        trouble = self.protocol.trouble(now_s)
-        if bool(trouble) is self._warned:
-            return
-        self._warned = bool(trouble)
-        if trouble:
-            tried = f"for {protocol.REFUSED_S:g} s" if self.protocol.is_refused else self._tried
-            logger.warning("the hub at %s is out of reach: %s; it is tried %s", self.address, trouble, tried)
-        else:
-            logger.warning("the hub at %s is within reach again", self.address)
-
     def _report(self) -> None:
-        """Tell the user of what was heard: how far a making is, notices, and that the hub is within reach again."""
-        if (progress := self.protocol.progress) is not None:
-            self.protocol.progress = None
-            counts = progress.phase, progress.built, progress.num_envs
-            doing = f"importing {progress.importing}" if progress.importing else progress.starting
-            doing = f" ({errors.printable(doing)})" if doing else ""
-            text = "the hub at %s is %s: %d of %d envs stand%s"
-            logger.info(text, self.address, *counts, doing, extra={"progress": counts})
-            waited_s = (self.heard_ns - self.sent_ns) / 1e9
-            self.making_line.show(f"{progress.built} of {progress.num_envs} envs made{doing}", waited_s)
-        while self.protocol.notices:
-            logger.warning("the hub at %s: %s", self.address, self.protocol.notices.pop(0))
-        if self._warned:
-            self._log_trouble(time.monotonic())
+        self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
 
     def ask(self, op: Op, message: Any, frames: Sequence[Any] = (), timeout: float | None = None) -> Reply:
         """Send a request and wait for its reply; a failure is raised.
@@ -343,12 +318,12 @@ class Connection:
             self.in_use.release()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a connection that nobody can use any more."""
+        """Close a connection that is not used any more."""
         if is_finalizing() or not hasattr(self, "in_use"):
             return
         try:
             self.close()
-        except BaseException:  # an interrupt; nobody else is left to close it
+        except BaseException:  # an interrupt; nothing else closes it later
             self.close()
             raise
 

@@ -71,10 +71,10 @@ def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], me
     """The exception of these arguments, if it can be made and has this text, which has no control characters."""
     for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
         try:
-            found: Exception = make(*args)
-            vars(found).update(attributes)
-            if str(found) == message:
-                return found
+            error: Exception = make(*args)
+            vars(error).update(attributes)
+            if str(error) == message:
+                return error
         except (Exception, SystemExit):  # it cannot be made, or has no text: EnvRaised has all that is known
             continue
     return None
@@ -84,9 +84,9 @@ def _class(name: str) -> Any:
     """Find the object of this qualified name in a module that is imported here; None if there is none."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
-        found: Any = sys.modules.get(".".join(parts[:end]))
-        if found is not None:
+        value: Any = sys.modules.get(".".join(parts[:end]))
+        if value is not None:
             for part in parts[end:]:
-                found = vars(found).get(part) if hasattr(found, "__dict__") else None
-            return found
+                value = vars(value).get(part) if hasattr(value, "__dict__") else None
+            return value
     return None

@@ -38,7 +38,8 @@ def other_user(address: Address) -> int | None:
     """The id of the other user of this machine whose hub is at this address of loopback.
 
     Returns:
-        None where it is no address of loopback, this user or nobody listens there, or what listens sends no greeting.
+        None where it is no address of loopback, where this user or no process listens, or where the listener sends no
+        greeting.
     """
     if not address.is_loopback:
         return None
@@ -59,7 +60,7 @@ def _connected(address: Address) -> socket.socket:
 
 
 def _received(probe: socket.socket, nbytes: int) -> bytes:
-    """So many bytes, or fewer where the connection ends before.
+    """Receive ``nbytes`` bytes, or fewer where the connection ends before.
 
     Raises:
         OSError: the connection fails, or they do not come within ``GREETING_S``.

@@ -70,16 +70,16 @@ def _from_file(name: str) -> Address:
 
 def _with_kept_keys(place: str) -> Address | None:
     """The address at ``HOST:PORT`` for which ``ENVHUB_ADDRESS`` or a kept one has keys; None if there is none."""
-    return next((found for _, found in _with_keys() if found.text == f"tcp://{place}"), None)
+    return next((hub for _, hub in _with_keys() if hub.text == f"tcp://{place}"), None)
 
 
 def _with_keys() -> Iterator[tuple[str, Address]]:
     """The addresses with keys, by the names under which they are kept; that of ``ENVHUB_ADDRESS`` has no name."""
     for name in ["", *names()]:
         with contextlib.suppress(AddressError, KeysError):
-            found = addresses.parse_hub(_kept(name) if name else addresses.of_environment() or "")
-            if found.keys is not None:
-                yield name, found
+            hub = addresses.parse_hub(_kept(name) if name else addresses.of_environment() or "")
+            if hub.keys is not None:
+                yield name, hub
 
 
 class KeptKey(NamedTuple):
@@ -104,8 +104,8 @@ class KeptKey(NamedTuple):
 
 def kept_key(target: Address) -> KeptKey | None:
     """Find the place where this address is kept with its keys, or, if it has none, with any; None without one."""
-    for name, found in _with_keys():
-        if found.text == target.text and target.keys in (None, found.keys):
+    for name, hub in _with_keys():
+        if hub.text == target.text and target.keys in (None, hub.keys):
             return KeptKey(name)
     return None
 
@@ -127,9 +127,9 @@ def _kept(name: str) -> str | Secret[str]:
     """The address that is kept under this name; one with keys as a secret."""
     path = _folder() / name
     if not path.exists():
-        known = ", ".join(names()) or "none yet"
+        all_names = ", ".join(names()) or "none yet"
         raise AddressError(
-            f"no hub is known as {shown(name)} (known: {known}); `envhub login` keeps the address of one"
+            f"no hub is known as {shown(name)} (known: {all_names}); `envhub login` keeps the address of one"
         )
     kept: str | Secret[str] = addresses.guarded(read_private(path))
     return kept

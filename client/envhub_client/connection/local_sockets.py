@@ -1,7 +1,7 @@
 """The Unix sockets of a hub on this machine, and the proof of who is behind them: only what this user bound is reached.
 
 A connection is made to the file of a socket, which is held open from the check of its owner on. So a connection that
-libzmq makes again by itself reaches the same process, or nobody, whoever has taken the path meanwhile.
+libzmq makes again by itself reaches the same process or none, also where another process has taken the path meanwhile.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class LocalSockets:
         """Path to connect to from now on; it refuses connections while there is no hub."""
         if self._own is None:
             self.close()
-            self._file = self._found()
+            self._file = self._opened()
         return NOWHERE if self._file is None else place_of(self._file)
 
     def has_moved(self) -> bool:
         """True if the path means another socket than the last ``place``, as of a hub that was started again."""
-        found = None if self._own is not None else self._found()
-        if found is None:
+        file = None if self._own is not None else self._opened()
+        if file is None:
             return False
-        with found:
-            return self._file is None or not os.path.sameopenfile(found.fileno(), self._file.fileno())
+        with file:
+            return self._file is None or not os.path.sameopenfile(file.fileno(), self._file.fileno())
 
     def refuses(self) -> bool:
         """True if nothing listens at the last ``place``, which proves that the hub is gone."""
@@ -102,7 +102,7 @@ class LocalSockets:
         with open_socket_file(path) as file:
             side.connect(place_of(file))
 
-    def _found(self) -> FileIO | None:
+    def _opened(self) -> FileIO | None:
         try:
             return open_socket_file(self._path)
         except OSError:

@@ -42,6 +42,6 @@ class MakingLine:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or nobody who reads it
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or no reader of it
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -42,7 +42,7 @@ class Refusals:
         self._probes = 0
 
     def unknown_key(self) -> bool:
-        """Note that the hub does not know this key, or lets nobody in without one just now.
+        """Note that the hub does not know this key, or admits no client without one just now.
 
         Returns:
             Whether there is another key by now, with which new sockets are to try.
@@ -66,9 +66,9 @@ class Refusals:
             remedy = f"; the one for it is {kept.place}: {kept.remedy}" if kept is not None else ""
             self._deny(f"takes no keys: connect to its tcp:// address{remedy}")
         elif kept is None or not kept.name:
-            self._deny("lets nobody in without a key: connect with the envhub:// address that its operator gives you")
+            self._deny("admits no client without a key: connect with the envhub:// address that its operator gives you")
         else:
-            self._deny(f"lets nobody in without a key, and one for it is {kept.place}: connect by hub={kept.name!r}")
+            self._deny(f"admits no client without a key, and one for it is {kept.place}: connect by hub={kept.name!r}")
 
     def broken(self, number: int, now_s: float) -> None:
         """Note that a handshake failed with this error number, without a reason."""

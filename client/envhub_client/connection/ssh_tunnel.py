@@ -25,7 +25,7 @@ from envhub.transport.keys import NOT_SHOWN
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
 # OpenSSH puts variables of the client's environment and words of its own in place of ``${`` and ``%`` in the paths of
 # -L (ssh_config(5), TOKENS), and has no escape for the one, and in old versions none for the other. ``:`` and a
-# backslash are parts of -L itself. So a path that has one is refused, whoever names it.
+# backslash are parts of -L itself. So a path that has one is refused.
 _PATH = r"/[^$%:\\\x00-\x1f\x7f-\x9f\ud800-\udfff]*"
 _UNREAD = "without $, %, :, backslashes and control characters, which ssh would read"
 # Neither the user nor the host can be an option, of ssh or of a command in its configuration.
@@ -44,7 +44,7 @@ _DEFAULT_PATH = (
 
 
 class _Tail:
-    """The last of what comes by a pipe. It is read until its end: nobody waits to write, nor fills this memory."""
+    """The last bytes of a pipe, which is read until its end, so that its writer never waits."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._text = b""
@@ -72,12 +72,12 @@ def parse(place: str) -> tuple[str, str | None, str | None]:
     Raises:
         AddressError: this is no such place.
     """
-    found = _PLACE.fullmatch(place)
-    if found is None:
+    match = _PLACE.fullmatch(place)
+    if match is None:
         given = NOT_SHOWN if "@" in place else repr(place)  # some write a password before it
         form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
         raise AddressError(f"{given} is no place for ssh; write {form}")
-    return found["host"], found["port"], found["path"]
+    return match["host"], match["port"], match["path"]
 
 
 def forwarded(place: str) -> str:

@@ -25,8 +25,8 @@ from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.refusals import Refusals
 
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
-# So it has no limit, and is emptied twice a second; sockets at which more than so many messages wait that nobody has
-# asked for are replaced.
+# So it has no limit, and is emptied twice a second; sockets at which more than ``UNASKED_MESSAGES_MAX``
+# messages wait that were not asked for are replaced.
 RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000

@@ -15,6 +15,8 @@ from envhub.errors import SpaceMismatch
 from envhub.values import spaces
 from envhub.values.misfit import misfit
 
+EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
+
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
     """One seed or None per env; empty where there are none.
@@ -72,7 +74,7 @@ def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool
     return mask.tolist(), {key: value for key, value in options.items() if key != "reset_mask"}
 
 
-def checked_env_ids(env_ids: Any, num_envs: int) -> np.ndarray:
+def checked_env_ids(env_ids: EnvIds, num_envs: int) -> np.ndarray:
     """The numbers of envs as int64; of all envs for None.
 
     Raises:

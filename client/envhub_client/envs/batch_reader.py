@@ -11,6 +11,7 @@ from envhub_client.envs.step_observer import StepReturn
 from envhub_client.results.observations import Observations
 from envhub_client.results.rewards import Rewards
 from envhub_client.session.base import VectorSession
+from envhub_client.session.options import InfoMode
 
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 
@@ -34,18 +35,20 @@ class BatchReader:
         )
         self.rewards = Rewards()
 
-    def reset(self, envs: VectorEnv[Any, Any, Any], timeout: float | None, by_env: bool) -> tuple[Any, dict[Any, Any]]:
-        """The observations and infos of the reset that was begun: laid out by ``envs``, or ``by_env`` as they are.
+    def reset(
+        self, envs: VectorEnv[Any, Any, Any], timeout: float | None, info_mode: InfoMode
+    ) -> tuple[Any, dict[Any, Any]]:
+        """The observations of the reset that was begun, and its infos, which ``envs`` batch if ``info_mode`` says so.
 
         Raises:
             Exception: as for ``Lane.wait``.
         """
         batch = self._lane.wait(timeout)
-        found = self.observations.take(batch)
-        infos: dict[Any, Any] = found.by_env() if by_env else found.batched(envs)
-        return self.observations.batch(batch.observations), infos
+        infos = self.observations.take(batch)
+        laid_out: dict[Any, Any] = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
+        return self.observations.batch(batch.observations), laid_out
 
-    def step(self, envs: VectorEnv[Any, Any, Any], timeout: float | None, by_env: bool) -> StepReturn:
+    def step(self, envs: VectorEnv[Any, Any, Any], timeout: float | None, info_mode: InfoMode) -> StepReturn:
         """The results of the step that was begun; otherwise as ``reset``.
 
         Raises:
@@ -54,14 +57,16 @@ class BatchReader:
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
         has_infos = rows or groups or self.observations.loose  # mostly no env has any
-        found = self.observations.take(batch) if has_infos else None
-        if found is not None or self.rewards.shape:
-            rewards = self.rewards.of(rewards, found)
-        infos: dict[Any, Any] = {} if found is None else found.by_env() if by_env else found.batched(envs)
+        infos = self.observations.take(batch) if has_infos else None
+        if infos is not None or self.rewards.shape:
+            rewards = self.rewards.of(rewards, infos)
+        laid_out: dict[Any, Any] = {}
+        if infos is not None:
+            laid_out = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
         observations = arrays[0] if self.observations.flat else self.observations.batch(arrays)
-        return observations, rewards, terminations, truncations, infos
+        return observations, rewards, terminations, truncations, laid_out
 
-    def rows(self, min_envs: int, timeout: float | None, by_env: bool) -> PartReturn:
+    def rows(self, min_envs: int, timeout: float | None, info_mode: InfoMode) -> PartReturn:
         """The results of the envs that are done, once these are ``min_envs``; they are under way no more.
 
         Raises:
@@ -70,9 +75,9 @@ class BatchReader:
         batch = self._lane.wait_rows(min_envs, timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
-        found = self.observations.take(batch)
-        rewards = self.rewards.of(rewards, found, env_ids.tolist())
-        infos = found.by_env() if by_env else found.batched_of(env_ids)
+        infos = self.observations.take(batch)
+        rewards = self.rewards.of(rewards, infos, env_ids.tolist())
+        laid_out = infos.by_env() if info_mode == "by_env" else infos.batched_of(env_ids)
         observations = self.observations.batch(arrays, env_ids.tolist())
         self._lane.taken(env_ids)
-        return observations, rewards, terminations, truncations, infos, env_ids
+        return observations, rewards, terminations, truncations, laid_out, env_ids

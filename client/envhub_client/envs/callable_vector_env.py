@@ -187,11 +187,15 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def single_reward_space(self) -> Space[Any] | None:
         """The ``reward_space`` of the first env, as envs with several objectives have it.
 
-        It is None where the env has none, for ``vector=True``, and for a hub that cannot tell. Errors as for
-        ``call_some``.
+        It is None where the env has none, where ``reward_space`` is a method, such as of a multi-agent env, for
+        ``vector=True``, and for a hub that cannot tell. Errors as for ``call_some``.
         """
+        name, first = "reward_space", [0]
         can_tell = self._session.speaks(1) and not self._session.description.vector
-        return self.get_attr("reward_space", [0])[0] if can_tell and self.has_attr("reward_space", [0])[0] else None
+        if not can_tell or not self.has_attr(name, first)[0] or self.attr_is_callable(name, first)[0]:
+            return None
+        space: Space[Any] = self.get_attr(name, first)[0]
+        return space
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]

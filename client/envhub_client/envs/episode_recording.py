@@ -102,11 +102,11 @@ class EpisodeRecording:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):  # of a source tree that is not installed
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _spec(envs: HubVectorEnv) -> str:

@@ -11,11 +11,14 @@ from envhub.errors import RequestRefused
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
 
+_ONLY = (0,)  # named, so that a ``reset_mask`` in the options is the env's own
+
 
 class HubEnv(gymnasium.Env[Any, Any]):
     """One env in a hub; ``envhub.make`` makes it. It owns a vector env of one, without autoreset."""
 
     def __init__(self, envs: HubVectorEnv) -> None:
+        envs.info_mode = "by_env"
         self._envs = envs
         self.observation_space = envs.single_observation_space
         self.action_space = envs.single_action_space
@@ -30,14 +33,14 @@ class HubEnv(gymnasium.Env[Any, Any]):
     @hiding_frames
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; as ``gymnasium.Env.reset``. Errors as for ``HubVectorEnv.reset``."""
-        observations, infos = self._envs.reset_each(None if seed is None else [seed], options)
+        observations, infos = self._envs.reset(seed=seed, options=options, env_ids=_ONLY)
         return self._only(self.observation_space, observations), infos.get(0, {})
 
     @hiding_frames
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
         actions = self._batch(self.action_space, action)
-        observations, rewards, terminations, truncations, infos = self._envs.step_each(actions)
+        observations, rewards, terminations, truncations, infos = self._envs.step(actions)
         flags = bool(terminations[0]), bool(truncations[0])
         return (
             self._only(self.observation_space, observations),

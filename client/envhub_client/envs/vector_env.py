@@ -21,7 +21,7 @@ from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.vector_errors import NothingPending, SessionBusy
-from envhub_client.envs.arguments import checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
+from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
 from envhub_client.envs.batch_reader import BatchReader, PartReturn
 from envhub_client.envs.callable_vector_env import CallableVectorEnv
 from envhub_client.envs.exclusive import exclusive
@@ -31,6 +31,7 @@ from envhub_client.envs.step_observer import StepObserver, StepReturn
 from envhub_client.observer import Seen, seen
 from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
+from envhub_client.session.options import InfoMode, checked_info_mode
 
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
@@ -74,6 +75,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         session, description = self._session, self._session.description
         self.num_envs = description.num_envs
         self.autoreset_mode = description.autoreset_mode
+        self._info_mode = session.options.info_mode
         self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = description.render_mode
         self.env_spec = description.env_spec
@@ -102,6 +104,18 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     @closed.setter
     def closed(self, closed: bool) -> None:
         self._session.pending.closed = closed
+
+    @property
+    def info_mode(self) -> InfoMode:
+        """Form of the infos that ``reset``, ``step`` and ``recv`` return, as for ``envhub.make_vec``.
+
+        It can be assigned. Results from then on have the new form.
+        """
+        return self._info_mode
+
+    @info_mode.setter
+    def info_mode(self, info_mode: InfoMode) -> None:
+        self._info_mode = checked_info_mode(info_mode)
 
     @property
     def address(self) -> str | None:
@@ -163,24 +177,26 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset every env, or those of ``options["reset_mask"]``, and wait.
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None, env_ids: EnvIds = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Reset every env, those of ``options["reset_mask"]``, or those of ``env_ids``, and wait.
 
         Args:
             seed: None, one int (env ``i`` gets ``seed + i``), or one int or None per env.
             options: handed to every env's ``reset``, without ``reset_mask``; or a list with each env's own, or None;
                 not modified.
+            env_ids: different numbers of envs. With them a ``reset_mask`` is an option like any other.
 
         Returns:
-            Batched observations (of envs left out, their last ones) and infos.
+            Batched observations (of envs left out, their last ones) and infos, in the form of ``info_mode``.
 
         Raises:
             ValueError, TypeError: seeds or mask of the wrong length, shape or type.
+            ValueError: ``env_ids`` are not different numbers of envs, or come with a list of options.
             Exception: what an env raised, as its own class or as ``EnvRaised``.
         """
         try:
-            self.reset_async(seed, options)
+            self.reset_async(seed, options, env_ids)
             return self.reset_wait()
         except BaseException as error:
             self._session.pending.forget(error)
@@ -191,21 +207,19 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self,
         seed: int | Sequence[int | None] | None = None,
         options: Options = None,
-        *,
-        masked: bool = True,
-        env_ids: Any = None,
+        env_ids: EnvIds = None,
     ) -> None:
         """Begin a reset; arguments and errors as for ``reset``.
 
-        With ``env_ids`` only these envs are reset. With them, or without ``masked``, a ``reset_mask`` in the options is
-        the envs' own affair.
-
         Raises:
-            ValueError: ``env_ids`` are not different numbers of envs, or come with a list of options.
             SessionBusy: another request is pending.
             SessionClosed: after ``close``.
         """
-        resets_all = env_ids is None and not (masked and isinstance(options, dict) and "reset_mask" in options)
+        if env_ids is None:
+            resets_all = not (isinstance(options, dict) and "reset_mask" in options)
+        else:
+            env_ids = checked_env_ids(env_ids, self.num_envs)
+            resets_all = len(env_ids) == self.num_envs
         self._session.check_free("reset_async", resets_all=resets_all)
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(options, (list, tuple)):
@@ -215,10 +229,10 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             reset = Reset(seeds, options_each=[*map(self._options, options_of(options, self.num_envs))])
         elif env_ids is not None:
             selected = np.zeros(self.num_envs, bool)
-            selected[checked_env_ids(env_ids, self.num_envs)] = True
-            reset = Reset(seeds, [] if selected.all() else selected.tolist(), self._options(options))
+            selected[env_ids] = True
+            reset = Reset(seeds, [] if resets_all else selected.tolist(), self._options(options))
         else:
-            mask, passed_on = split_mask(options, self.num_envs) if masked else ([], options)
+            mask, passed_on = split_mask(options, self.num_envs)
             reset = Reset(seeds, mask, self._options(passed_on))
         self._last_reset = reset
         self._session.begin_reset(reset, resets_all)
@@ -227,17 +241,17 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         return b"" if options is None else self._session.values.encode(options)
 
     @exclusive
-    def reset_wait(self, timeout: float | None = None, *, by_env: bool = False) -> tuple[Any, dict[Any, Any]]:
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[Any, Any]]:
         """Wait for the reset begun by ``reset_async``.
-
-        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
         try:
-            result = self._session.pending.wait(AsyncState.WAITING_RESET, self._reader.reset, self, timeout, by_env)
+            result = self._session.pending.wait(
+                AsyncState.WAITING_RESET, self._reader.reset, self, timeout, self._info_mode
+            )
             for observer in self._observers:
                 observer.reset_ended(self, self._last_reset, result[0])
         except BaseException as error:
@@ -251,22 +265,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             for observer in self._observers:
                 observer.broken_off(error)
 
-    @exclusive
-    def reset_each(
-        self, seed: Sequence[int | None] | None, options: Options, *, masked: bool = False, env_ids: Any = None
-    ) -> tuple[Any, dict[int, dict[str, Any]]]:
-        """Reset as ``reset`` does, but with the infos as each env gave them, by env; an empty one may be left out.
-
-        With ``env_ids`` only these envs are reset. With them, or without ``masked``, a ``reset_mask`` in the options is
-        the envs' own affair.
-        """
-        try:
-            self.reset_async(seed, options, masked=masked, env_ids=env_ids)
-            return self.reset_wait(by_env=True)
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
-
     # --- step ---------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -279,8 +277,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Returns:
             Batched observations (the caller's own with ``copy=True``, else a view that holds until the second next
             step or reset), rewards float64 ``(num_envs,)``, with the axes of the envs' rewards if they have any,
-            terminations and truncations bool ``(num_envs,)``, and
-            infos.
+            terminations and truncations bool ``(num_envs,)``, and infos in the form of ``info_mode``.
 
         Raises:
             SpaceMismatch: actions of the wrong count or shape; no env has moved.
@@ -314,17 +311,17 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             observer.step_begun(actions)
 
     @exclusive
-    def step_wait(self, timeout: float | None = None, *, by_env: bool = False) -> StepReturn:
+    def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
-
-        With ``by_env`` the infos are as each env gave them, by env; an empty one may be left out.
 
         Raises:
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
         try:
-            result = self._session.pending.wait(AsyncState.WAITING_STEP, self._reader.step, self, timeout, by_env)
+            result = self._session.pending.wait(
+                AsyncState.WAITING_STEP, self._reader.step, self, timeout, self._info_mode
+            )
             for observer in self._observers:
                 observer.step_ended(self, result)
         except BaseException as error:
@@ -333,33 +330,11 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         return result
 
     @exclusive
-    def step_wait_each(self) -> StepReturn:
-        """Wait as ``step_wait`` does, but with the infos as each env gave them, by env; an empty one may be left out.
-
-        Interrupted, the step is not to be waited for again: the next request drops its result.
-        """
-        try:
-            return self.step_wait(by_env=True)
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
-
-    @exclusive
     def drop_pending(self) -> None:
-        """Have nothing pending: the next request drops the result of one that was begun and not waited for."""
-        for observer in self._observers:
-            observer.broken_off(None)
-        self._session.pending.drop()
-
-    @exclusive
-    def step_each(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]:
-        """Step as ``step`` does, but with the infos as each env gave them, by env; an empty one may be left out."""
-        try:
-            self.step_async(actions)
-            return self.step_wait_each()
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
+        """Have nothing pending: the next request drops the result of a request that was begun and not waited for."""
+        if self._session.pending.drop():
+            for observer in self._observers:
+                observer.broken_off(None)
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
@@ -377,7 +352,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             observer.check_parts()
 
     @exclusive
-    def send(self, actions: Any, env_ids: Any = None) -> None:
+    def send(self, actions: Any, env_ids: EnvIds = None) -> None:
         """Begin a step of some envs, while others may be under way.
 
         Envs of one share of a vector env begin once all of them are sent; until then they are not under way.
@@ -421,17 +396,9 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
                 place of the env's first result since. That env, ``env_index``, is not under way any more.
             Exception: what an env raised; it is not under way any more, the others are.
         """
-        return self._recv(min_envs, timeout, by_env=False)
-
-    @exclusive
-    def recv_each(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
-        """Receive as ``recv`` does, but with the infos as each env gave them, by env; an empty one may be left out."""
-        return self._recv(min_envs, timeout, by_env=True)
-
-    def _recv(self, min_envs: int | None, timeout: float | None, by_env: bool) -> PartReturn:
         session = self._session
         if session.pending.state is AsyncState.WAITING_RESET:
-            observations, infos = self.reset_wait(timeout, by_env=by_env)
+            observations, infos = self.reset_wait(timeout)
             observations = observations if session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
@@ -441,7 +408,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
         outstanding = session.lane.outstanding
-        return self._reader.rows(min(min_envs or outstanding, outstanding), timeout, by_env)
+        return self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))

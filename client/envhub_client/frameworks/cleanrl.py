@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.step_observer import StepReturn
 from envhub_client.envs.vector_env import HubVectorEnv, Options
 
@@ -51,18 +50,21 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
             )
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError('infos of Gymnasium 0.29 need make_vec(..., autoreset_mode="SameStep")')
+        envs.info_mode = "by_env"
         super().__init__(envs)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset every env; as ``HubVectorEnv.reset``."""
-        observations, infos = self.env.reset_each(seeds_of(seed, self.num_envs) or None, options)
+        # Named, because Gymnasium 0.29 has no masks: a ``reset_mask`` is the envs' own.
+        env_ids = None if isinstance(options, (list, tuple)) else range(self.num_envs)
+        observations, infos = self.env.reset(seed=seed, options=options, env_ids=env_ids)
         return observations, self._batched(infos)
 
     def step(self, actions: Any) -> StepReturn:
         """Step every env; as ``HubVectorEnv.step``."""
-        *results, infos = self.env.step_each(actions)
+        *results, infos = self.env.step(actions)
         return (*results, self._batched(infos))
 
     def _batched(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:

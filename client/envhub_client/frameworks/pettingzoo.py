@@ -26,12 +26,13 @@ from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frames import hiding_frames
+from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.option_keywords import MakeKeywords, SessionKeywords
 
 ByAgent = dict[Any, Any]
 Spaces = dict[Any, Space[Any]]
 Results = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
-CUT = ("env_failure", "invalid_transition")  # in the info of a step that a failure ended
+FAILURE_KEYS = ("env_failure", "invalid_transition")  # in the info of a step that a failure ended
 
 
 @hiding_frames
@@ -80,10 +81,11 @@ def make_vec(
         **options: as for ``envhub.make_vec``.
 
     Raises:
-        TypeError: they are no parallel envs of PettingZoo.
+        TypeError: they are no parallel envs of PettingZoo, or ``info_mode`` is given: their infos are batched.
         ValueError: the name of an agent is that of another after an underscore.
         Exception: as for ``envhub.make_vec``.
     """
+    refuse_decided(options, "a vector env of multi-agent envs", "info_mode")
     envs = making.make_vec(env, num_envs, autoreset_mode=autoreset_mode, **options)
     try:
         return HubParallelVectorEnv(envs)
@@ -146,8 +148,8 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         self.agents = []
         observation, info = self.hub_env.reset(seed=seed, options=options)
         _check_tells(info)
-        self.agents, self._was_reset = self._those(info["alive"]), True
-        observed = self._those(info["observed"])
+        self.agents, self._was_reset = self._agents_of(info["alive"]), True
+        observed = self._agents_of(info["observed"])
         return self._entries(observation, observed), self._infos(info, observed)
 
     @hiding_frames
@@ -168,11 +170,11 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         packed = {**self._idle, **{self._keys[agent]: actions[agent] for agent in acting}}
         observation, _, _, _, info = self.hub_env.step(packed)
         if info.get("invalid_transition"):
-            return self._cut(acting, observation, info)
-        self.agents = self._those(info["alive"])
-        reported = self._those(info["reported"])
+            return self._end_all(acting, observation, info)
+        self.agents = self._agents_of(info["alive"])
+        reported = self._agents_of(info["reported"])
         return (
-            self._entries(observation, self._those(info["observed"])),
+            self._entries(observation, self._agents_of(info["observed"])),
             self._entries(info["rewards"], reported),
             self._entries(info["terminations"], reported),
             self._entries(info["truncations"], reported),
@@ -193,18 +195,18 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
             if why := _outside(self.action_spaces[agent], actions[agent], f"the action of agent {agent!r}"):
                 raise SpaceMismatch(f"{why}; the env has not moved")
 
-    def _cut(self, acting: list[Any], observation: Any, info: dict[str, Any]) -> Results:
+    def _end_all(self, acting: list[Any], observation: Any, info: dict[str, Any]) -> Results:
         """The results of a step that a failure ended."""
-        found = {name: info[name] for name in CUT if name in info}
+        failure = {name: info[name] for name in FAILURE_KEYS if name in info}
         return (
             self._entries(observation, acting),
             dict.fromkeys(acting, 0.0),
             dict.fromkeys(acting, False),
             dict.fromkeys(acting, True),
-            {agent: dict(found) for agent in acting},
+            {agent: dict(failure) for agent in acting},
         )
 
-    def _those(self, mask: np.ndarray) -> list[Any]:
+    def _agents_of(self, mask: np.ndarray) -> list[Any]:
         return [agent for agent, named in zip(self._keys, mask.tolist(), strict=True) if named]
 
     def _entries(self, by_key: Mapping[str, Any], agents: list[Any]) -> ByAgent:
@@ -212,8 +214,8 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
     def _infos(self, info: dict[str, Any], agents: list[Any]) -> ByAgent:
         """The info of each agent, and those of no agent, such as ``common``, under their keys."""
-        found = {self._names.get(key, key): each for key, each in info.get("agent_infos", {}).items()}
-        return {**{agent: {} for agent in agents}, **found}
+        named = {self._names.get(key, key): each for key, each in info.get("agent_infos", {}).items()}
+        return {**{agent: {} for agent in agents}, **named}
 
     @functools.cached_property
     def _ask_state(self) -> Callable[[], Any]:
@@ -360,14 +362,14 @@ class HubParallelVectorEnv:
             named = ((f"the actions of agent {agent!r}", agent) for agent in actions)
             why = [misfit(self.action_space(agent), actions[agent], name) for name, agent in named]
             raise SpaceMismatch(f"{next(filter(None, why), error)}; no env has moved") from error
-        cut = infos.get("invalid_transition", np.False_) & self._alive.T
+        failed = infos.get("invalid_transition", np.False_) & self._alive.T
         reported = self._taken(infos, "reported").T  # the worker's flags stay until the reset
         rewards = self._of_agents(infos, "rewards", np.float64)
         terminated = self._of_agents(infos, "terminations", np.bool_)
         truncated = self._of_agents(infos, "truncations", np.bool_)
-        for agent, told, lost in zip(self._keys, reported, cut, strict=True):
-            terminated[agent] &= told
-            truncated[agent] = truncated[agent] & told | lost
+        for agent, has_flags, lost in zip(self._keys, reported, failed, strict=True):
+            terminated[agent] &= has_flags
+            truncated[agent] = truncated[agent] & has_flags | lost
         self._note_alive(self._taken(infos, "alive"))
         self.ended = terminations | truncations
         return _by_agent(self._keys, observations), rewards, terminated, truncated, self._rest(infos)
@@ -427,8 +429,8 @@ def _keys_of(space: Space[Any], ask: Callable[[str], Any]) -> dict[Any, str]:
         raise TypeError(f"an env with the observations {shown(space, 200)} is no PettingZoo parallel env") from error
     keys = [str(agent) for agent in agents]
     if not isinstance(space, Dict) or [*space.spaces] != keys:
-        found = f"an env with the agents {shown(keys, 200)} has the observations {shown(space, 200)}"
-        raise TypeError(f"{found}, which are not by agent")
+        text = f"an env with the agents {shown(keys, 200)} has the observations {shown(space, 200)}"
+        raise TypeError(f"{text}, which are not by agent")
     return dict(zip(agents, keys, strict=True))
 
 

@@ -34,17 +34,17 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
 
     Args:
         env_config: ``env``, and what else ``envhub.make_vec`` takes, such as ``hub``, ``num_workers``, ``step_timeout``
-            and arguments for the env. ``autoreset_mode`` is not among them, for RLlib needs ``NEXT_STEP``.
-            ``restart_wait`` is 30 s if it is not given: RLlib takes the row after a truncation for a reset, also
-            where the env was truncated once more, because its restart took longer.
+            and arguments for the env. ``autoreset_mode`` and ``info_mode`` are not among them: RLlib needs
+            ``NEXT_STEP`` and batched infos. ``restart_wait`` is 30 s if it is not given: RLlib takes the row after a
+            truncation for a reset, also where the env was truncated once more, because its restart took longer.
 
     Raises:
-        TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode``, or what neither ``envhub.make_vec`` nor the
-            env takes.
+        TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode`` or ``info_mode``, or what neither
+            ``envhub.make_vec`` nor the env takes.
         ValueError: the envs have a ``reward_space`` with axes: RLlib learns from one number.
         Exception: as for ``envhub.make_vec``.
     """
-    refuse_decided(env_config, "RLlib", "autoreset_mode")
+    refuse_decided(env_config, "RLlib", "autoreset_mode", "info_mode")
     arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
     _check_names_env(arguments)
     if "num_envs" in arguments:
@@ -115,9 +115,9 @@ class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin an episode; as ``HubParallelEnv.reset``."""
-        found = self.par_env.reset(seed=seed, options=options)
+        result = self.par_env.reset(seed=seed, options=options)
         self.agents = self.par_env.agents
-        return found
+        return result
 
     def step(self, action_dict: Mapping[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
         """Step the living agents; as ``HubParallelEnv.step``, with RLlib's ``__all__`` in both flags."""
@@ -148,7 +148,7 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
 
     The row that reports the crash is no transition of the env's, and is taken out of the samples, with several agents
     out of each one's. RLlib itself counts
-    every episode in ``episode_return_mean``. Beside it, in ``result["env_runners"]``, there are:
+    every episode in ``episode_return_mean``. Besides, in ``result["env_runners"]``, there are:
 
     - ``whole_episode_return_mean``, of the last 100 episodes of each env runner that no crash cut short;
     - ``num_cut_episodes``, how many were cut short between two results.
@@ -163,9 +163,9 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
         **kwargs: Any,
     ) -> None:
         """Count the episode where it belongs."""
-        cut = any(map(_is_cut, _of_each_agent(episode)))
-        metrics_logger.log_value("num_cut_episodes", int(cut), reduce="sum")
-        if not cut:
+        failed = any(map(_is_cut, _of_each_agent(episode)))
+        metrics_logger.log_value("num_cut_episodes", int(failed), reduce="sum")
+        if not failed:
             whole = sum(chunk.get_return() for chunk in [*(prev_episode_chunks or ()), episode])
             metrics_logger.log_value("whole_episode_return_mean", whole, window=SMOOTHED_EPISODES)
 

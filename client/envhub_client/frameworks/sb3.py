@@ -33,7 +33,7 @@ from envhub_client.option_keywords import MakeKeywords
 
 # What a factory of ``make_vec_env`` refers to.
 PACKAGES = ("stable_baselines3", "sb3_contrib")
-CUT = "env_failure"  # in the info of a step with which a failure cut an episode short
+FAILURE = "env_failure"  # in the info of a step with which a failure cut an episode short
 
 
 class HubVecEnv(VecEnv):
@@ -62,18 +62,16 @@ class HubVecEnv(VecEnv):
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:
-            TypeError: for ``autoreset_mode``, which SB3 decides.
+            TypeError: for ``autoreset_mode`` and ``info_mode``, which SB3 decides.
             ValueError: there is no such ``start_method``, or the envs have a ``reward_space`` with axes: SB3 learns
                 from one number.
             Exception: as for ``envhub.make_vec``.
         """
-        refuse_decided(options, "Stable-Baselines3", "autoreset_mode")
+        refuse_decided(options, "Stable-Baselines3", "autoreset_mode", "info_mode")
         check_start_method(start_method)
         with by_value(env, *PACKAGES):
-            chosen: dict[str, Any] = {
-                "observation_mode": "first",
-                **options,
-            }  # as ``SubprocVecEnv``, which asks no other env
+            # As ``SubprocVecEnv``, which asks no env but the first one for its spaces.
+            chosen: dict[str, Any] = {"observation_mode": "first", **options, "info_mode": "by_env"}
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
         try:
             self.envs.refuse_reward_axes("Stable-Baselines3")
@@ -96,7 +94,7 @@ class HubVecEnv(VecEnv):
         options = [each or None for each in self._options] if any(self._options) else None
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         self.envs.drop_pending()  # a step that Ctrl-C kept from being waited for
-        observations, infos = self.envs.reset_each(seeds, options)
+        observations, infos = self.envs.reset(seed=seeds, options=options)
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -120,7 +118,11 @@ class HubVecEnv(VecEnv):
             ValueError: rewards have axes.
             Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
         """
-        observations, rewards, terminations, truncations, by_env = self.envs.step_wait_each()
+        try:
+            observations, rewards, terminations, truncations, by_env = self.envs.step_wait()
+        except BaseException:
+            self.envs.drop_pending()
+            raise
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
             infos[row] = {**info, **infos[row]}
@@ -129,9 +131,9 @@ class HubVecEnv(VecEnv):
             for row in np.flatnonzero(dones).tolist():
                 truncated = bool(truncations[row] and not terminations[row])
                 infos[row] = self._end(row, by_env.get(row, {}), truncated)
-            cut = np.array(["env_failure" in info for info in infos])
-            if cut.any():
-                observations = self._reset_cut(cut, observations)
+            failed = np.array(["env_failure" in info for info in infos])
+            if failed.any():
+                observations = self._reset_failed(failed, observations)
         return self._stacked(observations), rewards, dones, infos
 
     def _stacked(self, observations: Any) -> VecEnvObs:
@@ -150,10 +152,10 @@ class HubVecEnv(VecEnv):
         self.reset_infos[row] = info
         return {**final, "TimeLimit.truncated": truncated, "terminal_observation": terminal}
 
-    def _reset_cut(self, cut: np.ndarray, observations: Any) -> Any:
+    def _reset_failed(self, failed: np.ndarray, observations: Any) -> Any:
         """Reset the envs that were made again: SB3 takes the observations of this step for those of a reset."""
-        observations, infos = self.envs.reset_each(None, {"reset_mask": cut}, masked=True)
-        for row in np.flatnonzero(cut).tolist():
+        observations, infos = self.envs.reset(options={"reset_mask": failed})
+        for row in np.flatnonzero(failed).tolist():
             self.reset_infos[row] = infos.get(row, {})
         return observations
 
@@ -172,8 +174,8 @@ class HubVecEnv(VecEnv):
         if not rows:
             return []
         unique = sorted(set(rows))
-        found = dict(zip(unique, ask(unique), strict=True))
-        return [found[row] for row in rows]
+        by_row = dict(zip(unique, ask(unique), strict=True))
+        return [by_row[row] for row in rows]
 
     def has_attr(self, attr_name: str) -> bool:
         """True if every env has the attribute; nothing is called."""
@@ -225,7 +227,7 @@ class _HidesCuts(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         observations, rewards, dones, infos = self.venv.step_wait()
-        self.cut = np.array([CUT in info for info in infos])
+        self.cut = np.array([FAILURE in info for info in infos])
         return observations, rewards, dones & ~self.cut, infos
 
 
@@ -239,15 +241,15 @@ class WholeEpisodeMonitor(VecMonitor):
     def step_wait(self) -> VecEnvStepReturn:
         """Wait as ``VecMonitor.step_wait``, with no ``episode`` in the info of an episode that was cut short."""
         observations, rewards, dones, infos = super().step_wait()
-        cut = self._hides_cuts.cut
-        self.episode_returns[cut], self.episode_lengths[cut] = 0, 0
-        return observations, rewards, dones | cut, infos
+        failed = self._hides_cuts.cut
+        self.episode_returns[failed], self.episode_lengths[failed] = 0, 0
+        return observations, rewards, dones | failed, infos
 
 
 class _Whole:
     """A replay buffer without the steps with which episodes were cut short.
 
-    SB3 draws an env by itself, so each env has a step everywhere in the buffer: in place of one that is left out stands
+    SB3 draws an env by itself, so each env has a step everywhere in the buffer: a step that is left out is replaced by
     that of another env. A step with which all episodes were cut short is left out as a whole.
     """
 
@@ -263,12 +265,12 @@ class _Whole:
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         """Add as ``ReplayBuffer.add``."""
-        cut = np.array([CUT in info for info in infos])
-        if cut.all():
+        failed = np.array([FAILURE in info for info in infos])
+        if failed.all():
             return
-        if cut.any():
-            rows = np.where(cut, np.flatnonzero(~cut)[0], np.arange(len(cut)))
-            obs, next_obs = _those(obs, rows), _those(next_obs, rows)
+        if failed.any():
+            rows = np.where(failed, np.flatnonzero(~failed)[0], np.arange(len(failed)))
+            obs, next_obs = _rows_of(obs, rows), _rows_of(next_obs, rows)
             action, reward, done, infos = action[rows], reward[rows], done[rows], [infos[row] for row in rows]
         super().add(obs, next_obs, action, reward, done, infos)  # type: ignore[misc]
 
@@ -291,10 +293,10 @@ class WholeHerReplayBuffer(HerReplayBuffer):
         """Add as ``HerReplayBuffer.add``."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
-        self.ep_length[row, [CUT in info for info in infos]] = 0  # what marks a step as not to be drawn
+        self.ep_length[row, [FAILURE in info for info in infos]] = 0  # what marks a step as not to be drawn
 
 
-def _those(observations: Any, rows: np.ndarray) -> Any:
+def _rows_of(observations: Any, rows: np.ndarray) -> Any:
     if isinstance(observations, dict):
         return {key: part[rows] for key, part in observations.items()}
     return observations[rows]

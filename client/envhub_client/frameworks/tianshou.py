@@ -88,7 +88,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
         Raises:
             AssertionError: ``wait_num`` or ``timeout`` is out of range.
-            TypeError: for ``autoreset_mode``, which tianshou decides.
+            TypeError: for ``autoreset_mode`` and ``info_mode``, which tianshou decides.
             ValueError: a list of factories of another length than ``num_envs``.
             Exception: as for ``envhub.make_vec``.
         """
@@ -102,9 +102,11 @@ class TianshouVectorEnv(BaseVectorEnv):
         assert timeout is None or timeout > 0, f"timeout is {timeout}, it should be positive if provided!"
         self.is_closed = True
         self.is_async = wait_num not in (None, count) or timeout is not None
-        refuse_decided(options, "tianshou", "autoreset_mode")
+        refuse_decided(options, "tianshou", "autoreset_mode", "info_mode")
         with by_value(env_fns, "tianshou"):
-            self.envs: HubVectorEnv = _made(env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, **options)
+            self.envs: HubVectorEnv = _made(
+                env_fns, count, autoreset_mode=AutoresetMode.NEXT_STEP, info_mode="by_env", **options
+            )
         self.is_closed = False
         self.env_num = count
         self.wait_num = wait_num or count
@@ -166,15 +168,15 @@ class TianshouVectorEnv(BaseVectorEnv):
         if not rows:
             return []
         unique = sorted(set(rows))
-        there = self.envs.has_attr(key, unique)
-        found = dict.fromkeys(unique)
-        if asked := [row for row, has in zip(unique, there, strict=True) if has]:
-            found.update(zip(asked, attributes(self.envs, key, asked), strict=True))
+        has_key = self.envs.has_attr(key, unique)
+        values = dict.fromkeys(unique)
+        if asked := [row for row, has in zip(unique, has_key, strict=True) if has]:
+            values.update(zip(asked, attributes(self.envs, key, asked), strict=True))
         if key == "action_space":
-            for row, space in found.items():
+            for row, space in values.items():
                 if space is not None and self._space_seeds[row] is not None:
                     space.seed(self._space_seeds[row])
-        return [found[row] for row in rows]
+        return [values[row] for row in rows]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper.
@@ -227,7 +229,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             self._steps.receive_all()
             seeds = None if seed is None else [seed] * self.env_num
             unique = sorted(set(rows))
-            observations, by_env = self.envs.reset_each(seeds, options, env_ids=unique)
+            observations, by_env = self.envs.reset(seed=seeds, options=options, env_ids=unique)
             batch = stacked(self.envs, observations)
             observations = batch if rows == self._all_ids else stacked(self.envs, batch[rows])
         self._steps.ended[rows] = False
@@ -254,16 +256,16 @@ class TianshouVectorEnv(BaseVectorEnv):
             seeds = list(seed)
         if len(seeds) != self.env_num:
             raise ValueError(f"{len(seeds)} seeds for {self.env_num} envs")
-        found: list[Any] = [None] * self.env_num
+        results: list[Any] = [None] * self.env_num
         own = self.envs.has_attr("seed")
         for row in rows:
             if own[row]:
-                found[row] = call(self.envs, row, "seed", seeds[row])
+                results[row] = call(self.envs, row, "seed", seeds[row])
         if rest := [row for row in rows if not own[row]]:
-            self.envs.reset_each(seeds, None, env_ids=rest)
+            self.envs.reset(seed=seeds, env_ids=rest)
             self._steps.ended[rest] = False
         self._space_seeds = seeds
-        return found
+        return results
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -296,7 +298,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         if ids is self._all_ids or (len(ids) == self.env_num and np.array_equal(ids, self._all)):
             ended = self._steps.ended
             ended.fill(False)  # and so it stays if the step raises
-            observations, *results, by_env = self.envs.step_each(actions)
+            observations, *results, by_env = self.envs.step(actions)
             np.logical_or(results[1], results[2], out=ended)
             return self._returned(ids, stacked(self.envs, observations), results, by_env)
         rows = self._rows(ids)
@@ -313,16 +315,16 @@ class TianshouVectorEnv(BaseVectorEnv):
     def _returned(
         self, ids: Any, observations: np.ndarray, results: Sequence[np.ndarray], by_env: dict[int, dict[str, Any]]
     ) -> StepReturn:
-        found: list[dict[str, Any]] = [{"env_id": index} for index in ids]
+        each: list[dict[str, Any]] = [{"env_id": index} for index in ids]
         if by_env:
             rows = self._rows(ids)
             for place, row in enumerate(rows):
                 if info := by_env.get(row):
                     self._take_failure(row, info)
-                    info["env_id"] = found[place]["env_id"]
-                    found[place] = info
-        infos = np.empty(len(found), object)
-        infos[:] = found
+                    info["env_id"] = each[place]["env_id"]
+                    each[place] = info
+        infos = np.empty(len(each), object)
+        infos[:] = each
         rewards, terminations, truncations = results
         return observations, rewards, terminations, truncations, infos
 

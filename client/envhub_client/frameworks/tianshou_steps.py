@@ -75,7 +75,7 @@ class PartialSteps:
         self.ended = np.zeros(envs.num_envs, bool)
         self._sent: Any = None  # the last actions that were sent among others
         self._held: list[Part] = []  # results that came while other envs were waited for
-        self._interrupted = False  # by Ctrl-C, in a step whose results nobody asks for again
+        self._interrupted = False  # by Ctrl-C, in a step whose results are not asked for again
 
     @property
     def under_way(self) -> int:
@@ -91,7 +91,7 @@ class PartialSteps:
         self.ended[rows] = False
         with self._draining():
             self._envs.send(actions, rows)
-            part = Part(*self._envs.recv_each())
+            part = Part(*self._envs.recv())
         self.ended[part.rows] = part.terminations | part.truncations
         return part
 
@@ -145,7 +145,7 @@ class PartialSteps:
                 self._hold(None)
 
     def _hold(self, timeout: float | None, min_envs: int = 1) -> None:
-        self._held.append(Part(*self._envs.recv_each(min_envs, timeout)))
+        self._held.append(Part(*self._envs.recv(min_envs, timeout)))
 
     def receive_all(self) -> None:
         """Hold the results of all envs under way: nothing but steps is possible before. Errors as for ``step``."""
@@ -175,7 +175,7 @@ class PartialSteps:
             self._send(self._ignored_actions(len(asked)), asked)
             missing = set(asked)
             while missing:
-                part = Part(*self._envs.recv_each(min_envs=1))
+                part = Part(*self._envs.recv(min_envs=1))
                 own = np.isin(part.rows, asked)
                 if not own.all():
                     self._held.append(self._some_of(part, ~own))

@@ -83,15 +83,15 @@ class AsyncCollector(TianshouAsyncCollector):
     def _collect(self, *args: Any, **kwargs: Any) -> Any:
         self.env.cut.clear()
         stats = super()._collect(*args, **kwargs)
-        cut = np.array(self.env.cut, bool)
+        failed = np.array(self.env.cut, bool)
         return WholeEpisodeStats(
-            n_collected_episodes=int((~cut).sum()),
+            n_collected_episodes=int((~failed).sum()),
             n_collected_steps=stats.n_collected_steps,
-            returns=stats.returns[~cut],
-            lens=stats.lens[~cut],
-            n_cut_episodes=int(cut.sum()),
-            cut_returns=stats.returns[cut],
-            cut_lens=stats.lens[cut],
+            returns=stats.returns[~failed],
+            lens=stats.lens[~failed],
+            n_cut_episodes=int(failed.sum()),
+            cut_returns=stats.returns[failed],
+            cut_lens=stats.lens[failed],
         )
 
 

@@ -43,10 +43,10 @@ def make_env(
         **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
     Raises:
-        TypeError: for ``autoreset_mode`` and ``copy``, which TorchRL decides.
+        TypeError: for ``autoreset_mode``, ``copy`` and ``info_mode``, which TorchRL decides.
         Exception: as for ``envhub.make_vec``; and what TorchRL raises for spaces that it has no spec for.
     """
-    refuse_decided(options, "TorchRL", "autoreset_mode", "copy")
+    refuse_decided(options, "TorchRL", "autoreset_mode", "copy", "info_mode")
     # The envs reset themselves within a step, which spares a second exchange with the hub.
     chosen: dict[str, Any] = {**options, "copy": True}
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
@@ -94,6 +94,7 @@ class HubTorchEnv(GymWrapper):
         """
         if env.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
+        env.info_mode = "by_env"
         super().__init__(env=env, **options)
         self.failures: dict[int, EnvFailure] = {}
         self._shown = _Shown(np.zeros(env.num_envs, bool))
@@ -112,7 +113,7 @@ class HubTorchEnv(GymWrapper):
             ended = np.flatnonzero(shown.fresh).tolist()
             raise ResetNeeded(f"the episodes of envs {ended} have ended: reset them before the next step")
         shown.fresh, shown.cut, shown.reset_infos = np.zeros_like(shown.fresh), False, {}
-        observations, rewards, terminations, truncations, infos = self._env.step_each(self._actions(tensordict))
+        observations, rewards, terminations, truncations, infos = self._env.step(self._actions(tensordict))
         shown.observations = observations
         dones = terminations | truncations
         invalid = np.zeros_like(dones)
@@ -179,16 +180,16 @@ class HubTorchEnv(GymWrapper):
             self._shown.reset_infos[row], infos[row] = info, final
 
     def _tensors(self, observations: Any, infos: dict[int, dict[str, Any]], others: dict[str, Any]) -> TensorDict:
-        found = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
+        tensors = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
         if self.device is not None:
-            found = found.to(self.device)
+            tensors = tensors.to(self.device)
         if self.info_dict_reader:
             batched: dict[str, Any] = {}
             for row, info in infos.items():
                 batched = self._env._add_info(batched, info, row)
             for reader in self.info_dict_reader:
-                found = reader(batched, found)
-        return found
+                tensors = reader(batched, tensors)
+        return tensors
 
     # --- resets -------------------------------------------------------------------------------------------------------
 
@@ -205,10 +206,9 @@ class HubTorchEnv(GymWrapper):
         return self._tensors(shown.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
 
     def _reset_envs(self, due: np.ndarray, seed: Any = None, options: Any = None) -> dict[int, dict[str, Any]]:
-        if not due.all():
-            options = {**(options or {}), "reset_mask": due}
         infos: dict[int, dict[str, Any]]
-        self._shown.observations, infos = self._env.reset_each(seed, options, masked=not due.all())
+        rows = np.flatnonzero(due)
+        self._shown.observations, infos = self._env.reset(seed=seed, options=options, env_ids=rows)
         return infos
 
 

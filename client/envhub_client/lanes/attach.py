@@ -53,7 +53,7 @@ class Attachment:
         self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
         for bell in self._reader.descriptors[1:]:
             os.set_blocking(bell, False)
-            os.write(bell, bytes(8))  # rings nobody, and fails where ringing would
+            os.write(bell, bytes(8))  # wakes no worker, and fails where a ring would
 
     def _read(self) -> bytes:
         if not (data := self._reader.read(HEAD_BYTES)):

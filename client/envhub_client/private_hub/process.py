@@ -215,8 +215,8 @@ def _places() -> list[str]:
     """The folders that have the hub's packages."""
     places = []
     for name in ("envhub", "envhub_server"):
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
             raise HubUnreachable(f"the package {name} is not installed next to this client; pass the address of a hub")
-        places.append(str(Path(found.origin).parent.parent))
+        places.append(str(Path(spec.origin).parent.parent))
     return places

@@ -60,9 +60,9 @@ def own_flags() -> list[str]:
 def _pickled(spec: EnvSpec) -> bytes:
     try:
         if isinstance(spec.entry_point, str):
-            found = by_value_if_unimportable(spec.entry_point)
-            if found is not spec.entry_point:
-                spec = dataclasses.replace(spec, entry_point=found)
+            entry_point = by_value_if_unimportable(spec.entry_point)
+            if entry_point is not spec.entry_point:
+                spec = dataclasses.replace(spec, entry_point=entry_point)
         return pickled(spec)
     except Exception as error:  # whatever a foreign object raises when it is pickled
         return _stand_in(spec, error)
@@ -83,12 +83,12 @@ def by_value_if_unimportable(entry: str) -> Any:
 
 
 def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
-    """Make the spec that a worker has in place of one that cannot be sent; making its env raises the reason."""
-    known, found = _stand_ins.get(id(spec), (None, b""))
-    if known is not spec:  # to look for what cannot be pickled takes long
-        found = _unsendable(spec, error)
-        _stand_ins[id(spec)] = spec, found
-    return found
+    """Make the spec that a worker has in place of a spec that cannot be sent; making its env raises the reason."""
+    described, blob = _stand_ins.get(id(spec), (None, b""))
+    if described is not spec:  # to look for what cannot be pickled takes long
+        blob = _unsendable(spec, error)
+        _stand_ins[id(spec)] = spec, blob
+    return blob
 
 
 _stand_ins: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec of the registry, which has few

@@ -31,15 +31,15 @@ class Infos:
 
     def take_rewards(self) -> list[tuple[list[int], np.ndarray]]:
         """Take the rewards with axes out of the infos: rows, and a reward of each."""
-        found = []
+        rewards = []
         for row, info in self._maps.items():
             if VECTOR_REWARD in info:
-                found.append(([row], np.asarray(info.pop(VECTOR_REWARD))[np.newaxis]))
+                rewards.append(([row], np.asarray(info.pop(VECTOR_REWARD))[np.newaxis]))
         for number, (template, rows, records) in enumerate(self._groups):
             if isinstance(column := template.tree.get(VECTOR_REWARD), Column):
-                found.append((rows.tolist(), records[column.name].copy()))
+                rewards.append((rows.tolist(), records[column.name].copy()))
                 self._groups[number] = InfoGroup(template.without_reward(), rows, records)
-        return found
+        return rewards
 
     def batched_of(self, env_ids: np.ndarray) -> dict[str, Any]:
         """All of them as one, with a place for each of ``env_ids``, which ascend and are all that there are."""
@@ -98,8 +98,8 @@ def _added(envs: VectorEnv[Any, Any, Any], batch: dict[str, Any], info: dict[str
             before = {name: batch[name] for name in (key, f"_{key}") if name in batch}
             try:
                 envs._add_info(before, {key: value}, row)
-            except type(error) as found:
-                raise type(error)(f"infos[{key!r}] of env {row} is not batched with the others': {found}") from error
+            except type(error) as cause:
+                raise type(error)(f"infos[{key!r}] of env {row} is not batched with the others': {cause}") from error
         raise
 
 
@@ -113,17 +113,17 @@ def _fits(tree: Tree, batch: Any) -> bool:
     if not isinstance(batch, dict):
         return False
     for key, column in tree.items():
-        there, mask = batch.get(key), batch.get(f"_{key}")
-        if (there is None) != (mask is None):
+        array, mask = batch.get(key), batch.get(f"_{key}")
+        if (array is None) != (mask is None):
             return False
-        if there is None:
+        if array is None:
             continue
         if isinstance(column, dict):
-            if not _fits(column, there):
+            if not _fits(column, array):
                 return False
         elif key in UNBATCHED:
             continue
-        elif not isinstance(there, np.ndarray) or (there.dtype, there.shape[1:]) != (_form(column), column.shape):
+        elif not isinstance(array, np.ndarray) or (array.dtype, array.shape[1:]) != (_form(column), column.shape):
             return False
     return True
 
@@ -152,12 +152,13 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
     return batch
 
 
-def _assigned(there: Any, column: Column, rows: np.ndarray, values: np.ndarray, num_envs: int) -> np.ndarray:
+def _assigned(
+    array: np.ndarray | None, column: Column, rows: np.ndarray, values: np.ndarray, num_envs: int
+) -> np.ndarray:
     """The array of this column, made where there is none, with the values of these rows."""
-    if there is None:
-        there = np.zeros((num_envs, *column.shape), _form(column))
-        if there.dtype == object:
-            there[:] = None
-    there[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if there.dtype == object else values
-    array: np.ndarray = there
+    if array is None:
+        array = np.zeros((num_envs, *column.shape), _form(column))
+        if array.dtype == object:
+            array[:] = None
+    array[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if array.dtype == object else values
     return array

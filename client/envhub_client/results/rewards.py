@@ -43,14 +43,14 @@ class Rewards:
             RemoteProtocolError: two envs have rewards of different shapes, or one is no array of float64.
             ValueError: a reward has axes, which are refused.
         """
-        found = [] if infos is None else infos.take_rewards()
-        if not found and not self.shape:
+        with_axes = [] if infos is None else infos.take_rewards()
+        if not with_axes and not self.shape:
             return rewards
-        self.shape = self.shape or found[0][1].shape[1:]
+        self.shape = self.shape or with_axes[0][1].shape[1:]
         self.check(self.shape)
         places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
         filled = np.zeros((len(rewards), *self.shape))
-        for rows, values in found:
+        for rows, values in with_axes:
             if values.dtype != np.float64 or values.shape[1:] != self.shape:
                 text = f"envs {rows} have rewards of {values.dtype} and shape {values.shape[1:]}, others {self.shape}"
                 raise RemoteProtocolError(f"{text}: envs that step together have rewards of one shape")

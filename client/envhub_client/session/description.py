@@ -98,7 +98,7 @@ def describe(made: Made, make: Make | Attach, options: SessionOptions, values: V
 
 
 def space_of(blob: bytes, num_envs: int, values: ValueCodec) -> Space[Any]:
-    """A space of each of so many envs; errors as for ``describe``."""
+    """The spaces of ``num_envs`` envs; errors as for ``describe``."""
     space: Space[Any] = spaces.build(values.decode(blob), spaces.SPACE_BYTES_MAX // num_envs)
     return space
 

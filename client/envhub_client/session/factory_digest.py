@@ -106,13 +106,13 @@ def _parts(value: Any) -> Iterator[Any]:
 def _captured(function: types.FunctionType) -> Iterator[Any]:
     """The values of other scopes that a function uses.
 
-    Beside the id of an env other texts do not count: many programs name each run by the time, and its folders by that.
+    Besides the id of an env other texts do not count: many programs name each run by the time, and its folders by that.
     """
     try:
-        found = inspect.getclosurevars(function)
+        variables = inspect.getclosurevars(function)
     except ValueError:  # a cell is still empty
         return
-    values = [value for scope in (found.nonlocals, found.globals) for _, value in sorted(scope.items())]
+    values = [value for scope in (variables.nonlocals, variables.globals) for _, value in sorted(scope.items())]
     texts = [value for value in values if isinstance(value, str)]
     ids = [text for text in texts if text.rpartition(":")[2] in gymnasium.registry]
     for value in values:

@@ -21,6 +21,7 @@ from envhub_client.session.hosting import HostingOptions
 
 ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
 ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
+InfoMode = Literal["batched", "by_env"]
 LaneName = Literal["auto", "wire"]
 Compression = Literal["auto", "lz4", "zstd"]
 HubLossPolicy = Literal["raise", "recreate"]
@@ -37,6 +38,17 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
             return each
     modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
     raise ValueError(f"autoreset_mode must be {modes}, got {mode!r}")
+
+
+def checked_info_mode(mode: InfoMode) -> InfoMode:
+    """The mode itself.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode not in get_args(InfoMode):
+        raise ValueError(f"info_mode must be 'batched' or 'by_env', got {mode!r}")
+    return mode
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class SessionOptions:
     on_hub_loss: HubLossPolicy = "raise"
     hosting: HostingOptions = field(default_factory=HostingOptions)
     record: str | Path | RecordOptions | None = None
+    info_mode: InfoMode = "batched"
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -83,6 +96,7 @@ class SessionOptions:
             object.__setattr__(self, "record", RecordOptions(self.record))
         elif not (self.record is None or isinstance(self.record, RecordOptions)):
             raise TypeError(f"record must be a folder, a RecordOptions or None, got {self.record!r}")
+        checked_info_mode(self.info_mode)
         if self.lane not in get_args(LaneName):
             raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
         if self.compression not in (None, "auto", *METHODS):

@@ -99,7 +99,9 @@ class PendingRequest:
             self.give_up()
             hide_frames(error)
 
-    def drop(self) -> None:
-        """Give up the request that was begun and not waited for, if there is one."""
-        if self.state is not AsyncState.DEFAULT and not self.closed:
+    def drop(self) -> bool:
+        """Give up the request that was begun and not waited for; True if there was one."""
+        pending = self.state is not AsyncState.DEFAULT and not self.closed
+        if pending:
             self.give_up()
+        return pending

@@ -25,7 +25,7 @@ class Shares:
     """
 
     def __init__(self, num_envs: int, workers: int) -> None:
-        """Make a table of so many workers, each of which has the envs of one remainder."""
+        """Make a table of ``workers``, each of which has the envs of one remainder."""
         self._num_envs, self._workers = num_envs, workers
         self._hold({})
 

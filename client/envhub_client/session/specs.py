@@ -44,9 +44,9 @@ def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
     return own if own is not None and _is_part(spec.kwargs, {**own.kwargs, **asked}) else None
 
 
-def _is_part(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+def _is_part(part: dict[str, Any], whole: dict[str, Any]) -> bool:
     """True if all of ``some`` is in ``whole``, with equal values."""
     try:
-        return all(name in whole and codec.encode(some[name]) == codec.encode(whole[name]) for name in some)
+        return all(name in whole and codec.encode(part[name]) == codec.encode(whole[name]) for name in part)
     except codec.EncodeError:  # a registered argument is no data
         return False

@@ -38,23 +38,21 @@ def admitted(
     Args:
         make: the request.
         config: the hub's.
-        registry: the hub's offer.
+        registry: what the hub offers.
         envs: the number of envs in use.
         deploys: whether the client may pass any arguments, and factories where the hub takes them.
-        names: the names that the hub offers; None before they are known.
+        names: that the hub offers, if they are known yet.
     """
-    limits = config.limits
-    if make.num_envs > limits.envs_per_session_max:
-        text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"
+    if make.num_envs > config.envs_per_session_max:
+        text = f"num_envs={make.num_envs} is more than envs_per_session_max={config.envs_per_session_max}"
         return Failure("limit", "hub", text)
-    if envs + make.num_envs > limits.envs_max:
-        text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
+    if envs + make.num_envs > config.max_envs:
+        text = f"{make.num_envs} more envs would exceed the hub's max_envs={config.max_envs}; {envs} are in use"
         return Failure("limit", "hub", text)
-    if make.faults.close_s > limits.close_s_max:
-        text = (
-            f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={limits.close_s_max:g} s of this hub"
-        )
-        return Failure("limit", "hub", f"{text}, for as long as a session that closes keeps its workers")
+    if make.faults.close_s > config.close_timeout_max:
+        text = f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={config.close_timeout_max:g} s"
+        text += " of this hub, for as long as a session that closes keeps its workers"
+        return Failure("limit", "hub", text)
     if make.compression and make.compression not in compression.available():
         text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
         return Failure("refused", "request", text)
@@ -83,7 +81,7 @@ def admitted(
     if not code_allowed and (why := _foreign_setup(make, "" if recipe is None else recipe.settings.worker_setup)):
         return Failure("not_permitted", "request", why)
     if recipe is not None:
-        why = excess(make.hosting, recipe.settings.hosting(config.hosting), limits.spares_max)
+        why = excess(make.hosting, recipe.settings.hosting(config.hosting), config.spares_max)
         return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
@@ -104,7 +102,7 @@ def _foreign_setup(make: Make, of_operator: str) -> str:
 
 
 def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
-    """The recipe, if the request and the recipe agree about vector envs."""
+    """The recipe, if what is asked for agrees with whether it is a vector env's."""
     if not recipe.settings.vector:
         if not make.vector:
             return recipe

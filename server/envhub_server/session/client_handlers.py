@@ -14,6 +14,8 @@ from envhub_server.session.phases import OVER, LaneName, Phase
 if TYPE_CHECKING:
     from envhub_server.session.state import SessionState
 
+_TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
+
 
 def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now_s: float) -> Instructions:
     """Let the client drive, if nothing is pending."""
@@ -30,10 +32,12 @@ def on_side_closed(state: SessionState, closed: stimuli.SideClosed, now_s: float
 
 
 def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -> Instructions:
-    """Begin a takeover; the last of several clients gets the session."""
+    """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
     owner = state.ownership
     is_first, was_shared = not owner.claimed, owner.lane is LaneName.SHARED
     owner.claimed = True
+    if state.making:
+        return state.answer(do.Fail(_TAKEN_OVER))
     state.deadlines.plan_sample(now_s)
     instructions = owner.lock_out()
     if state.phase in OVER:

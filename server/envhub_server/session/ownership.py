@@ -19,7 +19,7 @@ class Ownership:
         lane: how the client steps it.
         driver: the process that posts rows.
         lent: True if a client has or had the arena's memory.
-        claimed: True if a client that takes the session over waits for its answer.
+        claimed: True if a client that takes the session over waits for its answer, also while the envs are made.
         other_made: True if the second arena exists.
     """
 

@@ -130,7 +130,7 @@ class SessionState:
     @property
     def attachable(self) -> bool:
         """True if another client may take it over."""
-        return not self.making and self.phase not in (Phase.CLOSING, Phase.ENDED)
+        return self.phase not in (Phase.CLOSING, Phase.ENDED)
 
     @property
     def progress(self) -> messages.HeartbeatReply:

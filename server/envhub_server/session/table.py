@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from envhub.protocol.messages import (
-    Call,
-    Close,
-    Collect,
-    HopsRequest,
-    Receive,
-    Reset,
-    Send,
-    SetAttr,
-    Step,
-    TemplatesRequest,
-)
+from envhub.protocol import messages
 from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import client_handlers as client
@@ -108,19 +97,17 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
     [
         # Stimuli of the client and the hub.
         _row(stimuli.SessionMade, _by(making.on_made, _to([_P.BUILDING]))),
-        _request(Step, request.on_step, _P.MOVING),
-        _request(Reset, request.on_reset, _P.MOVING),
-        _request(Call, request.on_call, _P.CALLING),
-        _request(SetAttr, request.on_set_attr, _P.CALLING),
-        _request(Send, request.on_send),
-        _request(Receive, request.on_receive),
-        _request(Collect, request.on_collect),
-        _request(TemplatesRequest, request.on_templates),
-        _row(HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
-        _row(Close, _asked(client.on_close, _ENDING)),
-        _row(
-            stimuli.Attached, _by(client.on_attached, {**_to([*SERVING, *_GONE]), **_to([_P.READY], _P.HANDING_OVER)})
-        ),
+        _request(messages.Step, request.on_step, _P.MOVING),
+        _request(messages.Reset, request.on_reset, _P.MOVING),
+        _request(messages.Call, request.on_call, _P.CALLING),
+        _request(messages.SetAttr, request.on_set_attr, _P.CALLING),
+        _request(messages.Send, request.on_send),
+        _request(messages.Receive, request.on_receive),
+        _request(messages.Collect, request.on_collect),
+        _request(messages.TemplatesRequest, request.on_templates),
+        _row(messages.HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
+        _row(messages.Close, _asked(client.on_close, _ENDING)),
+        _row(stimuli.Attached, _by(client.on_attached, {**_to(_LIVE), **_to([_P.READY], _P.HANDING_OVER)})),
         _row(stimuli.SideConnected, _by(client.on_side_connected, _to(_LIVE))),
         _row(stimuli.SideClosed, _by(client.on_side_closed, _to(_LIVE))),
         _row(stimuli.LeaseExpired, _by(client.on_lease_expired, _ENDING)),

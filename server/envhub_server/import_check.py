@@ -69,7 +69,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
 
 
 def _installed(package: str, folder: str) -> str:
-    """Place of a module that is found before the folder is searched; empty if there is none."""
+    """The place of a module that hides one in the folder, because it comes first; empty if there is none."""
     if package in sys.builtin_module_names:
         return "Python"
     own = os.path.realpath(folder)

@@ -25,8 +25,8 @@ class Listing:
 
     Attributes:
         names: that the hub offers; None before they are known.
-        refused: the error for the first entry that can never be made, found when the hub started.
-        unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
+        refused: the error for the first entry that can never be made, from the hub's start.
+        unready: by name, the reason why an env could not be made when it was last tried.
         starting: what an interpreter or a module is at that takes long to start, by the names of its envs.
         undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
     """

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from envhub.protocol import messages
 from envhub_server.catalog.registry import EnvNotFound, Registry
 from envhub_server.ipc import control
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
@@ -184,7 +184,7 @@ class Listing:
     def _cannot_draw(self, number: int, why: str) -> None:
         """Note that the envs of this worker's interpreter cannot render; a factory that cannot be made comes first."""
         key = self._keys[number]
-        text = f"rendering by {self._registry.rendering(key)} does not work{here()}: {why}"
+        text = f"rendering by {self._registry.rendering(key)} does not work{on_this_machine()}: {why}"
         self.undrawn[key] = text
         self._problems[number] = {**dict.fromkeys(self._registry.names(key), text), **self._problems[number]}
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from envhub.option_kinds import parse_arguments
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
-from envhub_server.ipc.packages import here, install, package_of
+from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.toml_text import heading, value_text
 
@@ -237,7 +237,7 @@ class Registry:
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name
-        text = f"no id {wanted!r} is registered{here()}"
+        text = f"no id {wanted!r} is registered{on_this_machine()}"
         namespace = wanted.partition("/")[0]
         if namespace in NAMESPACES and not any(name.startswith(f"{namespace}/") for name in registered):
             return f"{text}; its package is not there, run: {install(python, package_of(NAMESPACES[namespace]))}"

@@ -18,7 +18,7 @@ import msgspec
 
 from envhub.errors import shortened
 from envhub.transport.address import environment
-from envhub_server.ipc.packages import here, install, package_of
+from envhub_server.ipc.packages import install, on_this_machine, package_of
 
 Environment = Mapping[str, str]  # variables, by name
 
@@ -150,7 +150,7 @@ def find(python: str) -> str:
     if os.sep not in python and not os.path.exists(python):
         path_of_command = shutil.which(python)
         if path_of_command is None:
-            raise InterpreterUnusable(f"{python}{here()}: no such file, and no such command on the PATH")
+            raise InterpreterUnusable(f"{python}{on_this_machine()}: no such file, and no such command on the PATH")
         return path_of_command
     path = Path(os.path.abspath(os.path.expanduser(python)))
     if path.is_dir():
@@ -158,15 +158,17 @@ def find(python: str) -> str:
         path = next((each for each in programs if os.path.lexists(each)), path)
         if path.is_dir():
             text = "is a folder without bin/python: name an interpreter, a virtual environment or a conda prefix"
-            raise InterpreterUnusable(f"{path}{here()} {text}")
+            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
     if not path.exists():
         if path.is_symlink():
             base = os.path.realpath(path)
             text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment again"
-            raise InterpreterUnusable(f"{path}{here()} {text}")
-        raise InterpreterUnusable(f"{path}{here()}: no such file")
+            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
+        raise InterpreterUnusable(f"{path}{on_this_machine()}: no such file")
     if not os.access(path, os.X_OK):
-        raise InterpreterUnusable(f"{path}{here()} is not executable; if it is an interpreter: chmod +x {path}")
+        raise InterpreterUnusable(
+            f"{path}{on_this_machine()} is not executable; if it is an interpreter: chmod +x {path}"
+        )
     return str(path)
 
 
@@ -211,7 +213,7 @@ def not_executed(program: str, error: OSError) -> str:
         why = "may not be executed by this user"
     else:
         why = f"cannot be executed: {error.strerror}"
-    return f"{program}{here()} {why}"
+    return f"{program}{on_this_machine()} {why}"
 
 
 def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
@@ -223,7 +225,7 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
         ending: how its process ended, such as "exited with status 1".
         output: the last that it printed.
     """
-    last, named = start.last, f"{program}{here()}"
+    last, named = start.last, f"{program}{on_this_machine()}"
     python = f" (Python {start.python})" if start.python else ""
     why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
     if last.problem == "old":
@@ -253,10 +255,10 @@ def starting(program: str, start: Start) -> str:
     """Describe the progress of an interpreter that is not ready yet."""
     python = f" (Python {start.python})" if start.python else ""
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{here()}{python} still starts: {at}"
+    return f"{program}{on_this_machine()}{python} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
     """Describe an interpreter that hangs in its start."""
     python = f" (Python {start.python})" if start.python else ""
-    return f"{program}{here()}{python} hangs {start.at()}: run it by hand to see what it waits for"
+    return f"{program}{on_this_machine()}{python} hangs {start.at()}: run it by hand to see what it waits for"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.import_folder import import_folder, trusted
 from envhub_server.processes.interpreter import (
@@ -76,7 +76,9 @@ class ZygoteHandle:
         self._start = Start()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
-            raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
+            raise InterpreterUnusable(
+                f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
+            )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
         self._imports = "" if owner.private and not key.python else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:

@@ -17,7 +17,7 @@ from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.factories_memory import pickle_of
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.message_levels import adopt_levels
@@ -126,7 +126,7 @@ def _check_python(build: Any, what: str, instead: str) -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if build.python not in ("", own):  # bytecode of another version could fail in any way, or crash
         text = f"{what} from a trainer with Python {build.python} cannot run in Python {own} ({sys.executable}"
-        raise TypeError(f"{text}{here()}): use that Python in the trainer, or {instead}")
+        raise TypeError(f"{text}{on_this_machine()}): use that Python in the trainer, or {instead}")
 
 
 def modules_of(build: Any) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 import zmq
 from envhub_client.tools.conformance.client_cases import CASES, FAULT_STEP, LEVELS
 from envhub_client.tools.conformance.client_conformance import FAILED, NOT_SHOWN, PASSED, RuleVerdict, judged
+from envhub_client.tools.conformance.counting_envs import NAME, NUM_ENVS, SEEDS
 from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Heard, Record, ScriptedHub
 from hubs import free_port
 from page_client import PageClient, execute
@@ -184,6 +185,32 @@ def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_h
     assert [text.startswith(words) for text, words in zip(record.wrong, begin, strict=True)] == [True] * len(begin)
     first, *_ = judged("plain", case, record)
     assert first.result == FAILED and first.why.startswith("a header cannot be read")
+
+
+def refused(address: str) -> None:
+    """Send requests that the hub refuses, STEP 3 because it is another hub's."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\x80")
+        hub_id = Prelude.unpack(socket.recv()).hub_id
+        make, reset = messages.pack(messages.Make(NUM_ENVS, NAME)), messages.pack(messages.Reset(SEEDS))
+        receive = messages.pack(messages.Receive(1))
+        before = [(Op.MAKE, make), (Op.RESET, reset), *[(Op.STEP, b"")] * 2, *[(Op.RECEIVE, receive)] * 2]
+        after = [(Op.STEP, b""), (Op.RESET, reset), (Op.CLOSE, b"\x80")]
+        for seq, (op, header) in enumerate([*before, *after], 1):
+            socket.send(Prelude(op, hub_id ^ (seq == len(before) + 1), bytes(range(16)), seq).pack() + header)
+            assert socket.poll(5000)
+            socket.recv_multipart()
+
+
+@pytest.mark.parametrize("name", ["short_frame", "foreign_row", "slow_step", "late_reply"])
+def test_client_whose_requests_are_refused_passes_by_no_rule_about_what_they_bring(name: str) -> None:
+    with ScriptedHub("tcp://127.0.0.1:0") as hub, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(refused, hub.address)
+        record = hub.run(CASES[name].script(), None, CASE_S)
+        client.result()
+    assert PASSED not in {verdict.result for verdict in judged(name, CASES[name], record)}
 
 
 def test_rule_is_not_shown_where_nothing_came() -> None:

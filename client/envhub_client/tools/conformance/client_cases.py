@@ -132,7 +132,7 @@ class _ShortFrame(_AtReply):
     """Takes one env's observation out of a reply."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         return [[reply[0], reply[1][: len(reply[1]) // NUM_ENVS], *reply[2:]]]
 
@@ -228,7 +228,7 @@ class _ForeignRow(_AtReply):
     """Names in a reply to RECEIVE a row that is not there."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         count = len(reply[1]) // 8
         return [[reply[0], NUM_ENVS.to_bytes(8, "little") * count, *reply[2:]]]

@@ -41,8 +41,8 @@ def registered(package: Any = api) -> list[str]:
 def specs(package: Any = api) -> Mapping[str, Any]:
     """The specs in the registry of Gymnasium or of gym, by id."""
     registry = package.envs.registration.registry
-    found: Mapping[str, Any] = getattr(registry, "env_specs", registry)
-    return found
+    by_id: Mapping[str, Any] = getattr(registry, "env_specs", registry)
+    return by_id
 
 
 def interface(made: Any) -> str:

@@ -17,10 +17,10 @@ def byte_count(text: str) -> int:
     The units are B; KB, MB, GB and TB, powers of 1000; KiB, MiB, GiB and TiB, powers of 1024. Case does not matter.
 
     Raises:
-        ValueError: it is no number, has another unit, or is no whole number of bytes.
+        ValueError: it is not a number, has another unit, or is not a whole number of bytes.
     """
-    found = _FORM.fullmatch(text.strip())
-    count = Fraction(found[1]) * _UNITS.get(found[2].upper(), 0) if found else Fraction(0)
-    if found is None or found[2].upper() not in _UNITS or count.denominator != 1:
+    match = _FORM.fullmatch(text.strip())
+    count = Fraction(match[1]) * _UNITS.get(match[2].upper(), 0) if match else Fraction(0)
+    if match is None or match[2].upper() not in _UNITS or count.denominator != 1:
         raise ValueError(f"{text!r} is no number of bytes; write it such as 2000000000, 2GB or 512MiB")
     return int(count)

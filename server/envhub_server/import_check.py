@@ -1,4 +1,4 @@
-"""The check of where workers will find the modules that an operator names, before a hub serves; imports none."""
+"""The check of the files from which workers will import an operator's modules, before a hub serves. Imports none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = Logger("envhub.hub")
 
 
 def check_folders(registry: Registry) -> None:
-    """See that no user but the hub's and root writes what workers import, as far as folders' modes say so.
+    """Check by folders' modes that only the hub's user and root can write the modules that workers import.
 
     Warns of folders of other users, of those in ``PYTHONPATH``, and of those from which nothing has to be imported.
 
@@ -50,16 +50,16 @@ def _named_by_operator(key: InterpreterKey) -> list[str]:
 def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None:
     named = [*registry.modules(key), *(factory.partition(":")[0] for factory in registry.factories(key))]
     for package in sorted({module.partition(".")[0] for module in named}):
-        found = PathFinder.find_spec(package, [folder])
-        if found is None:
+        spec = PathFinder.find_spec(package, [folder])
+        if spec is None:
             continue
         if not key.is_other and (used := _installed(package, folder)):
-            if found.origin is not None:
+            if spec.origin is not None:
                 text = "what is installed comes first: give the file another name, or put its folder into PYTHONPATH"
-                log.warning("module_shadowed", module=package, file=found.origin, used=used, note=text)
+                log.warning("module_shadowed", module=package, file=spec.origin, used=used, note=text)
             continue
-        place = _place(found)
-        # In a sticky folder nobody replaces the module, but anybody adds one that it imports.
+        place = _place(spec)
+        # In a sticky folder other users cannot replace the module, but can add one that it imports.
         weakness = next((each for each in map(weakness_of, (folder, place)) if each is not None and each.open), None)
         if weakness is not None:
             raise UnsafeFolder(
@@ -69,14 +69,14 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
 
 
 def _installed(package: str, folder: str) -> str:
-    """Place of a module that is found before the folder is searched; empty if there is none."""
+    """The place of a module that hides one in the folder, because it comes first; empty if there is none."""
     if package in sys.builtin_module_names:
         return "Python"
     own = os.path.realpath(folder)
-    found = PathFinder.find_spec(package, [place for place in sys.path if os.path.realpath(place) != own])
-    return "" if found is None or found.origin is None else found.origin
+    spec = PathFinder.find_spec(package, [place for place in sys.path if os.path.realpath(place) != own])
+    return "" if spec is None or spec.origin is None else spec.origin
 
 
-def _place(found: ModuleSpec) -> str:
-    folders: Sequence[str] = found.submodule_search_locations or ()
-    return found.origin or next(iter(folders))
+def _place(spec: ModuleSpec) -> str:
+    folders: Sequence[str] = spec.submodule_search_locations or ()
+    return spec.origin or next(iter(folders))

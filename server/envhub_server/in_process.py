@@ -1,10 +1,10 @@
-"""A session in the program's own process, whose envs run in the thread that asks: for debuggers and profilers.
+"""A session in the program's own process, whose envs run in the calling thread: for debuggers and profilers.
 
-The session's state machine, memory and worker are those of a hub. The worker has no process: it executes what it is
-told at once, and what it says goes into the queue of events as it does in a hub.
+The session's state machine, memory and worker are those of a hub. The worker has no process: it executes
+messages at once, and its messages go into the queue of events as in a hub.
 
-Ctrl-C interrupts an env. Anywhere else it is held back until the request is carried out, because what is done in
-another process there must be done as a whole.
+Ctrl-C interrupts an env. Anywhere else it is held back until the request is executed, because work that a hub does in
+other processes must not be interrupted halfway.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class _Interrupts:
     """Holds SIGINT back in the program's main thread, if it has a handler of Python's there."""
 
     def __init__(self) -> None:
-        self._handler: Callable[[int, FrameType | None], Any] | None = None  # the program's, while it is held back
+        self._handler: Callable[[int, FrameType | None], Any] | None = (
+            None  # the program's handler, while SIGINT is held back
+        )
         self._came = False
 
     @contextlib.contextmanager
@@ -91,8 +93,8 @@ class _Interrupts:
             self._tell(self._handler)
             yield
         finally:
-            found = signal.signal(signal.SIGINT, self._note)
-            self._handler = found if callable(found) else signal.default_int_handler
+            previous = signal.signal(signal.SIGINT, self._note)
+            self._handler = previous if callable(previous) else signal.default_int_handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
@@ -124,9 +126,9 @@ class InProcessHub:
         self._services = Services(*parts)
 
     def receive(self, frames: Frames) -> None:
-        """Carry out the request in a message; its reply is ``outgoing`` afterwards.
+        """Execute the request in a message; afterwards its reply is in ``outgoing``.
 
-        Ctrl-C within an env is an exception of the env. At any other time it comes when the request is carried out.
+        Ctrl-C within an env is an exception of the env. At any other time it comes after the request.
         """
         with self._interrupts.held():
             self._receive(frames)
@@ -165,7 +167,7 @@ class InProcessHub:
         return SessionRuntime(Holdings(1, request.token, state, self._services, False, "", budget, factories))
 
     def _run(self) -> None:
-        """Handle events until the request under way is answered."""
+        """Handle events until the pending request is answered."""
         self._handle_events()
         while self._runtime is not None and self._runtime.state.requests.asked:
             left_s = self._runtime.state.next_deadline_s() - self._clock.now_s()
@@ -188,7 +190,7 @@ class InProcessHub:
                 return
 
     def close(self) -> None:
-        """Free what a session that was not closed holds."""
+        """Free the resources of a session that was not closed."""
         if self._runtime is not None:
             self._runtime.discard()
             self._runtime = None
@@ -336,7 +338,7 @@ class _InProcessWorkers:
         return [_WorkerInThread(session, number, self._events, self._interrupts) for number in numbers]
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
-        """None are known: what the envs start is the program's."""
+        """An empty map: processes that the envs start belong to the program."""
         return {}
 
     def inherited_bytes(self, pid: int) -> int:

@@ -39,7 +39,7 @@ _on_left_out: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Leave out what peers cause again and again; ``tell_left_out`` says how often."""
+    """Drop lines that peers cause again and again; ``tell_left_out`` logs their number."""
     event = line["event"]
     if event == LEFT_OUT:
         return line
@@ -58,19 +58,19 @@ def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> Mutable
 
 
 def on_left_out(called: Callable[[], None]) -> None:
-    """Have this called whenever a line is left out, so that ``tell_left_out`` is called later."""
+    """Set the function that is called whenever a line is left out, so that ``tell_left_out`` is called later."""
     global _on_left_out
     _on_left_out = called
 
 
 def tell_left_out(ends: bool = False) -> bool:
-    """Log how many lines were left out in the last while, if any were; whether there may be more to tell later.
+    """Log the number of lines that were left out, if any; return True if there may be more later.
 
-    ``ends`` says that it is not called again.
+    With ``ends`` this is the last call.
     """
-    for told in _repeats.told(math.inf if ends else time.monotonic()):
-        if told["of"] != _PROGRESS:
-            Logger("envhub.hub").warning(LEFT_OUT, **told)
+    for fields in _repeats.take_left_out(math.inf if ends else time.monotonic()):
+        if fields["of"] != _PROGRESS:
+            Logger("envhub.hub").warning(LEFT_OUT, **fields)
     return _repeats.pending
 
 
@@ -151,7 +151,7 @@ class Logger:
         return Logger(self._name, **self._fields, **fields)
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Log what helps to find a defect."""
+        """Log a detail for the search for a defect."""
         self._log("debug", logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
@@ -159,15 +159,15 @@ class Logger:
         self._log("info", logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Log what an operator may want to change."""
+        """Log a condition that an operator may want to change."""
         self._log("warning", logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Log what has failed."""
+        """Log a failure."""
         self._log("error", logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """Log what has failed, with the exception that is being handled."""
+        """Log a failure, with the exception that is being handled."""
         self._log("exception", logging.ERROR, event, fields)
 
     def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:

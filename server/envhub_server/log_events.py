@@ -64,7 +64,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     ),
     "counters": LogEvent("The counters of `stats()`, after SIGUSR2", _INFO, ("signal", "...")),
     LEFT_OUT: LogEvent(
-        "So many `lines` of the event `of` were left out in the last while, of this client and place if it names them",
+        "This number of `lines` of the event `of` was left out recently, of this client and origin if it names them",
         _WARNING,
         ("of", "lines", "client", "origin"),
     ),
@@ -160,7 +160,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         ("session", "env", "num_envs", "factories"),
     ),
     "session_making": LogEvent(
-        "So many envs of a session are made by now; with what its workers do, if that takes long",
+        "The number of envs that a session has built, and what its workers do if that takes long",
         _INFO,
         ("session", "phase", "built", "num_envs", "doing"),
         repeats=("session", "phase", "built", "doing"),
@@ -294,7 +294,7 @@ AUDIT_EVENTS: Mapping[str, AuditEvent] = {
     "session_unknown": AuditEvent("A client wanted to take a session over that the hub has not", ("op", "why")),
     "session_ended": AuditEvent("A session has ended", ("session",)),
     LEFT_OUT: AuditEvent(
-        "So many `lines` of the event `of` were left out in the last while", ("of", "lines", "op", "owner")
+        "This number of `lines` of the event `of` was left out recently", ("of", "lines", "op", "owner")
     ),
 }
 

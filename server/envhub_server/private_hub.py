@@ -33,7 +33,7 @@ def main(owner: int, program: int, folder: str, flags: Sequence[str]) -> None:
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     hub_process.prepare()
-    # The zygote and this process import side by side what each needs: a program waits for its first envs half as long.
+    # The zygote and this process import their modules in parallel, which halves a program's wait for its first envs.
     environ = environment_of(OWN, sys.executable, os.environ)
     zygote = ZygoteProcess(process_marks.new_hub(), sys.executable, environ, flags=tuple(flags))
     _serve(owner, program, Path(folder), zygote)
@@ -52,7 +52,7 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
 
-    # However long the path of the folder is: that of a socket may not be.
+    # The path of a socket is limited; the path of the folder is not.
     path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
 
     def ready(hub: Hub) -> None:

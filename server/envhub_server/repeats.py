@@ -1,8 +1,8 @@
-"""Lines of a log or an audit file, of which few are written in a while: whatever a peer repeats, both stay small. Pure.
+"""A limit for repeated lines of a log or an audit file, so that a peer cannot make them grow without bound. Pure.
 
-Lines belong together if they have the event and the same names, such as those of a client and of the place it is at. Of
-these the first of each kind is written, up to a number of kinds, in a period that begins with the first. What is left
-out is counted, and told in one line at the end of the period.
+Lines with the same event and the same names, such as a client's and its origin's, form a group. In a period that begins
+with a group's first line, the first line of each kind is written, up to a number of kinds. The other lines are counted,
+and the count is written in one line at the end of the period.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from envhub import errors
 
 REPEAT_S = 10.0  # the period
-LINES_MAX = 100  # that belong together
-ORIGINS_MAX = 64  # of an event, that are told apart
-OTHERS = "others"  # in place of the origins beyond
+LINES_MAX = 100  # of a group, in a period
+ORIGINS_MAX = 64  # of an event, that are counted separately
+OTHERS = "others"  # the name of all further origins
 FIELD_CHARS_MAX = 2000  # of a text in a line
 NETWORK_BYTES = 8  # of an IPv6 address, of which each machine has as many as it likes
 
@@ -37,7 +37,7 @@ _Group = tuple[str, tuple[tuple[str, str | int], ...], str]  # the event, the na
 
 
 class Repeats:
-    """Selection of the lines that are written, and count of those left out."""
+    """Selects the lines that are written, and counts the others."""
 
     def __init__(self) -> None:
         self._periods: dict[_Group, _Period] = {}  # the oldest first
@@ -46,7 +46,7 @@ class Repeats:
 
     @property
     def pending(self) -> bool:
-        """True if lines were left out of which ``told`` has not told."""
+        """True if lines were left out that ``take_left_out`` has not returned."""
         return bool(self._left_out) or any(period.left_out for period in self._periods.values())
 
     def admits(
@@ -92,13 +92,13 @@ class Repeats:
             self._origins[event] -= Counter([origin])
             self._left_out += Counter({group: period.left_out})
 
-    def told(self, now_s: float) -> list[dict[str, str | int]]:
-        """Take the names and numbers of lines that were left out in periods that have ended."""
+    def take_left_out(self, now_s: float) -> list[dict[str, str | int]]:
+        """Take the names and numbers of the lines that were left out in ended periods."""
         self._end_periods(now_s)
-        found, self._left_out = self._left_out, Counter()
+        counts, self._left_out = self._left_out, Counter()
         return [
             {"of": event, **dict(names), **({"origin": origin} if origin else {}), "lines": lines}
-            for (event, names, origin), lines in found.items()
+            for (event, names, origin), lines in counts.items()
         ]
 
 

@@ -50,11 +50,11 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a replay.
+    """The result of a replay.
 
     Attributes:
-        alike: whether the env failed at the same call in the same way.
-        text: what happened, for people.
+        alike: True if the env failed at the same call in the same way.
+        text: the result, for people.
     """
 
     alike: bool
@@ -63,7 +63,7 @@ class Comparison:
 
 @dataclass
 class Course:
-    """Course of a run, as far as it is known.
+    """The progress of a run, from the reports of its process.
 
     Attributes:
         call: the last call that began; -1 before the env was made.
@@ -81,7 +81,7 @@ class Course:
     _unread: bytes = b""
 
     def hear(self, chunk: bytes) -> None:
-        """Take in what came by the pipe."""
+        """Read the reports from the pipe."""
         self._unread += chunk
         while b"\n" in self._unread:
             line, _, rest = self._unread.partition(b"\n")
@@ -89,7 +89,7 @@ class Course:
             if "frame" in report:
                 nbytes = math.prod(report["frame"])
                 if len(rest) < nbytes:
-                    return  # the rest of the frame is to come
+                    return  # the rest of the frame has not arrived
                 if self.show is not None:
                     self.show(np.frombuffer(rest[:nbytes], np.uint8).reshape(report["frame"]), report["fps"])
                 rest = rest[nbytes:]
@@ -109,10 +109,10 @@ class Course:
 
 
 def read(path: Path) -> Replay:
-    """The replay in this file.
+    """Read the replay in this file.
 
     Raises:
-        ReplayError: it cannot be read, or is none.
+        ReplayError: it cannot be read, or is not a replay.
     """
     try:
         return unpack(read_regular_file(path, FILE_BYTES_MAX))
@@ -123,15 +123,15 @@ def read(path: Path) -> Replay:
 
 
 def in_a_line(path: Path) -> str:
-    """A replay in a line of a list: its name and failure, when it was written, and its client if that has a key."""
+    """The line of a replay in a list: its name, its failure, the time of writing, and its client if that has a key."""
     written = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
     try:
-        found = read(path)
-        failure, remarks = found.failure, [found.client] if found.client else []
+        replay = read(path)
+        failure, remarks = replay.failure, [replay.client] if replay.client else []
         text = failure["message"]
         if failure["exception"] and text != raised_text(failure["exception"], ""):
             text = raised_text(failure["exception"], text)
-        remarks += ["cut"] if found.calls().cut else []
+        remarks += ["cut"] if replay.calls().cut else []
     except ReplayError as error:
         text, remarks = str(error), []
     line: str = printable(f"{path.stem}: {shortened(text, LINE_CHARS_MAX)} ({', '.join([written, *remarks])})")
@@ -139,7 +139,7 @@ def in_a_line(path: Path) -> str:
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
-    """True if a hub of this user has written the file: it is the user's, and lies in this folder of the user's hubs."""
+    """True if a hub of this user wrote the file: it belongs to the user, and is in this folder of the user's hubs."""
     try:
         owner, folders = path.stat().st_uid, (path.resolve().parent, folder and folder.resolve())
     except OSError:
@@ -148,10 +148,10 @@ def is_own(path: Path, folder: Path | None) -> bool:
 
 
 def announced(path: Path) -> str:
-    """Describe what ``run`` will run of this file: a file of somebody else may name any program.
+    """Describe the program and env that ``run`` will run: another user's file may name any program.
 
     Raises:
-        ReplayError: it cannot be read, or is none.
+        ReplayError: it cannot be read, or is not a replay.
     """
     replay = read(path)
     build, key = replay.orders()[0], _interpreter(replay)
@@ -160,8 +160,8 @@ def announced(path: Path) -> str:
     variables = [f"{name}={value}" for name, value in (*key.variables, *build.variables.items())]
     text += f", variables {' '.join(variables)}" if variables else ""
     text += f", libraries from {os.pathsep.join(key.ld_library_path)}" if key.ld_library_path else ""
-    told: str = printable(text)
-    return told
+    shown: str = printable(text)
+    return shown
 
 
 def _modules(replay: Replay, build: control.Build) -> str:
@@ -172,16 +172,16 @@ def _modules(replay: Replay, build: control.Build) -> str:
 
 
 def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show | None = None) -> Comparison:
-    """Run the replay in this file, with the terminal's input and output, and compare what happens.
+    """Run the replay in this file, with the terminal's input and output, and compare the results.
 
     Args:
-        path: of the file.
+        path: the file.
         until: the call to stop before, from 0; None for all.
         use_pdb: debug the call that failed, or with ``until`` that call.
         show: takes the frame after each call, uint8 ``(height, width, 3)``, and the frames per second of its env.
 
     Raises:
-        ReplayError: the file cannot be run: it lacks something, or its interpreter does not exist.
+        ReplayError: the file cannot be run: it is incomplete, or its interpreter does not exist.
     """
     replay = read(path)
     history = replay.calls()
@@ -190,8 +190,12 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)
-    found = _verdict(replay, history, course)
-    return replace(found, text=f"{found.text}\nit shows no frames: {course.unseen}") if course.unseen else found
+    comparison = _verdict(replay, history, course)
+    return (
+        replace(comparison, text=f"{comparison.text}\nit shows no frames: {course.unseen}")
+        if course.unseen
+        else comparison
+    )
 
 
 def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bool], show: Show | None) -> Course:
@@ -226,7 +230,7 @@ def _interpreter(replay: Replay) -> InterpreterKey:
 
 
 def _follow(course: Course, replay: Replay, history: History, process: Process, reports: int, use_pdb: bool) -> None:
-    """Note what the process reports until it ends, or is killed since it hangs or takes too much memory."""
+    """Note the process's reports until it ends; kill it if it hangs or takes too much memory."""
     heard_s = time.monotonic()
     while True:
         ready, _, _ = select.select([reports], [], [], SAMPLE_S)
@@ -250,7 +254,7 @@ def _follow(course: Course, replay: Replay, history: History, process: Process, 
 
 
 def _limit_s(replay: Replay, history: History, course: Course) -> float:
-    """For how long the call that runs may take."""
+    """The time limit of the running call, in seconds."""
     if not 0 <= course.call < history.calls:
         return MAKE_S
     kind = history.kind(course.call)
@@ -275,22 +279,22 @@ def _verdict(replay: Replay, history: History, course: Course) -> Comparison:
         text = f"observation differs first at {_named(replay, history, course.differs)}; "
         if not not_run:  # which else may be why
             text = f"{'reset without a seed' if _is_unseeded(history) else 'non-deterministic simulator'}: {text}"
-        now_text = "it did not fail" if not now else f"it {_told(now)} at {_named(replay, history, course.call)}"
+        now_text = "it did not fail" if not now else f"it {_failed(now)} at {_named(replay, history, course.call)}"
         return Comparison(
             False,
-            f"{text}{now_text}, and {_told(recorded)} at {_named(replay, history, replay.failed_at)} before{not_run}",
+            f"{text}{now_text}, and {_failed(recorded)} at {_named(replay, history, replay.failed_at)} before{not_run}",
         )
     if same:
-        return Comparison(True, f"failed alike: {_told(now)} at {_named(replay, history, course.call)}")
-    before = f"it {_told(recorded)} at {_named(replay, history, replay.failed_at)} before"
+        return Comparison(True, f"failed alike: {_failed(now)} at {_named(replay, history, course.call)}")
+    before = f"it {_failed(recorded)} at {_named(replay, history, replay.failed_at)} before"
     if not now:
         return Comparison(False, f"did not fail, and every observation was the same; {before}{not_run}")
-    otherwise = f"failed otherwise: {_told(now)} at {_named(replay, history, course.call)}"
+    otherwise = f"failed otherwise: {_failed(now)} at {_named(replay, history, course.call)}"
     return Comparison(False, f"{otherwise}; {before}{not_run}")
 
 
 def _happened(end: dict[str, Any]) -> tuple[str, ...]:
-    """The failure, in the form in which it is compared; empty where nothing failed."""
+    """The failure in the form for comparison; empty without a failure."""
     if "late" in end:
         return ("timeout",)
     if "overrun" in end:
@@ -316,7 +320,7 @@ def _recorded(failure: dict[str, Any]) -> tuple[str, ...]:
     return (cause, failure["signal"] or f"status {failure['exit_status']}")
 
 
-def _told(happened: tuple[str, ...]) -> str:
+def _failed(happened: tuple[str, ...]) -> str:
     cause, *rest = happened
     if cause in ("timeout", "memory"):
         return "hung" if cause == "timeout" else "had more memory than memory_max"

@@ -1,4 +1,4 @@
-"""TOML of an operator: how it is read, and how errors write it."""
+"""The TOML of an operator: its reading, and its text in errors."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but mos
 
 
 class TomlError(ValueError):
-    """A text is no TOML; the message says what it is, and where, after the name of its file."""
+    """A text is not valid TOML; the message begins with the file's name, and says the problem and its place."""
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """The table that a text says.
+    """Read the table in a text.
 
     Raises:
-        TomlError: it is no TOML, is nested too deeply, or has a number with more digits than Python reads.
+        TomlError: it is not valid TOML, is nested too deeply, or has a number with more digits than Python reads.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(text)
-        return found
+        table: dict[str, Any] = tomllib.loads(text)
+        return table
     except RecursionError as error:
         raise TomlError("cannot be read: its values are nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
         raise TomlError(f"is no TOML: {error}{quotes}") from error
     except ValueError as error:  # of ``int``, which knows no place
-        longest = max(_DIGITS.finditer(text), key=lambda found: len(found[0]))
+        longest = max(_DIGITS.finditer(text), key=lambda table: len(table[0]))
         keys = _KEY.findall(text[: longest.start()])
         line = text.count("\n", 0, longest.start()) + 1
         why = f"a number has {len(longest[0])} digits, more than Python reads"

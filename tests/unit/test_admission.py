@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.hosting import granted
+from envhub_server.catalog.hosting import hosting_of_session
 from envhub_server.catalog.registry import Recipe
 from envhub_server.config import HubConfig
 
@@ -36,8 +36,8 @@ def test_client_may_lower_the_operators_limit_of_memory_and_not_raise_it() -> No
         refused = asked(Make(1, "A-v0", hosting=Hosting(memory_max=wanted)), limited)
         assert isinstance(refused, Failure) and f"allows up to {BYTES_MIN} bytes of a worker" in refused.message
     assert asked(Make(1, "A-v0", hosting=Hosting(memory_max=0))) == Recipe("A-v0")
-    assert granted(Hosting(memory_max=99), limited.hosting, 1).memory_max == 99
-    assert granted(Hosting(), limited.hosting, 1).memory_max == BYTES_MIN
+    assert hosting_of_session(Hosting(memory_max=99), limited.hosting, 1).memory_max == 99
+    assert hosting_of_session(Hosting(), limited.hosting, 1).memory_max == BYTES_MIN
 
 
 def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> None:
@@ -45,8 +45,8 @@ def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> No
     refused = asked(Make(1, "A-v0", hosting=Hosting(spares=9)))
     assert isinstance(refused, Failure) and "spares_max=8" in refused.message
     assert asked(Make(1, "A-v0", hosting=Hosting(spares=9)), HubConfig(spares=20)) == Recipe("A-v0")
-    assert granted(Hosting(), Hosting(spares=20), 1).spares == 20
-    assert granted(Hosting(spares=0), Hosting(spares=20), 1).spares == 0
+    assert hosting_of_session(Hosting(), Hosting(spares=20), 1).spares == 20
+    assert hosting_of_session(Hosting(spares=0), Hosting(spares=20), 1).spares == 0
 
 
 @pytest.mark.parametrize("wrong", [{"spares": 1_000_000}, {"gpus": (0, 0)}, {"gpus": (-1,)}])
@@ -67,16 +67,18 @@ def test_client_may_not_keep_workers_for_long_by_closing() -> None:
 
 def test_session_that_recycles_workers_has_a_spare_unless_it_wants_none() -> None:
     recycle = Recycle(episodes=10)
-    assert granted(Hosting(recycle=recycle), Hosting(), 1) == Hosting(recycle=recycle, spares=1)
-    assert granted(Hosting(), Hosting(recycle=recycle, spares=3), 1).spares == 3
-    assert granted(Hosting(recycle=recycle, spares=0), Hosting(), 1).spares == 0
+    assert hosting_of_session(Hosting(recycle=recycle), Hosting(), 1) == Hosting(recycle=recycle, spares=1)
+    assert hosting_of_session(Hosting(), Hosting(recycle=recycle, spares=3), 1).spares == 3
+    assert hosting_of_session(Hosting(recycle=recycle, spares=0), Hosting(), 1).spares == 0
 
 
 def test_worker_is_recycled_by_the_first_of_the_clients_and_the_operators_limits() -> None:
     of_operator = Hosting(recycle=Recycle(episodes=5, age_s=1.0))
-    assert granted(Hosting(recycle=Recycle(episodes=10)), of_operator, 1).recycle == Recycle(episodes=5, age_s=1.0)
-    assert granted(Hosting(recycle=Recycle(3, 0.0, 9)), of_operator, 1).recycle == Recycle(3, 1.0, 9)
-    assert granted(Hosting(), of_operator, 1).recycle == of_operator.recycle
+    assert hosting_of_session(Hosting(recycle=Recycle(episodes=10)), of_operator, 1).recycle == Recycle(
+        episodes=5, age_s=1.0
+    )
+    assert hosting_of_session(Hosting(recycle=Recycle(3, 0.0, 9)), of_operator, 1).recycle == Recycle(3, 1.0, 9)
+    assert hosting_of_session(Hosting(), of_operator, 1).recycle == of_operator.recycle
 
 
 def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:
@@ -86,10 +88,10 @@ def test_table_of_an_env_says_which_devices_its_workers_may_have() -> None:
 
 
 def test_sessions_begin_with_the_operators_devices_in_turn() -> None:
-    dealt = [granted(Hosting(), Hosting(gpus=[4, 5, 6]), session).gpus for session in range(3)]
+    dealt = [hosting_of_session(Hosting(), Hosting(gpus=[4, 5, 6]), session).gpus for session in range(3)]
     assert dealt == [[4, 5, 6], [5, 6, 4], [6, 4, 5]]
-    assert granted(Hosting(gpus=[6, 4]), Hosting(gpus=[4, 5, 6]), 1).gpus == [6, 4]
-    assert granted(Hosting(), Hosting(), 1).gpus == []
+    assert hosting_of_session(Hosting(gpus=[6, 4]), Hosting(gpus=[4, 5, 6]), 1).gpus == [6, 4]
+    assert hosting_of_session(Hosting(), Hosting(), 1).gpus == []
 
 
 def test_program_chooses_any_devices_of_its_own_hub() -> None:

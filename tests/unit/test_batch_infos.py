@@ -69,7 +69,7 @@ def test_values_of_several_types_are_no_column() -> None:
 
 def test_infos_of_some_envs_are_their_entries() -> None:
     infos = {"a": np.arange(3), "b": {"c": [4, 5, 6]}, "d": 7}
-    found = batch_infos.some(infos, np.array([True, False, True]))
+    found = batch_infos.chosen_rows(infos, np.array([True, False, True]))
     assert found["a"].tolist() == [0, 2] and found["b"]["c"] == [4, 6] and found["d"] == 7
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.ipc.packages import here, install, package_of
+from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import (
     ONE_THREAD,
     OWN,
@@ -137,7 +137,7 @@ V38 = line(python="3.8.18")
 )
 def test_what_is_wrong_is_one_line(lines: list[bytes], ending: str, output: str, told: str) -> None:
     found = what_is_wrong("/p", start(*lines), ending, output)
-    assert found.startswith(f"/p{here()}") and told in found and "\n" not in found
+    assert found.startswith(f"/p{on_this_machine()}") and told in found and "\n" not in found
 
 
 def test_hanging_interpreter_is_told_with_where_it_is() -> None:

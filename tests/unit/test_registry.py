@@ -5,7 +5,7 @@ import sys
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe, Registry
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.interpreter import OWN
 
 
@@ -81,10 +81,12 @@ def test_entries_that_name_nothing_are_found() -> None:
 def test_id_that_is_not_registered_is_told_with_the_nearest_one_or_the_package_to_install() -> None:
     registry = Registry(["Cartpole-v1", "ALE/Pogn-v5", "dm_control/*", "Zzz-v0"])
     unmatched = registry.unmatched(OWN, ["CartPole-v1", "ALE/Pong-v5"])
-    assert unmatched["Cartpole-v1"] == f"no id 'Cartpole-v1' is registered{here()}; did you mean 'CartPole-v1'?"
+    assert (
+        unmatched["Cartpole-v1"] == f"no id 'Cartpole-v1' is registered{on_this_machine()}; did you mean 'CartPole-v1'?"
+    )
     assert unmatched["ALE/Pogn-v5"].endswith("; did you mean 'ALE/Pong-v5'?")
     assert unmatched["dm_control/*"].endswith(f"run: {sys.executable} -m pip install 'shimmy[dm-control]'")
-    assert unmatched["Zzz-v0"] == f"no id 'Zzz-v0' is registered{here()}"
+    assert unmatched["Zzz-v0"] == f"no id 'Zzz-v0' is registered{on_this_machine()}"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_entry_that_names_no_id_is_impossible_unless_a_module_is_missing_that_ma
     both: list[tuple[list[str], dict[str, EnvSettings]]] = [(["Zzz-v0"], {}), ([], {"arm": EnvSettings("Zzz-v0")})]
     for entries, tables in both:
         found = Registry(["CartPole-v1", *entries], tables=tables).impossible(OWN, ids, imported=False)
-        assert found == f"no id 'Zzz-v0' is registered{here()}"
+        assert found == f"no id 'Zzz-v0' is registered{on_this_machine()}"
     named = Registry(["CartPole-v1", "mine:Zzz-v0"])
     assert named.impossible(OWN, ids, imported=False) == ""  # its package may be installed yet
     assert named.impossible(OWN, ids, imported=True) != ""

@@ -21,9 +21,9 @@ def test_first_of_equal_lines_is_written_and_the_others_are_told_of_once() -> No
     repeats = Repeats()
     admitted = [repeats.admits("refused", {"client": "a"}, "::1", "why", now_s) for now_s in (0.0, 1.0, REPEAT_S - 1)]
     assert admitted == [True, False, False] and repeats.pending
-    assert repeats.told(REPEAT_S - 1) == []
-    assert repeats.told(REPEAT_S) == [{"of": "refused", "client": "a", "origin": "::1", "lines": 2}]
-    assert repeats.told(REPEAT_S) == [] and not repeats.pending
+    assert repeats.take_left_out(REPEAT_S - 1) == []
+    assert repeats.take_left_out(REPEAT_S) == [{"of": "refused", "client": "a", "origin": "::1", "lines": 2}]
+    assert repeats.take_left_out(REPEAT_S) == [] and not repeats.pending
     assert repeats.admits("refused", {"client": "a"}, "::1", "why", REPEAT_S)
 
 
@@ -31,7 +31,7 @@ def test_lines_that_all_differ_are_bounded_and_the_next_period_has_as_many() -> 
     repeats, reasons = Repeats(), itertools.count()
     for begin_s in (0.0, REPEAT_S):
         assert sum(repeats.admits("refused", {}, "", next(reasons), begin_s) for _ in range(5000)) == LINES_MAX
-    assert repeats.told(2 * REPEAT_S) == [{"of": "refused", "lines": 2 * (5000 - LINES_MAX)}]
+    assert repeats.take_left_out(2 * REPEAT_S) == [{"of": "refused", "lines": 2 * (5000 - LINES_MAX)}]
 
 
 def test_lines_of_no_kind_are_bounded_too() -> None:
@@ -53,7 +53,7 @@ def test_lines_from_any_number_of_origins_are_bounded_and_all_are_counted() -> N
     origins = [f"10.1.{number // 256}.{number % 256}" for number in range(5000)]
     written = sum(repeats.admits("refused", {}, origin, (origin, "why"), 0.0) for origin in origins)
     assert written == ORIGINS_MAX + LINES_MAX
-    assert repeats.told(REPEAT_S) == [{"of": "refused", "origin": OTHERS, "lines": 5000 - written}]
+    assert repeats.take_left_out(REPEAT_S) == [{"of": "refused", "origin": OTHERS, "lines": 5000 - written}]
     assert repeats.admits("refused", {}, origins[-1], (origins[-1], "why"), REPEAT_S)
     assert len(vars(repeats)["_periods"]) == 1 and sum(vars(repeats)["_origins"]["refused"].values()) == 1
 
@@ -63,7 +63,7 @@ def test_lines_left_out_are_pending_until_they_are_told_though_their_period_has_
     for _ in range(2):
         repeats.admits("refused", {}, "", "why", 0.0)
     assert repeats.admits("connected", {}, "", "why", REPEAT_S) and repeats.pending
-    assert repeats.told(REPEAT_S) == [{"of": "refused", "lines": 1}] and not repeats.pending
+    assert repeats.take_left_out(REPEAT_S) == [{"of": "refused", "lines": 1}] and not repeats.pending
 
 
 def test_flood_from_many_origins_hides_no_line_of_one_that_was_there_before() -> None:

@@ -1,1 +1,1 @@
-"""The environments that a hub may make: what is said of them, what steps cost, what those that failed were asked."""
+"""The environments that a hub may make: their settings, the cost of their steps, and the replays of their failures."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from envhub.errors import shown
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec, compression
-from envhub_server.catalog.hosting import beyond
+from envhub_server.catalog.hosting import excess
 from envhub_server.catalog.registry import Recipe, Registry, of_program
 from envhub_server.config import HubConfig
 from envhub_server.ipc.factories_memory import why_misplaced
@@ -33,7 +33,7 @@ PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}
 def admitted(
     make: Make, config: HubConfig, registry: Registry, envs: int, deploys: bool, names: Sequence[str] | None = None
 ) -> Recipe | Failure:
-    """The recipe of the requested env, or why the session is refused.
+    """The recipe of the requested env, or the failure that refuses the session.
 
     Args:
         make: the request.
@@ -81,7 +81,7 @@ def admitted(
     if not code_allowed and (why := _foreign_setup(make, "" if recipe is None else recipe.settings.worker_setup)):
         return Failure("not_permitted", "request", why)
     if recipe is not None:
-        why = beyond(make.hosting, recipe.settings.hosting(config.hosting), config.spares_max)
+        why = excess(make.hosting, recipe.settings.hosting(config.hosting), config.spares_max)
         return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
@@ -121,10 +121,10 @@ def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
     of_envs = ((blob, declared) for blob in (make.kwargs, *make.kwargs_each))
     for blob, free in (*of_envs, *((blob, ()) for blob in make.wrapper_kwargs)):
         try:
-            found = codec.decode(blob) if blob else {}
+            arguments = codec.decode(blob) if blob else {}
         except codec.DecodeError as error:
             return f"the arguments cannot be read: {error}"
-        for name, value in found.items() if isinstance(found, dict) else [("arguments", found)]:
+        for name, value in arguments.items() if isinstance(arguments, dict) else [("arguments", arguments)]:
             if name not in free and not _is_plain(value):
                 return (
                     f"{name}={shown(value, 100)}: with this key an argument is a number, True, False, None, a string "

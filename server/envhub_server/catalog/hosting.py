@@ -7,8 +7,8 @@ from dataclasses import astuple, replace
 from envhub.protocol.messages import Hosting, Recycle
 
 
-def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
-    """Describe the wishes of a shared hub's client beyond what the operator allows; empty if there are none."""
+def excess(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
+    """Describe the settings of a shared hub's client that the operator does not allow; empty if there are none."""
     if (wanted.spares or 0) > max(spares_max, allowed.spares or 0):
         return f"spares={wanted.spares}: this hub makes at most spares_max={spares_max} of a session ahead"
     if wanted.shares_process and allowed.shares_process is False:
@@ -23,8 +23,8 @@ def beyond(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
     return ""
 
 
-def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
-    """Settings of the workers of the session of this number.
+def hosting_of_session(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
+    """The workers' settings in the session of this number.
 
     Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
     A worker is recycled by what comes first, the operator's limits or the client's.
@@ -34,7 +34,7 @@ def granted(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
     asked["gpus"] = wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]
     both = zip(astuple(wanted.recycle), astuple(allowed.recycle), strict=True)
     asked["recycle"] = Recycle(*(min(filter(None, limits), default=0) for limits in both))
-    found = replace(allowed, **asked)
-    if found.spares is None and found.recycle != Recycle():
-        return replace(found, spares=1)  # so that the next worker takes over without a delay, in which envs leak more
-    return found
+    hosting = replace(allowed, **asked)
+    if hosting.spares is None and hosting.recycle != Recycle():
+        return replace(hosting, spares=1)  # the next worker then takes over without a delay
+    return hosting

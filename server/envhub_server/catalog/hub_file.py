@@ -57,21 +57,21 @@ def read(path: Path) -> HubFile:
         HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
     """
     try:
-        found = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
+        content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
         raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
     except TomlError as error:
         raise HubFileError(f"{path} {error}") from error
     except UnicodeDecodeError as error:
         raise HubFileError(f"{path} is no TOML: {error}") from error
-    envs = found.pop("envs", {})
+    envs = content.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
     spot = Spot(f"{path}: ", path.absolute().parent)
     try:
-        said = {"record": found.pop("record")} if "record" in found else {}  # which the command line cannot say
+        said = {"record": content.pop("record")} if "record" in content else {}  # which the command line cannot say
         record = table_from(said, EnvSettings, spot).recorded
-        options = values_from(found, HubOptions, spot, _hint_of_hub)
+        options = values_from(content, HubOptions, spot, _hint_of_hub)
         tables = {name: _settings(name, table, spot) for name, table in envs.items()}
     except TableError as error:
         raise HubFileError(str(error)) from error

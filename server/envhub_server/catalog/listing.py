@@ -1,4 +1,4 @@
-"""The names that a hub offers, found by workers, since only workers import modules with ids and factories."""
+"""The names that a hub offers. Workers find them, because only workers import modules with ids and factories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from envhub.protocol import messages
 from envhub_server.catalog.registry import EnvNotFound, Registry
 from envhub_server.ipc import control
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
@@ -25,8 +25,8 @@ class Listing:
 
     Attributes:
         names: that the hub offers; None before they are known.
-        refused: the error for the first entry that can never be made, found when the hub started.
-        unready: why an env cannot be made, by its name, as far as that was found when it was last tried.
+        refused: the error for the first entry that can never be made, from the hub's start.
+        unready: by name, the reason why an env could not be made when it was last tried.
         starting: what an interpreter or a module is at that takes long to start, by the names of its envs.
         undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
     """
@@ -48,7 +48,7 @@ class Listing:
         self._running: set[int] = set()
         self._importing: dict[int, str] = {}  # a module with factories, by the worker that imports it
         self._stages: dict[int, tuple[str, float]] = {}  # what each worker is at, and since when
-        self._found: dict[int, dict[str, str]] = {}  # what a worker has found to be wrong
+        self._problems: dict[int, dict[str, str]] = {}  # by worker, the reason why each env is not ready
         self._drawing: set[int] = set()  # workers that have tried the rendering
 
     @property
@@ -84,7 +84,7 @@ class Listing:
         self._asked.add(number)
         self._running.add(number)
         self._modules_failed.discard(number)
-        self._found[number] = {}
+        self._problems[number] = {}
 
     @property
     def running(self) -> bool:
@@ -118,15 +118,15 @@ class Listing:
             self.starting.pop(name, None)
 
     def handle(self, event: WorkerEvent) -> None:
-        """Handle an event of a worker; when the last has said or ended, the names are known as far as they can be."""
+        """Handle an event of a worker; the names are complete once the last worker has reported or ended."""
         number, key = event.process, self._keys[event.process]
         match event:
             case WorkerExited(cause=cause):
                 if cause.unready:
-                    self._found[number] = dict.fromkeys(self._registry.names(key), cause.unready)
+                    self._problems[number] = dict.fromkeys(self._registry.names(key), cause.unready)
                 elif cause.signal and (module := self._importing.pop(number, "")):
                     for name in self._registry.names_of_module(key, module):
-                        self._found[number][name] = (
+                        self._problems[number][name] = (
                             f"the worker that imported {module!r} {cause.how} before it was done"
                         )
                 elif number in self._asked:
@@ -138,7 +138,7 @@ class Listing:
                 self._importing.pop(number, None)
                 self._forget_stage(number)
                 unrecorded = self._registry.unrecorded(key)
-                self._tell(self._registry.names(key), {**unrecorded, **self._found.pop(number)})
+                self._tell(self._registry.names(key), {**unrecorded, **self._problems.pop(number)})
                 for name in self._registry.required & {*self._registry.names(key)} & self.unready.keys():
                     self._refuse(number, EnvNotFound(f"{name!r} is required and not ready: {self.unready[name]}"))
                 self._listed.add(number)
@@ -149,7 +149,7 @@ class Listing:
                 self._importing[number] = module
             case WorkerSaid(message=messages.EnvNames(names)):
                 self._registered[key] = names
-                self._found[number].update(self._registry.unmatched(key, names))
+                self._problems[number].update(self._registry.unmatched(key, names))
                 self._asked.discard(number)
                 if why := self._registry.impossible(key, names, number not in self._modules_failed):
                     self._refuse(number, EnvNotFound(why))
@@ -163,12 +163,12 @@ class Listing:
                 if not key.is_other and (failed.missing or lone):
                     self._refuse(number, self._registry.not_found(failed.entry, failed.why))
                 why = f"{failed.entry} cannot be made: {failed.why}{failed.remedy}"
-                self._found[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
+                self._problems[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
         if not self._asked and (self.names is None or self._registered):
             self.names = self._registry.offered(self._registered)
 
     def _refuse(self, number: int, error: EnvNotFound) -> None:
-        """Have the hub end, if it starts; what is found later leaves the sessions alone that there are."""
+        """Have a starting hub end; a later problem does not affect existing sessions."""
         if number not in self._listed:
             self.refused = self.refused or error
 
@@ -184,9 +184,9 @@ class Listing:
     def _cannot_draw(self, number: int, why: str) -> None:
         """Note that the envs of this worker's interpreter cannot render; a factory that cannot be made comes first."""
         key = self._keys[number]
-        text = f"rendering by {self._registry.rendering(key)} does not work{here()}: {why}"
+        text = f"rendering by {self._registry.rendering(key)} does not work{on_this_machine()}: {why}"
         self.undrawn[key] = text
-        self._found[number] = {**dict.fromkeys(self._registry.names(key), text), **self._found[number]}
+        self._problems[number] = {**dict.fromkeys(self._registry.names(key), text), **self._problems[number]}
 
     def _tell(self, names: Collection[str], wrong: dict[str, str]) -> None:
         """Log which of these envs are not ready, and which are again."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from envhub.option_kinds import parse_arguments
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
-from envhub_server.ipc.packages import here, install, package_of
+from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.toml_text import heading, value_text
 
@@ -106,8 +106,8 @@ class Registry:
         for name, settings in tables.items():
             python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
             record = defaults.record if settings.record is None else settings.record
-            found = replace(settings, python=python, rendering=rendering, record=record)
-            self._entries.append(_from_table(name, found))
+            of_entry = replace(settings, python=python, rendering=rendering, record=record)
+            self._entries.append(_from_table(name, of_entry))
         self._arguments = [parse_arguments(text) for text in arguments]
 
     @property
@@ -124,7 +124,7 @@ class Registry:
         return sorted({entry.factory for entry in self._of(key) if entry.factory})
 
     def rendering(self, key: InterpreterKey) -> str:
-        """By what envs of this interpreter draw frames; empty where nothing is said."""
+        """The renderer of this interpreter's envs; empty if it is not set."""
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Registry:
         return Recipe("", settings=replace(self._defaults, vector=vector))
 
     def find(self, name: str) -> Recipe | None:
-        """The recipe for the name a client asks for, or None if it is not offered.
+        """The recipe for a requested name, or None if the hub does not offer it.
 
         A client may put the module before the id, as ``gymnasium.make`` allows, but names no module of its own choice.
         """
@@ -192,8 +192,8 @@ class Registry:
             if entry.literal and (ids is None or entry.exists(ids)):
                 named.add(entry.name)
         for key, ids in registered.items():
-            found = ((name, self.find(name)) for name in ids)
-            named.update(name for name, recipe in found if recipe is not None and recipe.settings.interpreter == key)
+            recipes = ((name, self.find(name)) for name in ids)
+            named.update(name for name, recipe in recipes if recipe is not None and recipe.settings.interpreter == key)
         return sorted(named)
 
     def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
@@ -203,10 +203,10 @@ class Registry:
             name: that a client asked for.
             names: that the hub offers; without them only the entries that are no patterns are known.
         """
-        known = self._literal_names() if names is None else names
+        candidates = self._literal_names() if names is None else names
         near: list[str] = []
         for spelling in (str.casefold, _stem):
-            spelled = {spelling(each): each for each in known}
+            spelled = {spelling(each): each for each in candidates}
             wanted = spelling(name.rpartition(":")[2])
             near += [spelled[each] for each in get_close_matches(wanted[:NAME_CHARS_MAX], spelled, NEAREST_MAX)]
         return [*dict.fromkeys(near)][:NEAREST_MAX]
@@ -232,12 +232,12 @@ class Registry:
             imported: whether all modules that entries name were imported. An entry may name one that is not there.
         """
         unmatched = {} if key.is_other else self.unmatched(key, registered)
-        found = (entry for entry in self._of(key) if entry.name in unmatched)
-        return next((unmatched[each.name] for each in found if imported or not each.modules or self.has_one), "")
+        entries = (entry for entry in self._of(key) if entry.name in unmatched)
+        return next((unmatched[each.name] for each in entries if imported or not each.modules or self.has_one), "")
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name
-        text = f"no id {wanted!r} is registered{here()}"
+        text = f"no id {wanted!r} is registered{on_this_machine()}"
         namespace = wanted.partition("/")[0]
         if namespace in NAMESPACES and not any(name.startswith(f"{namespace}/") for name in registered):
             return f"{text}; its package is not there, run: {install(python, package_of(NAMESPACES[namespace]))}"

@@ -19,7 +19,7 @@ UNFINISHED = f"{SUFFIX}.part"
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
-    """The folder of this user's hubs: what ``ENVHUB_REPLAYS`` says, else one for state; None where that says "off"."""
+    """The folder of this user's hubs: ``ENVHUB_REPLAYS``, else one in the user's state folder; None for "off"."""
     said = environ.get(ENVIRONMENT_VARIABLE, "")
     if said == "off":
         return None
@@ -36,10 +36,10 @@ class ReplayFolder:
         """Bound the number of files and their bytes; the folder is made when the first file is kept."""
         self.path = path
         self._count_max, self._bytes_max = count_max, bytes_max
-        self._known: dict[str, Kept] = {}  # by file name; a finished file never changes
+        self._files: dict[str, Kept] = {}  # by file name; a finished file never changes
 
     def keep(self, name: str, blob: bytes) -> Path:
-        """Write a file under this name, whole or not at all, and remove those that are too many.
+        """Write a file under this name, whole or not at all, and remove surplus files.
 
         Raises:
             OSError: it cannot be written, or there is no room for it.
@@ -61,20 +61,22 @@ class ReplayFolder:
             with contextlib.suppress(OSError):
                 os.unlink(written)
             raise
-        self._known.pop(path.name, None)
+        self._files.pop(path.name, None)
         self._look()
         unfinished = sum(size for _, size in _unfinished(self.path))
-        bytes_max = max(self._bytes_max - unfinished, len(blob))  # the new file stays, whatever others are writing
-        for each in giving_way(self._known.values(), self._count_max, bytes_max):
+        bytes_max = max(
+            self._bytes_max - unfinished, len(blob)
+        )  # the new file is kept even if others are being written
+        for each in giving_way(self._files.values(), self._count_max, bytes_max):
             (self.path / f"{each}{SUFFIX}").unlink(missing_ok=True)
         return path
 
     def _look(self) -> None:
         """Learn which replays there are; only those that are new are asked for their size, for there may be many."""
         names = {name for name in os.listdir(self.path) if name.endswith(SUFFIX)}
-        for name in self._known.keys() - names:
-            del self._known[name]
-        self._known |= _kept(self.path, names - self._known.keys())
+        for name in self._files.keys() - names:
+            del self._files[name]
+        self._files |= _kept(self.path, names - self._files.keys())
 
     def remove_leftovers(self) -> None:
         """Remove what hubs were writing when they were killed; what another hub is writing is locked by it."""
@@ -92,20 +94,20 @@ def files_in(folder: Path) -> list[Path]:
 
 def _kept(folder: Path, names: Iterable[str]) -> dict[str, Kept]:
     """The replays in the files of these names."""
-    found = {}
+    files = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # another hub has removed it
             status = os.stat(folder / name)
             if stat.S_ISREG(status.st_mode):  # a pipe is not to be read, nor a folder to be removed
-                found[name] = Kept(status.st_mtime_ns, name.removesuffix(SUFFIX), status.st_size)
-    return found
+                files[name] = Kept(status.st_mtime_ns, name.removesuffix(SUFFIX), status.st_size)
+    return files
 
 
 def _unfinished(folder: Path) -> list[tuple[Path, int]]:
     """The files that are being written, or were when their hub was killed, and their sizes."""
-    found = []
+    files = []
     for name in os.listdir(folder) if folder.exists() else ():
         if name.startswith(".") and name.endswith(UNFINISHED):
             with contextlib.suppress(FileNotFoundError):  # it is finished
-                found.append((folder / name, os.stat(folder / name).st_size))
-    return found
+                files.append((folder / name, os.stat(folder / name).st_size))
+    return files

@@ -43,8 +43,8 @@ class Kept(NamedTuple):
 
 def share_of(name: str) -> str:
     """The share to which the file of this name belongs; empty for that of all files that no hub has named."""
-    found = _SHARE.search(name)
-    return found.group(1) if found else ""
+    match = _SHARE.search(name)
+    return match.group(1) if match else ""
 
 
 class _Share:
@@ -77,7 +77,7 @@ def giving_way(files: Iterable[Kept], count_max: int, bytes_max: int) -> list[st
     for file in sorted(files):
         shares[share_of(file.name)].add(file)
     count, nbytes = sum(len(share.files) for share in shares.values()), sum(share.nbytes for share in shares.values())
-    found = []
+    names = []
     while count and (count > count_max or nbytes > bytes_max):
         parts = [(share.part(count_max, bytes_max), share) for share in shares.values() if len(share.files) > 1]
         part, share = max(parts, key=itemgetter(0), default=(0.0, _Share()))
@@ -85,5 +85,5 @@ def giving_way(files: Iterable[Kept], count_max: int, bytes_max: int) -> list[st
             share = min((each for each in shares.values() if each.files), key=lambda each: each.files[0])
         file = share.remove_oldest()
         count, nbytes = count - 1, nbytes - file.nbytes
-        found.append(file.name)
-    return found
+        names.append(file.name)
+    return names

@@ -28,9 +28,9 @@ class StepCost:
         cpu_s: seconds of CPU time, of all threads of its process.
         wait_s: seconds in which its process neither ran nor was ready to run: it slept, or waited for another process.
         env_bytes: the memory of a worker with one env.
-        libraries: shared ones that its workers have; None where that is not known.
-        fit: whether such envs are known to be fit to share a process.
-        alone: whether a process cannot have two of them, as was seen; the times may be 0 then, which nobody measured.
+        libraries: the libraries that its workers share; None if unknown.
+        fit: True if such envs are known to share a process well.
+        alone: True if a process could not make two of them; the times may be 0 then, without a measurement.
     """
 
     cpu_s: float
@@ -47,12 +47,14 @@ class StepCost:
 
 def average(times: Iterable[StepTimes]) -> StepCost | None:
     """The cost of one step, from the times of a session's workers; None if they are of too few steps."""
-    known = list(times)
-    steps = sum(each.steps for each in known)
+    all_times = list(times)
+    steps = sum(each.steps for each in all_times)
     if steps < STEPS_MIN:
         return None
-    cpu_s, wait_s = (sum(ns) / 1e9 / steps for ns in zip(*((each.cpu_ns, each.wait_ns) for each in known), strict=True))
-    return _checked(cpu_s, wait_s, max(each.env_bytes for each in known))
+    cpu_s, wait_s = (
+        sum(ns) / 1e9 / steps for ns in zip(*((each.cpu_ns, each.wait_ns) for each in all_times), strict=True)
+    )
+    return _checked(cpu_s, wait_s, max(each.env_bytes for each in all_times))
 
 
 def key(make: Make) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from envhub.protocol.messages import Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.hosting import granted as hosting_of
+from envhub_server.catalog.hosting import hosting_of_session
 from envhub_server.catalog.registry import Recipe, Registry
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig
@@ -120,7 +120,7 @@ def admit(make: Make, holder: Holder, offer: Offer, usage: Usage, number: int) -
     recipe = admitted(make, config, offer.registry, usage.hub_envs, holder.deploys, offer.names)
     if isinstance(recipe, Failure):
         return recipe
-    hosting = hosting_of(make.hosting, recipe.settings.hosting(config.hosting), number)
+    hosting = hosting_of_session(make.hosting, recipe.settings.hosting(config.hosting), number)
     spares = hosting.spares or 0
     if why := _over_quota(make, holder, spares, usage):
         return Failure("limit", "hub", why)

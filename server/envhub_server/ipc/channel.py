@@ -23,7 +23,7 @@ from envhub.values import codec
 from envhub_server.ipc import control
 
 MESSAGE_BYTES_MAX = 1 << 30
-WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of one that a worker sends, unless its hub is private
+WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of a worker's message, unless its hub is private
 WORKER_LIMITS = codec.HeaderLimits(codec.BYTES_MAX, 1 << 14)  # likewise; an item takes the hub some microseconds
 READ_BYTES = 1 << 18  # at a time, of a message that is known to be so long, ...
 FEW_BYTES = 1 << 12  # ... else so few, because many small messages would take the reader's time
@@ -134,7 +134,7 @@ class Channel:
                 self._outgoing.appendleft(piece[sent:])
 
     def receive(self) -> list[object] | None:
-        """The messages that are complete after one read; None where a non-blocking socket has nothing.
+        """The messages that are complete after one read; None if a non-blocking socket has no data.
 
         Raises:
             ChannelClosed: the other end has closed; earlier calls returned all of its messages.
@@ -169,7 +169,7 @@ class Channel:
         return self._reset or self.backlogged
 
     def _missing_bytes(self) -> int:
-        """Bytes that the message lacks which has begun to arrive."""
+        """The number of bytes that are missing of the message that has begun to arrive."""
         if len(self._incoming) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._incoming)

@@ -14,7 +14,7 @@ from envhub.protocol.messages import EnvNames, Failure, as_map, build
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
-INFO_BYTES_MAX = 1 << 20  # of one row's info, besides the observation in it, unless the hub is private
+INFO_BYTES_MAX = 1 << 20  # limit of a row's info without its observation, unless the hub is private
 INFO_DROPPED = "info_dropped"  # the key of an info that lost its largest entries, since it is larger
 
 
@@ -81,11 +81,11 @@ class Build(Frozen):
     on_exception: str = "raise"
     on_invalid: str = "pass"
     memory_bytes_max: int = 0  # of the worker's own memory; 0 for no limit
-    hide_folders: bool = False  # whether what is told of exceptions may name no folder
+    hide_folders: bool = False  # whether reports of exceptions must not name folders
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per row; empty for none
     variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
     shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
-    replays: str = ""  # what the names of its replays begin with; empty for none
+    replays: str = ""  # the prefix of the names of its replays; empty for none
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
     argv: List[str] = field(default_factory=list)  # of the program; empty for EnvHub's name
     levels: bytes = b""  # of messages, as of ``messages.World``
@@ -124,7 +124,7 @@ class Building(Frozen):
 
 
 class Imported(Frozen):
-    """Worker to hub: what makes its envs is loaded."""
+    """Worker to hub: the code that makes its envs is loaded."""
 
     libraries: Optional[List[str]] = None  # as of ``Built``
 
@@ -146,7 +146,7 @@ class BuildRest(Frozen):
 
 
 class TakePlace(Frozen):
-    """Hub to a spare, whose envs are built: be this worker, with these rows; close the envs that are too many."""
+    """Hub to a spare whose envs are built: become this worker, with these rows; close surplus envs."""
 
     worker: int
     rows: List[int]
@@ -155,7 +155,7 @@ class TakePlace(Frozen):
 
 
 class StepTimes(Frozen):
-    """Worker to hub, sometimes: what the timed steps took in all, resets included."""
+    """Worker to hub, sometimes: the total time of the timed steps, resets included."""
 
     steps: int
     cpu_ns: int
@@ -191,7 +191,7 @@ class MapArena(Frozen):
             ValueError: the leaves have no place in an arena.
         """
         leaves = (self.observation_leaves, self.action_leaves)
-        observations, actions = (tuple(map(Leaf.from_wire, found)) for found in leaves)
+        observations, actions = (tuple(map(Leaf.from_wire, wires)) for wires in leaves)
         return Layout(self.num_envs, observations, actions, self.info_bytes)
 
 
@@ -216,7 +216,7 @@ class Serve(Frozen):
 
 
 class EpisodesDone(Frozen):
-    """Worker to hub: its envs have ended as many episodes as it is to serve; ``leaving``: as many since ``Leave``."""
+    """Worker to hub: its envs have ended its number of episodes; with ``leaving``, again since ``Leave``."""
 
     leaving: bool = False
 
@@ -231,7 +231,7 @@ class Leave(Frozen):
 
 
 class Left(Frozen):
-    """Worker to hub: it serves its rows no more; another worker may.
+    """Worker to hub: it no longer serves its rows; another worker may.
 
     With SAME_STEP, ``ending`` is encoded, the final observation and info of the step that ended the only row's episode.
     The reward and the flags of this step are in the row. The other worker completes the step by a reset.
@@ -396,9 +396,11 @@ def unpack(blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> object:
     Raises:
         codec.DecodeError: the message is unknown or beyond ``limits``, or its fields are wrong.
     """
-    found = codec.decode_header(blob, limits)
-    if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], dict)):
+    decoded = codec.decode_header(blob, limits)
+    if not (
+        isinstance(decoded, list) and len(decoded) == 2 and isinstance(decoded[0], str) and isinstance(decoded[1], dict)
+    ):
         raise codec.DecodeError("not a control message")
-    if found[0] not in CONTROL:
-        raise codec.DecodeError(f"no control message is called {found[0][:64]!r}")
-    return build(CONTROL[found[0]], found[1])
+    if decoded[0] not in CONTROL:
+        raise codec.DecodeError(f"no control message is called {decoded[0][:64]!r}")
+    return build(CONTROL[decoded[0]], decoded[1])

@@ -1,4 +1,4 @@
-"""The pickled factories of a session's envs, in memory without a name: one copy, from which each worker loads its own.
+"""The pickled factories of a session's envs in anonymous memory: one copy, from which each worker loads its own.
 
 The memory begins with words: how many factories have a place of their own, and for each of them, or for the pickled
 list of all, where its pickle begins and ends. The hub never unpickles.
@@ -56,8 +56,8 @@ def why_misplaced(make: Make) -> str:
     return ""
 
 
-def _write(descriptor: int, found: bytes, offset: int) -> None:
-    view = memoryview(found)
+def _write(descriptor: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written

@@ -1,4 +1,4 @@
-"""The journal of a worker: what its envs were asked lately, in memory that the hub holds too, and that outlives it.
+"""The journal of a worker: the last calls of its envs, in memory that the hub also maps and that outlives the worker.
 
 The hub makes a sealed memfd for each process of a worker; the worker writes (``worker.journal_writer``), and once an
 env has failed the hub reads what that env was asked. A **tick** is one batch that the worker served: a step of some or
@@ -16,7 +16,7 @@ The first four are rings: tick ``t`` is at ``t % ticks``. An observation of one 
 is its own digest. Of any other the digest is the sum of its words, modulo 2**64, which costs a fraction of a checksum
 and differs whenever one number does.
 
-A worker runs foreign code, which may write anything here: ``JournalCopy`` checks what it reads.
+A worker runs foreign code, which may write anything here: ``JournalCopy`` checks everything that it reads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RAW_BYTES_MAX = 64
 
 # Kinds. Below them is the row's ``needs_reset`` (``envhub.arena.stand_in``) before a step, which decides what that is.
 NOTHING, RESET, AUTORESET = 255, 254, 253  # AUTORESET: of an episode that ended in this tick, in mode SAME_STEP
-MIXED = 0xFF  # in place of a code: the rows of this tick have several
+MIXED = 0xFF  # instead of a code: the rows of this tick have different codes
 PRIME = np.uint64(0x9E3779B97F4A7C15)  # so that the leaves of an observation do not cancel each other out
 
 # Notes: of a reset by request, of the first reset of a new env, of an autoreset, of the values of an action that travel
@@ -130,11 +130,11 @@ class JournalLayout:
         shapes: list[tuple[int, ...]] = [(ticks, rows), (ticks, len(self.actions))]
         shapes += [(ticks, rows, width) for width in self.widths]
         shapes += [(ticks, rows, self.digest_bytes), (NOTES_BYTES,)]
-        found, offset = [], _HEADER_BYTES
+        rings, offset = [], _HEADER_BYTES
         for shape in shapes:
-            found.append((offset, shape))
+            rings.append((offset, shape))
             offset += -(-int(np.prod(shape)) // 64) * 64
-        return found, offset
+        return rings, offset
 
 
 def allocate(layout: JournalLayout) -> int:
@@ -291,15 +291,15 @@ class JournalCopy:
         if not 0 <= begin <= end <= begin + NOTES_BYTES:
             raise ValueError("the journal's notes have no valid place")
         whole = (self.notes_ring * 2)[begin % NOTES_BYTES :][: end - begin]
-        found, at = [], 0
+        notes, at = [], 0
         while at < len(whole):
             (length,) = _LENGTH.unpack_from(whole.ljust(at + _LENGTH.size), at)
             at += _LENGTH.size
             if length > NOTE_BYTES_MAX or at + length > len(whole):
                 raise ValueError("the journal's notes are damaged")
-            found.append(checked_note(codec.decode(whole[at : at + length])))
+            notes.append(checked_note(codec.decode(whole[at : at + length])))
             at += length
-        return found
+        return notes
 
     def history(self, last: int | None = None) -> History:
         """Calls of the env of these rows, up to this tick, or all.
@@ -355,7 +355,7 @@ class JournalCopy:
 
 
 def _beginning(own: Sequence[Note], lowest: int, last: int, rows: int) -> tuple[int, str]:
-    """The tick from which so many envs can be run again together, and why; no reason where there is none."""
+    """The tick from which the envs of these ``rows`` can be run again, and the reason; the reason is empty if none."""
     # The env may have been made again since: after this failure, and before the hub reads of it.
     made = [note.tick for note in own if note.kind == MADE and note.tick <= last]
     if made and made[-1] >= lowest:
@@ -372,23 +372,25 @@ def _beginning(own: Sequence[Note], lowest: int, last: int, rows: int) -> tuple[
 
 
 def _ticks_of_all(notes: Sequence[Note], rows: int) -> list[int]:
-    """The ticks in which each of so many envs has a note, in order."""
+    """The ticks in which each of ``rows`` envs has a note, in order."""
     positions: dict[int, set[int]] = {}
     for note in notes:
         positions.setdefault(note.tick, set()).add(note.position)
-    return [tick for tick, found in positions.items() if len(found) == rows]
+    return [tick for tick, noted in positions.items() if len(noted) == rows]
 
 
-def checked_note(found: Any) -> Note:
+def checked_note(fields: Any) -> Note:
     """The note in a decoded record, of a journal or a file; a record that was too large has no kind.
 
     Raises:
         ValueError: it is damaged.
     """
     kinds = (int,), (int,), (int, type(None)), (int, type(None)), (bytes,), (bytes,)
-    if not (isinstance(found, list) and len(found) == len(kinds) and all(type(x) in k for x, k in zip(found, kinds))):
+    if not (
+        isinstance(fields, list) and len(fields) == len(kinds) and all(type(x) in k for x, k in zip(fields, kinds))
+    ):
         raise ValueError("the journal's notes are damaged")
-    return Note(*found)
+    return Note(*fields)
 
 
 class Digester:

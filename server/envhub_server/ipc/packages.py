@@ -1,4 +1,4 @@
-"""Messages about packages that an interpreter lacks. Python 3.8 and later, standard library."""
+"""Messages about packages that an interpreter does not have. Python 3.8 and later, standard library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = {
 }
 
 
-def here() -> str:
+def on_this_machine() -> str:
     """The machine, as a part of a sentence."""
     return f" on {socket.gethostname()}"
 
@@ -40,7 +40,7 @@ def install(program: str, package: str, *options: str) -> str:
 
 def remedy(error: ImportError) -> str:
     """Name the machine that lacks a module, and the command to run there, to follow the text of the error."""
-    python = f"{sys.executable} (Python {sys.version.split()[0]}){here()}"
+    python = f"{sys.executable} (Python {sys.version.split()[0]}){on_this_machine()}"
     if not error.name:
         return f", in {python}"
     return f", in {python}; run: {install(sys.executable, package_of(error.name))}, or name the folder that has it"

@@ -66,8 +66,8 @@ class Replay:
             ValueError: the file is damaged.
         """
         notes = [checked_note(note) for note in self.history["notes"]]
-        found: History = message_of(History, {**self.history, "notes": notes})
-        return found
+        calls: History = message_of(History, {**self.history, "notes": notes})
+        return calls
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
         """Orders to its worker, for this env only.
@@ -110,12 +110,12 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
     for wrapper, arguments in zip(build.wrappers, build.wrapper_kwargs):
         if not _is_plain(arguments):
             lacks.append(f"the arguments of the wrapper {wrapper}")
-    found = replace(
+    stripped = replace(
         build, kwargs=b"" if lacks else kwargs, kwargs_each=[], entry=entry, allow_pickle=False, **_LEFT_OUT
     )
     if not build.shares:
-        found = replace(found, rows=[row])
-    return replace(found, wrapper_kwargs=[] if lacks else found.wrapper_kwargs, cpu=None, first_only=False), lacks
+        stripped = replace(stripped, rows=[row])
+    return replace(stripped, wrapper_kwargs=[] if lacks else stripped.wrapper_kwargs, cpu=None, first_only=False), lacks
 
 
 def without_pickles(history: History) -> Tuple[History, List[str]]:
@@ -133,9 +133,14 @@ def without_pickles(history: History) -> Tuple[History, List[str]]:
 def _named(source: bytes) -> Tuple[str, bytes]:
     if not source:
         return "", b""
-    found = codec.decode(source)
-    whole = isinstance(found, list) and len(found) == 2 and isinstance(found[0], str) and isinstance(found[1], bytes)
-    return (found[0], found[1]) if whole else ("", b"")
+    decoded = codec.decode(source)
+    whole = (
+        isinstance(decoded, list)
+        and len(decoded) == 2
+        and isinstance(decoded[0], str)
+        and isinstance(decoded[1], bytes)
+    )
+    return (decoded[0], decoded[1]) if whole else ("", b"")
 
 
 def _is_plain(blob: bytes) -> bool:
@@ -165,10 +170,10 @@ def unpack(blob: bytes) -> Replay:
         ValueError: it is no such file, or of another version.
     """
     try:
-        found = codec.decode(blob)
-        if not isinstance(found, dict) or found.get("version") != VERSION:
+        decoded = codec.decode(blob)
+        if not isinstance(decoded, dict) or decoded.get("version") != VERSION:
             raise ValueError("this is no replay that this version of EnvHub can read")
-        replay: Replay = message_of(Replay, found)
+        replay: Replay = message_of(Replay, decoded)
         _check(replay)
     except (KeyError, TypeError) as error:
         raise ValueError(f"the replay is damaged: {error!r}") from error
@@ -176,7 +181,7 @@ def unpack(blob: bytes) -> Replay:
 
 
 def _check(replay: Replay) -> None:
-    """Refuse what no hub writes, whoever made the file: pickles above all, which would run code of their own.
+    """Refuse content that no hub writes, above all pickles, which would run code of the file's author.
 
     Raises:
         ValueError, KeyError, TypeError: there is such a thing.

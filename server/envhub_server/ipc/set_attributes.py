@@ -1,4 +1,4 @@
-"""The attributes that were set on envs, for the envs that take their place."""
+"""The attributes that were set on envs, for the envs that replace them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SetAttributes:
         self._nbytes = 0
 
     def note(self, message: SetAttrRows) -> bool:
-        """Keep what was set; returns False where there is no room, and nothing of this name is kept."""
+        """Keep a set attribute; return False if there is no room, and then keep nothing of this name."""
         values = self._values.pop(message.name, {})
         self._nbytes -= _nbytes(values)
         values.update(zip(message.rows, message.each or [message.value] * len(message.rows)))
@@ -30,8 +30,8 @@ class SetAttributes:
 
     def again(self, rows: Sequence[int]) -> list[SetAttrRows]:
         """Messages that set it all again on the new envs of these rows; such a message has no number, and no answer."""
-        found = ((name, [row for row in rows if row in values], values) for name, values in self._values.items())
-        return [SetAttrRows(mine, name, each=[values[row] for row in mine]) for name, mine, values in found if mine]
+        by_name = ((name, [row for row in rows if row in values], values) for name, values in self._values.items())
+        return [SetAttrRows(mine, name, each=[values[row] for row in mine]) for name, mine, values in by_name if mine]
 
 
 def _nbytes(values: dict[int, bytes]) -> int:

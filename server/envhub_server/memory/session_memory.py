@@ -32,7 +32,7 @@ class ArenaBudget:
         return left if self._whole is None else min(left, self._whole.left)
 
     def use(self, nbytes: int) -> None:
-        """Note that so many bytes more are used; fewer, if negative."""
+        """Note that this many more bytes are used; a negative number means fewer."""
         self._used += nbytes
         if self._whole is not None:
             self._whole.use(nbytes)
@@ -76,7 +76,7 @@ class SessionMemory:
         self.frames = StepFrames(self.arena, self.driver)
 
     def grow(self, row: int, nbytes: int, budget: ArenaBudget) -> None:
-        """Give the row room for infos of so many bytes; without memory for it, they come by the worker's channel."""
+        """Give the row room for infos of this size; without memory for it, they come on the worker's channel."""
         place, room = self.arena.large_infos.shape[1], int(self.arena.rooms[row])
         wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, place)
         if nbytes > wanted or wanted <= room or wanted - room > budget.left:

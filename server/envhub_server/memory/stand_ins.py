@@ -92,7 +92,7 @@ class StandIns:
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
         arena.needs_reset[words.rows] = plan.needs_reset
-        # Nobody has read what the reset stored there: their last observations are again those before it.
+        # The results of the reset are unread: the rows' last observations are again those before it.
         arena.done[plan.again] = arena.request[plan.again] - 1
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]

@@ -1,8 +1,8 @@
 """Memory that a hub keeps because clients do not read its replies.
 
-An arena that nobody uses any more is mapped while a client has not read replies with views of it. Its bytes count as
-used until it is unmapped. The connections by which such replies may have gone are ended after ``UNREAD_S``, which is
-when libzmq lets go of the replies.
+An unused arena stays mapped while a client has not read replies with views of it. Its bytes count as used until it is
+unmapped. The hub ends the connections that such replies may have been sent on after ``UNREAD_S``; libzmq then drops the
+replies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnreadMemory:
     """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
 
     def __init__(self, joined_bytes_max: int) -> None:
-        """Join results of at most so many bytes in one frame."""
+        """Join results of at most ``joined_bytes_max`` bytes in one frame."""
         self._joined_bytes_max = joined_bytes_max
         self._left: list[_Left] = []
         self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
@@ -60,13 +60,13 @@ class UnreadMemory:
         """
         self.release()
         nbytes = sum(len(blob) for _, blob in blobs)
-        found = f"the results of a call have {nbytes} bytes"
+        text = f"the results of a call have {nbytes} bytes"
         if nbytes > budget.left:
-            return [], f"{found}; of arena_bytes_max {max(0, budget.left)} are left"
+            return [], f"{text}; of arena_bytes_max {max(0, budget.left)} are left"
         if apart and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
             frames = [blob for _, blob in blobs]
         elif nbytes > self._joined_bytes_max:
-            return [], f"{found}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
+            return [], f"{text}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
         else:
             frames = row_frames(blobs)
         arrays = [np.frombuffer(frame, np.uint8) for frame in frames]

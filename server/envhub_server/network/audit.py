@@ -73,7 +73,7 @@ class Audit:
 
         ``ends`` says that it is not called again.
         """
-        for told in self._repeats.told(math.inf if ends else time.monotonic()):
+        for told in self._repeats.take_left_out(math.inf if ends else time.monotonic()):
             self._write({"event": LEFT_OUT, "from": told.pop("origin", ""), **told})
         return self._repeats.pending
 

@@ -1,6 +1,6 @@
-"""The folder from which workers import envs' own modules, and who else may write to it.
+"""The folder from which workers import envs' own modules, and a check that other users cannot write to it.
 
-Whoever writes a module there has it run as the hub's user. So a folder is looked at as OpenSSH looks at the folder of
+A module that is written there runs as the hub's user. So the folder is checked as OpenSSH checks the folder of
 its keys (``StrictModes``): itself, without links, and each folder above it.
 """
 
@@ -61,19 +61,19 @@ def trusted(folder: str) -> str:
 
 def weakness_of(path: str) -> Weakness | None:
     """Find another user who can write to a file or folder, or replace it; None if there is none."""
-    real, found = Path(os.path.realpath(path)), None
+    real, weakness = Path(os.path.realpath(path)), None
     for place in (real, *real.parents):
         try:
             status = place.stat()
         except OSError:  # it has gone, or is in a folder that this user may not look into
             continue
-        # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But anybody adds entries.
+        # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But any user adds entries.
         sticky = bool(status.st_mode & stat.S_ISVTX) and place is not real
         if not sticky and (who := _writers(status)):
             return Weakness(str(place), f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
-        if found is None and status.st_uid not in (ROOT, os.geteuid()):
-            found = Weakness(str(place), f"belongs to {_user(status.st_uid)}", False)
-    return found
+        if weakness is None and status.st_uid not in (ROOT, os.geteuid()):
+            weakness = Weakness(str(place), f"belongs to {_user(status.st_uid)}", False)
+    return weakness
 
 
 def _writers(status: os.stat_result) -> str:

@@ -1,7 +1,7 @@
-"""The interpreters of workers: where one is, what it starts with, and what is wrong with one that cannot serve.
+"""The interpreters of workers: their program, their environment, and the reasons why one cannot serve.
 
 The hub runs on one interpreter; an environment may have another, with its own packages. The bootstrap in it says line
-by line how far it has come (``Said``), over a pipe of its own, so that what the interpreter prints does not matter.
+by line how far it has come (``Said``), over its own pipe, so that the interpreter's output does not matter.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 from envhub.errors import shortened
 from envhub.transport.address import environment
-from envhub_server.ipc.packages import here, install, package_of
+from envhub_server.ipc.packages import install, on_this_machine, package_of
 
 Environment = Mapping[str, str]  # variables, by name
 
 SAID_BYTES_MAX = 1 << 16  # of all lines of a bootstrap
 WHY_CHARS_MAX = 300  # of what an interpreter printed last, or of an exception of an import
-INTERPRETERS_MAX = 64  # that one hub uses: each has a process that waits
+INTERPRETERS_MAX = 64  # of a hub: each has a waiting process
 
 # Variables that are read when a process starts, or by the modules that the zygote imports: these cannot be changed in a
 # fork. Each worker sets the other variables of a program's environment itself.
@@ -32,7 +32,7 @@ START_VARIABLES = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("NPY_", "NUMPY_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "VECLIB_", "NUMEXPR_"),
 )
-# What workers of a public hub get besides, for the programs and libraries that envs use. Others may be secrets.
+# Further variables for workers of a public hub, for the programs and libraries that envs use. Others may be secrets.
 KEPT_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV"),
     *("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_BIND_NOW", "NVIDIA_VISIBLE_DEVICES"),
@@ -49,7 +49,7 @@ KEPT_PREFIXES = (
 # program nor the operator has set another number.
 _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS BLIS_NUM_THREADS"
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
-# What is about the hub's own interpreter, and would break another one.
+# Variables for the hub's own interpreter, which would break another one.
 OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
 
 
@@ -83,7 +83,7 @@ OWN = InterpreterKey()
 
 
 class InterpreterUnusable(Exception):
-    """An interpreter cannot serve; the message is what to tell, in a line."""
+    """An interpreter cannot serve; the message is one line for users."""
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class Start:
     _bytes: int = 0
 
     def hear(self, chunk: bytes) -> None:
-        """Take in what came by the pipe; what is no line of a bootstrap is left out."""
+        """Read the bytes from the pipe; other text than a bootstrap's lines is ignored."""
         self._bytes += len(chunk)
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         if self._bytes > SAID_BYTES_MAX:
@@ -148,25 +148,27 @@ def find(python: str) -> str:
     if not python:
         return sys.executable
     if os.sep not in python and not os.path.exists(python):
-        found = shutil.which(python)
-        if found is None:
-            raise InterpreterUnusable(f"{python}{here()}: no such file, and no such command on the PATH")
-        return found
+        path_of_command = shutil.which(python)
+        if path_of_command is None:
+            raise InterpreterUnusable(f"{python}{on_this_machine()}: no such file, and no such command on the PATH")
+        return path_of_command
     path = Path(os.path.abspath(os.path.expanduser(python)))
     if path.is_dir():
         programs = [path / "bin" / name for name in ("python", "python3")]
         path = next((each for each in programs if os.path.lexists(each)), path)
         if path.is_dir():
             text = "is a folder without bin/python: name an interpreter, a virtual environment or a conda prefix"
-            raise InterpreterUnusable(f"{path}{here()} {text}")
+            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
     if not path.exists():
         if path.is_symlink():
             base = os.path.realpath(path)
             text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment again"
-            raise InterpreterUnusable(f"{path}{here()} {text}")
-        raise InterpreterUnusable(f"{path}{here()}: no such file")
+            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
+        raise InterpreterUnusable(f"{path}{on_this_machine()}: no such file")
     if not os.access(path, os.X_OK):
-        raise InterpreterUnusable(f"{path}{here()} is not executable; if it is an interpreter: chmod +x {path}")
+        raise InterpreterUnusable(
+            f"{path}{on_this_machine()} is not executable; if it is an interpreter: chmod +x {path}"
+        )
     return str(path)
 
 
@@ -183,20 +185,20 @@ def start_environment(environ: Environment) -> Environment:
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
     """The environment in which this program starts, given that of the hub's own interpreter."""
-    found = {**ONE_THREAD, **environment(environ)}
+    variables = {**ONE_THREAD, **environment(environ)}
     if key.is_other:
-        found = {name: value for name, value in found.items() if not name.startswith(OF_THE_HUB)}
+        variables = {name: value for name, value in variables.items() if not name.startswith(OF_THE_HUB)}
         bin_folder = Path(program).parent
-        found["PATH"] = os.pathsep.join([str(bin_folder), *filter(None, [found.get("PATH")])])
+        variables["PATH"] = os.pathsep.join([str(bin_folder), *filter(None, [variables.get("PATH")])])
         for variable, mark in (("VIRTUAL_ENV", "pyvenv.cfg"), ("CONDA_PREFIX", "conda-meta")):
             if (bin_folder.parent / mark).exists():
-                found[variable] = str(bin_folder.parent)
+                variables[variable] = str(bin_folder.parent)
     # An empty part is the working directory, and would come before what is installed.
-    if "PYTHONPATH" in found:
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
+    if "PYTHONPATH" in variables:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, variables["PYTHONPATH"].split(os.pathsep)))
     if key.ld_library_path:
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(key.ld_library_path)
-    return {**found, **dict(key.variables)}
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(key.ld_library_path)
+    return {**variables, **dict(key.variables)}
 
 
 def not_executed(program: str, error: OSError) -> str:
@@ -211,7 +213,7 @@ def not_executed(program: str, error: OSError) -> str:
         why = "may not be executed by this user"
     else:
         why = f"cannot be executed: {error.strerror}"
-    return f"{program}{here()} {why}"
+    return f"{program}{on_this_machine()} {why}"
 
 
 def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
@@ -223,7 +225,7 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
         ending: how its process ended, such as "exited with status 1".
         output: the last that it printed.
     """
-    last, named = start.last, f"{program}{here()}"
+    last, named = start.last, f"{program}{on_this_machine()}"
     python = f" (Python {start.python})" if start.python else ""
     why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
     if last.problem == "old":
@@ -253,10 +255,10 @@ def starting(program: str, start: Start) -> str:
     """Describe the progress of an interpreter that is not ready yet."""
     python = f" (Python {start.python})" if start.python else ""
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{here()}{python} still starts: {at}"
+    return f"{program}{on_this_machine()}{python} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
     """Describe an interpreter that hangs in its start."""
     python = f" (Python {start.python})" if start.python else ""
-    return f"{program}{here()}{python} hangs {start.at()}: run it by hand to see what it waits for"
+    return f"{program}{on_this_machine()}{python} hangs {start.at()}: run it by hand to see what it waits for"

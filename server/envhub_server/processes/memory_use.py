@@ -15,14 +15,14 @@ PROCESSES_MAX = 1000  # of one worker that are looked at
 def memory_bytes(*pids: int) -> int:
     """The resident memory of these processes and their descendants, without files and shared memory such as the arena.
 
-    Pages that one has in common with its zygote count, some tens of megabytes. A process that has ended counts as 0.
+    Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
     """
-    total, found = 0, [*pids]
-    for each in found:  # which grows
+    total, family = 0, [*pids]
+    for each in family:  # the list grows during the loop
         with contextlib.suppress(OSError, ValueError, IndexError):
             total += _resident_bytes(each)
-            if len(found) < PROCESSES_MAX:
-                found += listed_children(each) or ()  # to look at every process would cost too much
+            if len(family) < PROCESSES_MAX:
+                family += listed_children(each) or ()  # a search of every process would cost too much
     return total
 
 

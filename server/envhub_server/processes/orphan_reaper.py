@@ -1,4 +1,4 @@
-"""Orphans: processes that envs started, and whose new parent is the hub, a subreaper, since their own has ended.
+"""Orphans: processes that envs started, and that the hub, a subreaper, adopted when their parent ended.
 
 The hub reaps those that have exited, as init would, and ends those whose worker has ended.
 """
@@ -30,7 +30,7 @@ class OrphanReaper:
         self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
 
     def spare(self, pid: int) -> None:
-        """Leave this child to its owner, who reaps it."""
+        """Leave this child to its owner, which reaps it."""
         self._spared.add(pid)
 
     def reaped(self, pid: int) -> None:
@@ -41,20 +41,20 @@ class OrphanReaper:
         """Have the next ``sweep`` end the orphans of this worker."""
         self._ended[pid] = time.monotonic() + REMEMBERED_S
 
-    def sweep(self, known: Collection[int], workers: Collection[int], births: bool) -> None:
+    def sweep(self, others: Collection[int], workers: Collection[int], births: bool) -> None:
         """Reap orphans that have exited, and end orphans whose worker has ended.
 
         Args:
-            known: pids of children that are reaped elsewhere.
+            others: pids of children that are reaped elsewhere.
             workers: pids of the workers that live.
-            births: whether there may be workers whose pid the hub does not know yet. Then nothing is reaped, and only
+            births: True if there may be workers whose pid the hub does not know yet. Then nothing is reaped, and only
                 orphans of workers that ended lately are ended.
         """
         now_s = time.monotonic()
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
         for pid in process_marks.children(os.getpid()):
-            if pid in known or pid in self._spared:
+            if pid in others or pid in self._spared:
                 continue
             if not births and _reaped(pid):  # a new worker must not be reaped here
                 continue
@@ -64,21 +64,21 @@ class OrphanReaper:
             if worker in self._ended or not (births or worker in workers or worker in (NO_WORKER, pid)):
                 process_marks.kill_tree(pid)
 
-    def by_worker(self, known: Collection[int]) -> Mapping[int, Sequence[int]]:
+    def by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
         """The orphans by the pid of the worker that started them, as far as the kernel lists children.
 
         Args:
-            known: pids of children that are no orphans.
+            others: pids of children that are not orphans.
         """
-        found: dict[int, list[int]] = {}
+        orphans: dict[int, list[int]] = {}
         for pid in process_marks.listed_children(os.getpid()) or ():
-            if pid in known:
+            if pid in others:
                 continue
             worker = self._adopted.get(pid) or process_marks.worker_of(pid, self._hub) or NO_WORKER
-            if worker not in (NO_WORKER, pid):  # else it is about to be a worker, or to execute a program
+            if worker not in (NO_WORKER, pid):  # any other pid is about to be a worker, or to execute a program
                 self._adopted[pid] = worker
-                found.setdefault(worker, []).append(pid)
-        return found
+                orphans.setdefault(worker, []).append(pid)
+        return orphans
 
     def end_all(self) -> None:
         """End all descendants of this process but the children from before, and wait until they have ended."""
@@ -94,7 +94,7 @@ class OrphanReaper:
 
 
 def _reaped(pid: int) -> bool:
-    """Reap a child if it has exited; returns whether it is gone."""
+    """Reap a child if it has exited; return True if it is gone."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG) != (0, 0)
     return True

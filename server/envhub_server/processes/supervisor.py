@@ -154,7 +154,7 @@ class Supervisor:
         return zygote
 
     def _retire(self, zygote: ZygoteHandle) -> None:
-        """Let a zygote end of which no more workers are asked."""
+        """Let a zygote end that is no longer needed."""
         del self._in_use[zygote.key]
         self._retired.append(zygote)
         zygote.retire()
@@ -234,7 +234,7 @@ class Supervisor:
         return self._orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
     def spare(self, pid: int) -> None:
-        """Leave this child of the hub to its owner, who reaps it."""
+        """Leave this child of the hub to its owner, which reaps it."""
         self._orphan_reaper.spare(pid)
 
     def reaped(self, pid: int) -> None:
@@ -248,9 +248,9 @@ class Supervisor:
     def _sweep(self) -> None:
         os.read(self._sweep_bell, 8)
         workers = set(self._pids())
-        known = workers | {zygote.pid for zygote in self._zygotes()}
+        others = workers | {zygote.pid for zygote in self._zygotes()}
         try:
-            self._orphan_reaper.sweep(known, workers, births=len(workers) < len(self._workers))
+            self._orphan_reaper.sweep(others, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
             log.warning("orphan_sweep_failed", why=str(error))
             return

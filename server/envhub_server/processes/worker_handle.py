@@ -157,7 +157,7 @@ class WorkerHandle:
             self.receive()
 
     def receive_all(self) -> None:
-        """Report all that the worker has said until now; what it says meanwhile, and so without an end, has to wait."""
+        """Report all messages that have arrived by now; later ones wait, because they may never end."""
         if self.ended:
             return
         arrived_bytes = self._channel.arrived_bytes()
@@ -165,7 +165,7 @@ class WorkerHandle:
             pass
 
     def receive(self) -> bool:
-        """Report the next messages of the worker; returns whether there may be more."""
+        """Report the next messages of the worker; return True if there may be more."""
         if self._read_error or self.ended:
             return False
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.import_folder import import_folder, trusted
 from envhub_server.processes.interpreter import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
-LOOK_S = 0.5  # how often an interpreter that starts is looked at; within 2 s it is told that one hangs
+LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
 IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
@@ -76,7 +76,9 @@ class ZygoteHandle:
         self._start = Start()
         self._program = find(key.python)
         if key.folder and not os.path.isdir(key.folder):
-            raise InterpreterUnusable(f"the folder {key.folder}{here()}, which its environment wants, does not exist")
+            raise InterpreterUnusable(
+                f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
+            )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
         self._imports = "" if owner.private and not key.python else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:
@@ -160,7 +162,7 @@ class ZygoteHandle:
     # --- its start --------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Read what the bootstrap has said."""
+        """Read the bootstrap's lines."""
         if self._said < 0:
             return
         ended = False

@@ -49,7 +49,7 @@ class Words(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What becomes of the rows of a worker that has ended.
+    """The fates of the rows of a worker that has ended.
 
     Attributes:
         lost: rows whose step is completed as lost.

@@ -182,7 +182,7 @@ def _worth_a_look(num_envs: int, cpus: int) -> set[int]:
 
 
 def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
-    """Estimate the time of a batched step by so many workers.
+    """Estimate the time of a batched step by ``workers`` workers.
 
     The worker with the most envs steps them one after the other, waits included. The CPU time of all workers is divided
     by at most ``cpus``. The driver's own part is serial. With fewer workers than CPUs, the driver has its own CPU.

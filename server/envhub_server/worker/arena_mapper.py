@@ -26,10 +26,10 @@ class ArenaMapper:
         self._bells = bells
 
     def map(self, mapped: control.MapArena) -> Arena | None:
-        """The arena of which the descriptor came with the message, used by all envs; None if one does not fit.
+        """Map the arena whose descriptor came with the message, for all envs; None if an env does not fit.
 
         Raises:
-            ValueError: the descriptor is no arena of the message's layout.
+            ValueError: the descriptor is not an arena of the message's layout.
         """
         memory, *bells = self._channel.take_descriptors(5)
         journal = self._channel.take_descriptors(1) if mapped.journal else []

@@ -17,13 +17,13 @@ class BatchActions:
         self._arena, self._place, self._space = arena, place, space
         self._code_columns = [column[place] for column in arena.action_codes]
         self._codes = b""
-        self._actions: list[np.ndarray] = []  # of each leaf, by these codes
+        self._actions: list[np.ndarray] = []  # views of each leaf, by these codes
 
     def read(self) -> Any:
-        """The actions that are posted.
+        """Copies of the posted actions.
 
         Raises:
-            TypeError: the rows have actions of several dtypes, or they are in no array.
+            TypeError: the rows have actions of several dtypes, or actions out of band.
         """
         codes = b"".join([column.tobytes() for column in self._code_columns])
         if codes != self._codes:
@@ -32,14 +32,14 @@ class BatchActions:
         return spaces.assemble(self._space, (batch.copy() for batch in self._actions))
 
     def _read_as(self, codes: bytes) -> None:
-        """Read the actions by the rows' codes from now on, of which ``codes`` are the bytes.
+        """Read the actions by the rows' codes from now on; ``codes`` has the bytes of the codes.
 
         Raises:
-            TypeError: the rows have actions of several dtypes, or they are in no array.
+            TypeError: the rows have actions of several dtypes, or actions out of band.
         """
         self._codes = b""
         each = [set(column.tolist()) for column in self._code_columns]
-        if any(len(found) > 1 or actions.OUT_OF_BAND in found for found in each):
+        if any(len(kinds) > 1 or actions.OUT_OF_BAND in kinds for kinds in each):
             raise TypeError("a vector env takes the actions of all its envs as arrays of one dtype")
         layout = self._arena.layout
         self._actions = []

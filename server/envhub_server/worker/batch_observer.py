@@ -1,4 +1,4 @@
-"""Interface of a worker's journal and recording: both observe the calls and results of its envs."""
+"""The interface of a worker's journal and recording, which observe the calls and results of its envs."""
 
 from __future__ import annotations
 

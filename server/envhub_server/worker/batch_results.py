@@ -15,7 +15,7 @@ from envhub_server.worker.slots import as_slice
 
 
 class Outcome(NamedTuple):
-    """The results of a step of all rows, or of a reset of some: an array per leaf of the observations, then the others.
+    """The results of a step of all rows, or of a reset of some: an array per observation leaf, and the other results.
 
     ``infos`` is batched, or a list of one per env.
     """
@@ -49,7 +49,7 @@ class BatchResults:
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
 
     def store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
-        """Store results, of the rows that ``chosen`` names, else of all."""
+        """Store the results of the rows in the mask ``chosen``, or of all rows."""
         whole = chosen is None or bool(chosen.all())
         where: Any = slice(None) if whole else chosen
         slots = self._request & 1

@@ -1,4 +1,4 @@
-"""The bells of a worker: the descriptors by which it is woken, and by which it wakes a driver.
+"""The bells of a worker: the descriptors that wake it, and the descriptors by which it wakes a driver.
 
 The hub's bell is a pipe: no worker can make the hub wait at its end of it. Epoll watches the client's bell by edges:
 each ring wakes the worker once, and the worker never reads it, which saves a read for every step.
@@ -15,11 +15,11 @@ from typing import Sequence
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB
 from envhub.arena.spin import RING, Spinner
 
-RINGS_BYTES = 1 << 16  # of a pipe, all of them
+RINGS_BYTES = 1 << 16  # more than a pipe can hold
 
 
 class Bells:
-    """The bells of the arena that the worker has mapped last.
+    """The bells of the last mapped arena.
 
     Attributes:
         waking: the hub's and the client's, which wake this worker.
@@ -41,7 +41,7 @@ class Bells:
         self.waking, self._of_drivers = list(bells[:2]), dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
 
     def watch(self, spin_us: int) -> None:
-        """Be woken by the bells from now on, and spin for so long before the worker parks."""
+        """Begin to be woken by the bells, and to spin for this long before the worker parks."""
         hubs, clients = self.waking
         self._poller.register(hubs, select.EPOLLIN)
         self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
@@ -50,23 +50,23 @@ class Bells:
     def unwatch(self) -> None:
         """Undo ``watch``."""
         for bell in self.waking:
-            with contextlib.suppress(OSError):  # between two arenas epoll does not know them
+            with contextlib.suppress(OSError):  # between two arenas they are not registered
                 self._poller.unregister(bell)
         self.spinner, self.serving = Spinner(0, time.perf_counter_ns), False
 
     def silence(self) -> None:
-        """Take the rings out of the hub's bell, a pipe, which would become full."""
+        """Read the rings from the hub's bell, a pipe, which would otherwise fill."""
         try:
             os.read(self.waking[0], RINGS_BYTES)
         except BlockingIOError:
-            pass  # a process that an env forked has taken them
+            pass  # a process that an env forked has read them
 
     def ring(self, driver: int) -> None:
-        """Wake this driver; the hub, if it is unknown."""
+        """Wake this driver; an unknown driver means the hub."""
         try:
             os.write(self._of_drivers.get(driver, self._of_drivers[DRIVER_HUB]), RING)
         except BlockingIOError:
-            pass  # its owner has filled it up
+            pass  # its owner has not read it
 
     def close(self) -> None:
         """Free the descriptors."""

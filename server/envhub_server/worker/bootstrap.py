@@ -1,8 +1,8 @@
 """The first lines of a zygote, ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES FOLDER NAME=FILE …``.
 
 ``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
-imports for its own, with commas between them. From ``FOLDER``, if it is not empty, workers import what is nowhere
-else; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE REPORT_FD UNTIL
+imports for them, with commas between them. Workers import modules that are nowhere else from ``FOLDER``, if it is not
+empty; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE REPORT_FD UNTIL
 PDB VIDEO NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
@@ -21,7 +21,7 @@ import sys
 from types import ModuleType
 
 PYTHON_MIN = (3, 8)
-# What a worker imports, in this order; of the last two one is enough, in this version or later.
+# A worker's imports, in this order, with their least versions; one of the last two is enough.
 NEEDED = ("numpy", "msgpack")
 OWN_PROCESS = "envhub_server.worker.own_process"
 NAME = "envhub"  # as envs see this program in ``sys.argv``, unless they are those of another program
@@ -29,7 +29,7 @@ GYMNASIUM = {"gymnasium": (0, 26), "gym": (0, 21)}
 
 
 def forget_own_folder() -> None:
-    """Take this file's folder, which Python puts first, out of ``sys.path``: envs must not find its modules' names."""
+    """Remove this file's folder, which Python puts first, from ``sys.path``: envs must not import its modules."""
     if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):  # not with PYTHONSAFEPATH
         del sys.path[0]
 
@@ -45,33 +45,33 @@ def expose(name: str, file: str) -> ModuleType:
 
 
 class StartReport:
-    """Tells the hub how far the bootstrap has come, and what this interpreter lacks."""
+    """Tells the hub the bootstrap's progress, and the packages that this interpreter does not have."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def say(self, **fields: object) -> None:
-        """Write a line; if the hub is gone, this process is about to end."""
+        """Write a line; without a hub do nothing, because this process is about to end."""
         try:
             os.write(self._descriptor, json.dumps(fields).encode() + b"\n")
         except BrokenPipeError:
             pass
 
     def give_up(self, problem: str, module: str = "", why: str = "") -> None:
-        """Say what is wrong, and end."""
+        """Report the problem, and end the process."""
         self.say(problem=problem, module=module, why=why)
         os._exit(1)
 
     def ready(self, folder: str) -> None:
-        """Say that workers can be forked, which also import from this folder; close the pipe, which none may have."""
-        # Last, and only now: a numpy.py there is no more than any other file of its owner.
+        """Append this folder to ``sys.path``, report that workers can be forked, and close the pipe."""
+        # Last, and only now, so that a numpy.py in the folder does not hide the package.
         if folder and folder not in sys.path:
             sys.path.append(folder)
         self.say(ready=True)
         os.close(self._descriptor)
 
     def imported(self, module: str) -> object:
-        """The module, or None if there is none of this name; ends the process if it cannot be imported."""
+        """Import a module; None if there is none of this name. If its import fails, end the process."""
         self.say(importing=module)
         try:
             return importlib.import_module(module)
@@ -82,7 +82,7 @@ class StartReport:
         return None
 
     def check(self) -> None:
-        """Import what workers need; ends the process if something is missing."""
+        """Import the modules that workers need; if one is missing, end the process."""
         self.say(python=".".join(map(str, sys.version_info[:3])))
         if sys.version_info < PYTHON_MIN:
             self.give_up("old")
@@ -101,14 +101,14 @@ class StartReport:
 
 
 def _raised_in(error: BaseException) -> str:
-    """In which imported file this was raised: a simulator's file may hide a module that the package needs."""
-    at, found = error.__traceback__, ""
+    """The imported file that raised: a simulator's file may hide a module that the package needs."""
+    at, place = error.__traceback__, ""
     while at is not None:
         file = at.tb_frame.f_code.co_filename
         if not file.startswith("<frozen ") and file not in (__file__, importlib.__file__):
-            found = f", in {file}"
+            place = f", in {file}"
         at = at.tb_next
-    return found
+    return place
 
 
 def replay(arguments: "list[str]") -> None:
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     report = StartReport(said)
     if os.getppid() != hub_pid:
         report.give_up("apart")
-    if not workers:  # without workers it has nothing to do if the hub ends before it is ready
+    if not workers:  # without workers there is nothing to guard if the hub ends early
         own_process.die_with_hub(hub_pid)
     forget_own_folder()
     report.check()

@@ -29,27 +29,27 @@ from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import shareable
 
 PR_SET_NO_NEW_PRIVS = 38
-PROGRESS_S = 0.5  # how often a worker that builds envs sends how many are built
+PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
 NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an operator says vector = true in its table)"
 
 
 class Builder:
-    """Builds the envs of one worker, as the hub's messages say.
+    """Builds the envs of one worker by the hub's messages.
 
     A method that executes a message returns whether the worker continues.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._channel, self._envs, self._host, self._reports, _ = context
-        self._memory = -1  # of factories that came pickled
-        self._row = -1  # that is being built
+        self._memory = -1  # descriptor of pickled factories
+        self._row = -1  # the row that is being built
 
     def build(self, build: control.Build) -> bool:
         """Build all envs, or the first one, in an environment of their program."""
         self._envs.number = build.worker
         if build.factories:
             (self._memory,) = self._channel.take_descriptors(1)
-        if not build.allow_pickle:  # else the envs are those of the hub's own program
+        if not build.allow_pickle:  # True only for envs of the hub's own program
             prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if build.memory_bytes_max:
@@ -66,7 +66,7 @@ class Builder:
         return self._answer(partial(self._build_rows, rest.rows[1:]))
 
     def take_place(self, place: control.TakePlace) -> None:
-        """Be this worker, with the envs that a spare has built; close those that are too many."""
+        """Take the place of this worker, with the envs that a spare has built; close surplus envs."""
         envs = self._envs
         os.environ.update(place.variables)
         self._host.pin(place.cpu)
@@ -82,10 +82,10 @@ class Builder:
             _close(part)
 
     def rebuild(self, part: Part) -> None:
-        """Close the env of this part, and build another one in its place.
+        """Close the env of this part, and build a new one.
 
         Raises:
-            BaseException: what the env's constructor raises.
+            BaseException: the env's constructor raised it.
         """
         _close(part)
         if isinstance(part, EnvBatch):
@@ -102,12 +102,12 @@ class Builder:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _rename_factories(self) -> None:
-        """Make the factories of the rows that the build has now; pickled ones are those of all rows already."""
+        """Make the factories of the build's present rows; pickled factories cover all rows already."""
         if not self._envs.build.factories:
             self._factories = named(self._envs.build)
 
     def _answer(self, work: Callable[[], Any]) -> bool:
-        """Send the hub what ``work`` returns; an exception is sent as a failure of the row that was being built."""
+        """Send the hub the result of ``work``; an exception is sent as a failure of the row that was being built."""
         try:
             answer = self._host.call(work)
             self._host.arm_stack_dumps()  # an env may have installed signal handlers of its own
@@ -116,7 +116,7 @@ class Builder:
             raise
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError) and not self._envs.allow_pickle:
-                error.msg = f"{error}{import_remedy(error)}"  # which is its text
+                error.msg = f"{error}{import_remedy(error)}"  # ``msg`` is the text of an ImportError
                 error.args = (error.msg,)
             self._reports.send(error, self._row, "factory_failed")
             return False
@@ -126,9 +126,9 @@ class Builder:
         build = self._envs.build
         self._host.pin(build.cpu)
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
-        if importing:  # which may take long, or never end: the client is told
+        if importing:  # the client is told, because an import may take long or never end
             self._channel.send(control.Building(0, importing))
-        self._variables = adopt_environment(build)  # in which its envs begin
+        self._variables = adopt_environment(build)  # the environment in which its envs begin
         set_up(build)
         self._factories = factories(build, self._memory)
         if importing:
@@ -147,10 +147,10 @@ class Builder:
         if envs.build.shares:
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
             envs.parts.append(EnvBatch(rows, batch, mode, envs.allow_pickle))
-            rows, sources = (), rows[:1]  # which is that of all
+            rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
-            second = len(envs.parts) == 1 and len(rows) > 1  # which may be one too many for a process
+            second = len(envs.parts) == 1 and len(rows) > 1  # a second env may be one too many for a process
             if second or time.monotonic() > sent_s + PROGRESS_S:
                 sent_s = time.monotonic()
                 self._channel.send(control.Building(len(envs.parts)))
@@ -158,7 +158,7 @@ class Builder:
         return BuiltDescription(envs).describe(pickled, shareable(self._variables), self._fit())
 
     def _fit(self) -> bool:
-        """True if its envs are known to be fit to share a process."""
+        """True if its envs are known to share a process well."""
         return all(may_share_process(part.env, self._runner) for part in self._envs.parts)
 
     # --- envs ---------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Builder:
     def _make_own(self, row: int) -> Any:
         try:
             made = self._factories[row]()
-            if self._has(made, row):  # as of `env = make(); [lambda: env] * 2`: a copy, as in a process of its own
+            if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
                 made = factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
                     text = f"the factory of env {row} returned an env that this process has already: each is to make"
@@ -187,7 +187,7 @@ class Builder:
         return as_gymnasium(made, f"the factory of env {row}")
 
     def _has(self, made: Any, index: int) -> bool:
-        """True if another env of this process than this one is the same object, perhaps in other wrappers."""
+        """True if another row's env in this process is the same object, perhaps in other wrappers."""
         base = getattr(made, "unwrapped", made)
         return any(getattr(part.env, "unwrapped", None) is base for part in self._envs.parts if part.index != index)
 

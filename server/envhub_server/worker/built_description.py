@@ -53,7 +53,7 @@ class BuiltDescription:
         )
 
     def _spaces_of_all(self) -> tuple[Any, Any]:
-        """The observation and the action space for all envs of this worker: the first env's, unless any will do."""
+        """The observation and the action space for all envs of this worker; wider ones than the envs' in mode "any"."""
         parts = self._envs.parts
         first = parts[0].env
         if self._build.observation_mode != "any":
@@ -66,12 +66,12 @@ class BuiltDescription:
 
 
 def _structure(space: Any) -> str:
-    """The structure of a space as text, which other workers' are compared with."""
+    """The structure of a space as text, for a comparison with other workers' spaces."""
     return repr(spaces.structure(space))
 
 
 def _folder() -> str:
-    """This process's folder; empty if an env went into one that is gone."""
+    """This process's folder; empty if an env changed into a folder that is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:

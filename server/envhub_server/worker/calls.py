@@ -14,7 +14,7 @@ from envhub_server.worker.row import Row
 from envhub_server.worker.sub_env import SubEnv
 
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
-# Methods by which the attribute of any name is reached.
+# Methods that reach an attribute of any name.
 ATTRIBUTE_CALLS = frozenset(
     ["get_wrapper_attr", "set_wrapper_attr", "has_wrapper_attr", "get_attr", "set_attr", "call"]
 )
@@ -45,13 +45,13 @@ class EnvCalls:
                 raise ValueError(
                     f"Trying to call function `{call.name}` with `call`, use `{call.name}` directly instead."
                 )
-            found = env.get_wrapper_attr(call.name)
-            if callable(found):
+            value = env.get_wrapper_attr(call.name)
+            if callable(value):
                 positional, named = codec.decode(call.args, self._envs.allow_pickle)
                 if call.name in ATTRIBUTE_CALLS and not self._envs.allow_pickle:
                     _check_name(*positional[:1], **named)
-                found = found(*positional, **named)
-            return codec.encode(found, self._envs.exact)
+                value = value(*positional, **named)
+            return codec.encode(value, self._envs.exact)
 
         self._answer(call, run)
 
@@ -60,7 +60,7 @@ class EnvCalls:
         self._answer(wanted, self._setter(wanted))
 
     def set_again(self, wanted: control.SetAttrRows) -> None:
-        """Set an attribute that the envs before these had; the hub is told of an exception only."""
+        """Set an attribute that the former envs had; only an exception is reported to the hub."""
         set_on = self._setter(wanted)
         for target in self._targets(wanted):
             try:
@@ -86,9 +86,9 @@ class EnvCalls:
         return set_on
 
     def _reset_early(self, target: Target) -> bool:
-        """Reset a new env that is to be rendered; returns whether it could be."""
+        """Reset a new env before it is rendered; return True if that succeeded."""
         for observer in self._envs.observers:
-            observer.called(target, "reset")  # which a replay does not run
+            observer.called(target, "reset")  # a replay does not run it
         try:
             target.reset_early()
         except BaseException as error:
@@ -108,7 +108,7 @@ class EnvCalls:
             yield target
 
     def _answer(self, call: CallOrSetAttr, run: Callable[[Target], bytes]) -> None:
-        """Answer with what ``run`` returns for each of the envs, or with what it raises."""
+        """Answer with the result of ``run`` for each env, or with its exception."""
         results = []
         for target in self._targets(call):
             try:
@@ -136,10 +136,10 @@ _QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
 
 
 def _check_name(name: Any = "", **others: Any) -> None:
-    """Refuse a name that is not for clients on the network, as the hub refuses it in a request.
+    """Refuse a name that network clients may not use; the hub also refuses it in a request.
 
     Raises:
-        ValueError: it is such a name.
+        ValueError: the name is refused.
     """
     if isinstance(name, str) and name.startswith("_"):
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"

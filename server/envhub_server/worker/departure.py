@@ -1,7 +1,7 @@
 """The departure of a worker that is recycled: it leaves its rows to another worker.
 
-It leaves them between the episodes of its envs, or in the middle of them if the hub says so. With SAME_STEP an env is
-between two episodes only in the middle of a step: the worker ends the episode, and the other one completes the step.
+It leaves them between the episodes of its envs, or during them if the hub says so. With SAME_STEP an env is between two
+episodes only during a step: the worker ends the episode, and the other worker completes the step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envhub_server.worker.row import SAME_STEP, Row
 
 
 class Departure:
-    """Says when one worker leaves.
+    """Decides when a worker leaves its rows.
 
     Attributes:
         awaited: whether a step may be the last before something is due: ``note_step`` has to follow each one.
@@ -30,7 +30,7 @@ class Departure:
         self._channel, self._envs, self._bells = channel, envs, bells
         self.awaited = False
         self.left: list[Part] = []
-        self._episodes_left = 0  # until the hub is told that there were enough; 0 where it need not know
+        self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
         self._leaving = self._cutting = False
 
     def attach(self, arena: Arena) -> None:
@@ -38,7 +38,7 @@ class Departure:
         self._arena = arena
 
     def count_episodes(self, episodes_max: int) -> None:
-        """Tell the hub after so many more episodes; 0 for never."""
+        """Tell the hub after this many more episodes; 0 for never."""
         self._episodes_left = episodes_max
         self._await()
 
@@ -52,10 +52,10 @@ class Departure:
         if self._envs.build.autoreset_mode != SAME_STEP:
             self.leave_between_episodes()
         elif len(self._envs.parts) == 1 and isinstance(self._envs.parts[0], Row):
-            self._envs.parts[0].leaving = True  # such an env is between episodes in the middle of a step only
+            self._envs.parts[0].leaving = True  # with SAME_STEP the env is between episodes only during a step
 
     def note_step(self, parts: Sequence[Part]) -> None:
-        """Send the hub ``EpisodesDone`` once the envs have ended as many episodes as they are to, and leave if due."""
+        """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
         if self._episodes_left:
             ended = self._arena.terminations | self._arena.truncations
             self._episodes_left -= sum(int(ended[index]) for part in parts for index in part.indices)
@@ -66,9 +66,9 @@ class Departure:
         self.leave_between_episodes()
 
     def leave_between_episodes(self) -> None:
-        """Leave if that is due and every env's next step is a reset, or is to be a truncation."""
+        """Leave if that is due and every env's next step is a reset, or the hub wants a truncation."""
         if not self._leaving or not self._bells.serving:
-            return  # what is written into an arena before its rows have moved there is lost
+            return  # a result that is written into an arena before its rows have moved there is lost
         needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
         ongoing = [index for index in indices if needs_reset[index] == ONGOING]
         reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
@@ -78,7 +78,7 @@ class Departure:
             self._leave(b"")
 
     def leave_within_step(self, row: Part, ending: bytes) -> None:
-        """Leave the only row to another worker, which completes its step with ``ending``, as of ``Left``."""
+        """Leave the only row to another worker, which completes its step with the ``ending`` of ``Left``."""
         for observer in self._envs.observers:
             observer.left(row)
         self._leave(ending)

@@ -1,7 +1,7 @@
 """A vector env of a worker and its rows' places in the arena: it steps all of its rows in one call.
 
 An ``EnvBatch`` is a part, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
-once. Its rows begin, step and die together. Only a masked reset tells them apart, where the env heeds one.
+once. Its rows begin, step and end together. Only a masked reset, if the env supports it, treats them separately.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _INVALID = codec.encode({"invalid_transition": True})
 
 
 class EnvBatch:
-    """Several envs of this worker, which are one."""
+    """A vector env of this worker, with its rows."""
 
     def __init__(self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool) -> None:
         self.env = env
         self._be(rows)
         self._mode = autoreset_mode
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
-        self._new = True  # whether the env was never reset
-        self._seeds: list[int | None] = [None] * len(self.indices)  # that the program gave last
+        self._new = True  # True until the first reset
+        self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
         self.first_seeds = self._seeds  # as of a ``Row``
-        self.final_observations: list[Any] = [None] * len(rows)  # as of a ``Row``; None if there is none
+        self.final_observations: list[Any] = [None] * len(rows)  # as in ``Row``; None if there is none
         self.reward_shape: tuple[int, ...] = ()  # as of a ``Row``
         self._rebuilds = 0
         self._plan = CheckPlan()
@@ -59,12 +59,12 @@ class EnvBatch:
         self._rows = np.array(self.indices)
 
     def move(self, index: int) -> None:
-        """Be the rows of another worker, of which this is the first; only before ``attach``."""
+        """Become the rows of another worker, whose first row is given; only before ``attach``."""
         self._be([row + index - self.index for row in self.indices])
         self.env.share = self.env.share._replace(rows=self.indices)
 
     def rebuilt(self, env: NativeEnv) -> None:
-        """Use another env from now on; the first step of its rows is their reset."""
+        """Use a new env; the first step of its rows is their reset."""
         self.env, self._new = env, True
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
@@ -85,7 +85,7 @@ class EnvBatch:
         """Use these rows of ``arena``; arguments as of ``Row.attach``.
 
         Raises:
-            TypeError: the observations have parts of no fixed size.
+            TypeError: the observations have parts of variable size.
         """
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
@@ -107,7 +107,7 @@ class EnvBatch:
 
     @property
     def posted(self) -> bool:
-        """True if every row is posted for a step; the driver stores one word after the other."""
+        """True if every row is posted for a step; the driver stores the words one after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
 
     def take_place(
@@ -119,10 +119,10 @@ class EnvBatch:
         self._pending_failure, self._pending_info = failure, info
         pending = self._needs_reset
         if pending.min() > ENDED and pending.max() == REPORT_PENDING:
-            pending[:] = REPORT_PENDING  # since a new env resets all of them in one step
+            pending[:] = REPORT_PENDING  # a new env resets all of them in one step
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
-        """Targets of a call on these rows: each of their envs, which share one call."""
+        """The targets of a call on these rows: their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
         shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         fresh = self._needs_reset > ENDED
@@ -131,15 +131,15 @@ class EnvBatch:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
-        """Step the env with the actions of all rows, or reset it where it is new, and store the results.
+        """Step the env with the actions of all rows, or reset it if it is new, and store the results.
 
         Returns:
-            None always: a vector env is never left in the middle of a step, as a ``Row`` may be.
+            Always None: only a ``Row`` is left to another worker during a step.
 
         Raises:
-            TypeError: actions are no arrays of numbers.
-            ValueError: a row's episode has ended, where the caller has to reset it.
-            Exception: what the env raised.
+            TypeError: actions are not arrays of numbers.
+            ValueError: a row's episode has ended, and its caller must reset it.
+            Exception: the env raised it.
         """
         if out_of_band:
             raise TypeError("a vector env takes actions of numbers in arrays only")
@@ -166,19 +166,19 @@ class EnvBatch:
             self._reset_new()
             return
         live = ~(lost | fresh)
-        if live.any():  # a reset left the others out
+        if live.any():  # a reset did not name these rows
             self._results.store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
         self._truncate_some(lost, self._pending_info)
         if self._mode == DISABLED:
             self._truncate_some(fresh, _INVALID)
         elif fresh.any():
             self._note_first_seeds()
-            found = self.env.reset_some(fresh, self.first_seeds, None)
+            outcome = self.env.reset_some(fresh, self.first_seeds, None)
             self._forget_first_seeds(fresh)
-            self._results.store(self._of_reset(*found, self._rows[fresh]), fresh)
+            self._results.store(self._of_reset(*outcome, self._rows[fresh]), fresh)
 
     def _forget_first_seeds(self, chosen: np.ndarray) -> None:
-        """Use no more the seeds of these rows, which were just reset, nor those that the env cannot take alone."""
+        """Forget the seeds of these rows, which were reset, and seeds that the env cannot take for single rows."""
         kept = ~chosen & self.env.seeds_each
         self.first_seeds = [first if keeps else None for first, keeps in zip(self.first_seeds, kept.tolist())]
 
@@ -191,17 +191,17 @@ class EnvBatch:
 
     def _reset_new(self) -> None:
         self._note_first_seeds()
-        found = self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
+        outcome = self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
         self._new = False
         self.first_seeds = self._none()
-        self._results.store(self._of_reset(*found, self._rows))
+        self._results.store(self._of_reset(*outcome, self._rows))
 
     def _reset_early(self) -> None:
-        if self._new:  # else all of its rows were reset with the first one
+        if self._new:  # an older env's rows were all reset with the first one
             self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
     def _stepped(self, pending: np.ndarray) -> Outcome:
-        """The results of a step of the env; of rows whose episode ends, as the session's autoreset mode has them."""
+        """The results of a step; rows whose episode ends have the results of the session's autoreset mode."""
         if self._mode == DISABLED and pending.any():
             ended = self._rows[pending == ENDED].tolist()
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
@@ -228,18 +228,19 @@ class EnvBatch:
         return outcome if axes is None else outcome._replace(infos=_with_rewards(outcome.infos, axes))
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
-        """Reset the envs whose episode has ended, with what Gymnasium's SAME_STEP tells of them."""
-        # Copied, because the env may write into what it returned.
+        """Reset the envs whose episode has ended, and add the final observations and infos of Gymnasium's SAME_STEP."""
+        # Copied, because the env may write into the arrays that it returned.
         observations = [np.array(part) for part in outcome.observations]
         infos = batch_infos.by_env(copy.deepcopy(outcome.infos), len(self.indices))
         where = np.flatnonzero(ended).tolist()
-        found, infos_of_resets = self.env.reset_some(ended, self._none(), None)
+        first_observations, infos_of_resets = self.env.reset_some(ended, self._none(), None)
         for row, of_reset in zip(where, batch_infos.by_env(infos_of_resets, len(where))):
             parts = iter([part[row].copy() for part in observations])
             final = {"final_obs": spaces.assemble(self._observation_space, parts), "final_info": infos[row]}
             infos[row] = {**final, **of_reset}
-        for part, first in zip(observations, self._of_reset(found, infos_of_resets, self._rows[ended]).observations):
-            part[ended] = first
+        first = self._of_reset(first_observations, infos_of_resets, self._rows[ended])
+        for part, first_part in zip(observations, first.observations):
+            part[ended] = first_part
         return outcome._replace(observations=observations, infos=infos)
 
     # --- resets -------------------------------------------------------------------------------------------------------
@@ -248,8 +249,8 @@ class EnvBatch:
         """Reset the rows that ``seeds`` names, and repeat the last observations of the others.
 
         Raises:
-            ValueError: the env resets all of its rows or none, or cannot be seeded so.
-            Exception: what the env raised.
+            ValueError: the env resets only all of its rows, or cannot be seeded like this.
+            Exception: the env raised it.
         """
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any():
@@ -261,19 +262,19 @@ class EnvBatch:
         given = [{**seeds, **own}.get(row) for row in self.indices]
         if chosen.all() or (self._new and self.env.takes_masks):
             given = [seed if named else first for seed, named, first in zip(given, chosen, self.first_seeds)]
-            found = self.env.reset(given, self._arena.layout.rows, options, rebuilt=self._new and bool(own))
+            reset = self.env.reset(given, self._arena.layout.rows, options, rebuilt=self._new and bool(own))
             self._new = False
-            outcome = self._of_reset(*found, self._rows)
+            outcome = self._of_reset(*reset, self._rows)
             self._results.store(_only(outcome, chosen), chosen)
         else:
-            found = self.env.reset_some(chosen, given, options)
-            self._results.store(self._of_reset(*found, self._rows[chosen]), chosen)
+            reset = self.env.reset_some(chosen, given, options)
+            self._results.store(self._of_reset(*reset, self._rows[chosen]), chosen)
         self._repeat(~chosen)
         self._forget_first_seeds(chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """Seeds as of a ``Row``; empty where the request gives any row a seed."""
+        """The seeds, as in ``Row``; empty if the request has a seed for any row."""
         if any(seeds.get(row) is not None for row in self.indices):
             return {}
         awaiting = zip(self.indices, self.first_seeds, (self._needs_reset > ENDED).tolist())
@@ -294,9 +295,9 @@ class EnvBatch:
     def _repeat(self, chosen: np.ndarray) -> None:
         pending = chosen & (self._request != self._done)
         if pending.any():
-            rows, here = self._rows[pending], self._request[pending] & 1
+            rows, slots = self._rows[pending], self._request[pending] & 1
             for leaf in self._arena.observations:
-                leaf[here, rows] = leaf[1 - here, rows]
+                leaf[slots, rows] = leaf[1 - slots, rows]
         for number in np.flatnonzero(chosen).tolist():
             self._infos[number].store({})
 
@@ -355,7 +356,7 @@ Part = Union[Row, EnvBatch]
 
 
 def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
-    """The entries of the envs that ``chosen`` names."""
+    """The entries of the envs in the mask ``chosen``."""
     if chosen.all():
         return outcome
     infos = outcome.infos if isinstance(outcome.infos, list) else batch_infos.by_env(outcome.infos, len(chosen))
@@ -372,9 +373,9 @@ def _with_rewards(infos: Any, axes: np.ndarray) -> Any:
 
 
 def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
-    """The infos of a step of an env that resets in the same step, with both final keys of the envs that ended only.
+    """The infos of a step of an env that resets in the same step; only envs that ended have the two final keys.
 
-    Some give ``final_obs`` without a mask, and no ``final_info``.
+    Some envs return ``final_obs`` without a mask, and no ``final_info``.
     """
     if not ended.any():
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}

@@ -1,4 +1,4 @@
-"""Packages whose envs may share a process: they compute there, and keep nothing per process."""
+"""Packages whose envs may share a process: they only compute, and keep no state per process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIT = frozenset(
         *("nle", "minihack", "bsuite", "dm_control", "envhub_server"),
     ]
 )
-# Of what envs of these packages are made.
+# Packages of parts of these envs.
 _HARMLESS = frozenset(
     [
         *("builtins", "numpy", "collections", "pathlib", "types", "typing", "enum", "logging", "os", "io", "_thread"),
@@ -25,7 +25,7 @@ LAYERS_MAX = 100
 
 
 def may_share_process(env: Any, runner: Any) -> bool:
-    """True if the env, each wrapper around it, what these hold and the class of its runner are of known packages.
+    """True if the env, its wrappers, the objects that they hold, and its runner's class are of known packages.
 
     A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
     count: it waits for the screen.
@@ -43,13 +43,13 @@ def may_share_process(env: Any, runner: Any) -> bool:
 
 
 def _made_by(value: Any) -> Any:
-    """Object that tells the package of a value: a function itself, or what a partial one calls."""
+    """The object whose package counts for a value: a function itself, or the function of a partial."""
     if isinstance(value, functools.partial):
         return _made_by(value.func)
     return value if callable(value) else type(value)
 
 
 def _package(kind: Any) -> str:
-    """The top-level package of a class or a function; methods of C have that of their class."""
+    """The top-level package of a class or a function; a method of C has its class's package."""
     module = getattr(kind, "__module__", None) or type(kind).__module__
     return str(module).partition(".")[0]

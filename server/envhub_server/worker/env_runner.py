@@ -1,4 +1,4 @@
-"""Runner of one env in a worker: the class to extend where a step or a reset must do something else."""
+"""The runner of one env in a worker: the class to extend to change a step or a reset."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class EnvRunner:
         self.env = env
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env because its user asked for it; returns what ``gymnasium.Env.reset`` returns."""
+        """Reset the env because its user asked for it; return the values of ``gymnasium.Env.reset``."""
         asked = {"seed": seed, "options": options}
         given = {name: value for name, value in asked.items() if value is not None or accepts(self.env, "reset", name)}
-        found: tuple[Any, dict[str, Any]] = self.env.reset(**given)
-        return found
+        outcome: tuple[Any, dict[str, Any]] = self.env.reset(**given)
+        return outcome
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step the env; returns what ``gymnasium.Env.step`` returns."""
-        found: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
-        return found
+        """Step the env; return the values of ``gymnasium.Env.step``."""
+        outcome: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
+        return outcome
 
     def autoreset(self) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
-        found: tuple[Any, dict[str, Any]] = self.env.reset()
-        return found
+        outcome: tuple[Any, dict[str, Any]] = self.env.reset()
+        return outcome

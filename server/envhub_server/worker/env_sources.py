@@ -17,7 +17,7 @@ from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.factories_memory import pickle_of
-from envhub_server.ipc.packages import here
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.message_levels import adopt_levels
@@ -29,7 +29,7 @@ BY_NAME = (
     "value: cloudpickle.register_pickle_by_value(module)"
 )
 _IMPORTING = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")  # files of frames
-SOURCE_BYTES_MAX = 1 << 20  # of the arguments of one factory
+SOURCE_BYTES_MAX = 1 << 20  # limit for the arguments of one factory
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
 _known_variables: dict[str, str] = {}  # the environment of the zygote without its mark, which its workers begin with
@@ -38,7 +38,7 @@ _known_variables: dict[str, str] = {}  # the environment of the zygote without i
 def adopt_environment(build: Any) -> dict[str, str]:
     """Take over the paths, folder and variables of the program and the session, before anything is imported.
 
-    Returns the variables that this process has now, except those that say which process it is.
+    Return the variables of this process, without those that identify it.
     """
     if build.sys_path:
         _adopt_program(build)
@@ -49,7 +49,7 @@ def adopt_environment(build: Any) -> dict[str, str]:
 def factories(build: Any, memory: int = -1) -> Any:
     """The factories of the session's envs by row; what makes an env is imported.
 
-    This process has adopted the environment of the envs. ``memory`` is the descriptor of factories that came pickled.
+    This process has adopted the environment of the envs. ``memory`` is the descriptor of pickled factories.
     """
     for module in modules_of(build):
         importlib.import_module(module)
@@ -58,7 +58,7 @@ def factories(build: Any, memory: int = -1) -> Any:
     if build.factories:
         _check_python(build, "factories", "have the hub offer the env by name: NAME=module:factory")
         loaded = PickledFactories(memory)
-        loaded[build.rows[0]]  # so that an error comes before an env is made
+        loaded[build.rows[0]]  # so that an error is raised before an env is made
         return loaded
     if not (build.shares or _is_factory(build)):
         gym_compat.import_entry_point(build.name)
@@ -66,10 +66,10 @@ def factories(build: Any, memory: int = -1) -> Any:
 
 
 class PickledFactories:
-    """The factories in such memory, by row, in a worker: each is loaded once it is used."""
+    """The pickled factories of a worker, by row: each is loaded when it is first used."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map this memory, whose descriptor stays the caller's."""
+        """Map this memory; the caller still owns the descriptor."""
         self._descriptor = descriptor
         self._loaded: dict[int, Any] = {}
 
@@ -77,7 +77,7 @@ class PickledFactories:
         """The factory of this row.
 
         Raises:
-            Exception: what unpickling raises.
+            Exception: unpickling raised it.
         """
         if row not in self._loaded:
             self._load(row)
@@ -85,13 +85,13 @@ class PickledFactories:
 
     def _load(self, row: int) -> None:
         with pickle_of(self._descriptor, row) as (pickled, alone), _names_explained():
-            found = pickle.loads(pickled)  # noqa: S301  only ever sent to workers, never read by the hub
-        self._loaded.update({row: found} if alone else enumerate(found))
+            loaded = pickle.loads(pickled)  # noqa: S301  only ever sent to workers, never read by the hub
+        self._loaded.update({row: loaded} if alone else enumerate(loaded))
 
 
 @contextlib.contextmanager
 def _names_explained() -> Iterator[None]:
-    """An error of a name in a pickle that leads nowhere says what to do."""
+    """Within the context, an error about a name in a pickle that does not exist says what to do."""
     try:
         yield
     except (ModuleNotFoundError, AttributeError) as error:
@@ -104,7 +104,7 @@ def _names_explained() -> Iterator[None]:
 
 
 def _is_of_a_name(error: BaseException) -> bool:
-    """True if a name leads nowhere that is in a pickle; a module that it leads to may lack a module, too."""
+    """True if a name in a pickle does not exist, not if an import of the named module failed."""
     at = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):
@@ -114,7 +114,7 @@ def _is_of_a_name(error: BaseException) -> bool:
 
 
 def set_up(build: Any) -> None:
-    """Call what sets this worker up, once, before its envs are made: the operator's function, then the client's."""
+    """Call the operator's setup function, then the client's, once, before this worker's envs are made."""
     for entry in build.setups:
         _load(entry)()
     if build.setup:
@@ -124,9 +124,9 @@ def set_up(build: Any) -> None:
 
 def _check_python(build: Any, what: str, instead: str) -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if build.python not in ("", own):  # a function's bytecode would fail in any way, or crash
+    if build.python not in ("", own):  # bytecode of another version could fail in any way, or crash
         text = f"{what} from a trainer with Python {build.python} cannot run in Python {own} ({sys.executable}"
-        raise TypeError(f"{text}{here()}): use that Python in the trainer, or {instead}")
+        raise TypeError(f"{text}{on_this_machine()}): use that Python in the trainer, or {instead}")
 
 
 def modules_of(build: Any) -> list[str]:
@@ -135,7 +135,7 @@ def modules_of(build: Any) -> list[str]:
 
 
 def named(build: Any) -> Any:
-    """The factories of envs that are made by their name, by row."""
+    """The factories of envs that are made by name, by row."""
     if build.shares:
         return dict.fromkeys(build.rows, _vector_factory(build))
     each = dict(zip(build.rows, build.kwargs_each))
@@ -143,7 +143,7 @@ def named(build: Any) -> Any:
 
 
 def _vector_factory(build: Any) -> Any:
-    """Factory of the vector env, given ``num_envs``, and ``autoreset_mode`` if it has such an argument.
+    """The factory of the vector env; it takes ``num_envs``, and ``autoreset_mode`` if the env does.
 
     Raises:
         TypeError: the id has no vector env.
@@ -155,7 +155,7 @@ def _vector_factory(build: Any) -> Any:
 
 
 def _is_factory(build: Any) -> bool:
-    """True if the env is made by the factory ``entry``, and is no id without a version of the same form."""
+    """True if ``entry`` is a factory, and not an id without a version that has the same form."""
     if not build.entry or build.entry != build.name:
         return bool(build.entry)
     importlib.import_module(build.entry.partition(":")[0])
@@ -177,11 +177,11 @@ def _make(build: Any, encoded: bytes) -> Any:
 
 
 def source_of(factory: Any) -> bytes:
-    """Name of a factory that came pickled, encoded: ``[entry, kwargs]`` with an encoded map of arguments.
+    """The encoded name of a pickled factory: ``[entry, kwargs]`` with an encoded map of arguments.
 
-    Of one that has no name, such as a lambda, or takes what the codec does not carry, the entry is empty, and in place
-    of the arguments is the ``repr`` of its function. So it is with more than ``SOURCE_BYTES_MAX`` of arguments, for the
-    hub keeps what it is told.
+    Three kinds of factories have an empty entry, and the ``repr`` of their function instead of the arguments: without a
+    name, such as a lambda; with arguments that the codec cannot carry; or with more than ``SOURCE_BYTES_MAX`` bytes of
+    arguments, because the hub keeps them.
     """
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
@@ -196,16 +196,16 @@ def source_of(factory: Any) -> bytes:
             arguments = codec.encode({**named_args, **kwargs})
             if len(arguments) <= SOURCE_BYTES_MAX:
                 return codec.encode([entry, arguments])
-    except Exception:  # a name that leads nowhere, or an argument that has no form in the codec
+    except Exception:  # a name that does not exist, or an argument that the codec cannot carry
         pass
-    return codec.encode(["", codec.as_repr(function).data[:256]])  # that of all arguments may be of megabytes
+    return codec.encode(["", codec.as_repr(function).data[:256]])  # the repr of all arguments may have megabytes
 
 
 def versions_of(env: Any) -> dict[str, str]:
-    """The versions of Python, NumPy, Gymnasium or gym, and the package of the env, as far as it says its own."""
+    """The versions of Python, NumPy, Gymnasium or gym, and the package of the env, if it has one."""
     packages = ["numpy", api.__name__, type(gym_compat.innermost(env)).__module__.partition(".")[0]]
-    found = {name: getattr(sys.modules.get(name), "__version__", "") for name in packages}
-    return {"python": platform.python_version(), **{name: text for name, text in found.items() if type(text) is str}}
+    texts = {name: getattr(sys.modules.get(name), "__version__", "") for name in packages}
+    return {"python": platform.python_version(), **{name: text for name, text in texts.items() if type(text) is str}}
 
 
 def why_missing(entry: str) -> Exception | None:
@@ -216,12 +216,12 @@ def why_missing(entry: str) -> Exception | None:
     """
     module, _, name = entry.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             return error
         raise  # the module exists, but a module that it imports does not
-    return None if hasattr(found, name) else AttributeError(f"module {module!r} has no attribute {name!r}")
+    return None if hasattr(imported, name) else AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def _load(entry: str) -> Any:
@@ -230,9 +230,9 @@ def _load(entry: str) -> Any:
 
 
 def _adopt_program(build: Any) -> None:
-    """Take over the program's paths, folder and variables, as far as a started process can."""
+    """Adopt the program's paths, folder and variables, as far as a running process can."""
     sys.path[:] = build.sys_path
-    if build.environ != _known_variables:  # mostly they are equal: a zygote starts with its program's environment
+    if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
         _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
     os.chdir(build.cwd)
     if build.argv:
@@ -254,21 +254,21 @@ def _replace_variables(wanted: dict[str, str]) -> None:
 def runner_class(pickled: bytes) -> Any:
     """The class that runs each env: the default, a class of the program, or one named ``"module:Class"``."""
     chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
-    found = _load(chosen) if isinstance(chosen, str) else chosen
-    if not (isinstance(found, type) and issubclass(found, EnvRunner)):
+    loaded = _load(chosen) if isinstance(chosen, str) else chosen
+    if not (isinstance(loaded, type) and issubclass(loaded, EnvRunner)):
         raise TypeError(f"worker={chosen!r} is no subclass of envhub.EnvRunner")
-    return found
+    return loaded
 
 
 def remember_registry() -> None:
-    """Remember this process's registry as a program pickles it, so that workers do not load equal entries again."""
-    with contextlib.suppress(Exception):  # an entry that is not remembered is loaded
+    """Record this process's registry as a program pickles it, so that workers do not load equal entries again."""
+    with contextlib.suppress(Exception):  # an entry that is not recorded is loaded
         entries = [pickled(spec) for spec in api.registry.values()]
         _known_registrations.update([*entries, pickle.dumps(entries)])
 
 
 def remember_variables() -> None:
-    """Remember this process's environment, so that workers do not compare it with their program's one by one."""
+    """Record this process's environment, so that workers need not compare their program's variables one by one."""
     _known_variables.update(os.environ)
     _known_variables.pop(process_marks.VARIABLE, None)
 
@@ -287,12 +287,12 @@ def _register(registrations: bytes) -> None:
         for name, blob in callables.items():
             setattr(spec, name, _Unloaded(blob))
         api.registry[spec.id] = spec
-    # What the program has imported is registered already, and once more where an env imports it.
+    # The program's imported modules are registered already; an env that imports one registers it again.
     warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry", UserWarning)
 
 
 class _Unloaded:
-    """A callable of the program's registry, loaded once it is used: that may import what no env here needs."""
+    """A callable of the program's registry, loaded on first use: it may import modules that no env here needs."""
 
     def __init__(self, blob: bytes) -> None:
         self._blob, self._loaded = blob, None

@@ -1,4 +1,4 @@
-"""Writes the episodes of a worker's envs into a tape, where the operator has them recorded.
+"""Writes the episodes of a worker's envs into a tape, if the operator records them.
 
 What the driver overwrites is copied before the driver is woken, everything else afterwards.
 """
@@ -116,7 +116,7 @@ class EpisodeWriter(BatchObserver):
 
     @_or_give_up
     def begin(self, parts: Sequence[Part], out_of_band: Mapping[int, bytes]) -> None:
-        """Keep what these parts are about to be asked."""
+        """Keep the actions of these parts."""
         if self._recorder.closed:
             return
         whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
@@ -155,7 +155,7 @@ class EpisodeWriter(BatchObserver):
 
     @_or_give_up
     def end(self) -> None:
-        """Record what they brought."""
+        """Record the results."""
         if self._recorder.closed or not self._is_open(self._reset):
             return
         if axes := next((part.reward_shape for part in self._parts if part.reward_shape), ()):
@@ -196,16 +196,16 @@ class EpisodeWriter(BatchObserver):
 
     def _read_as(self) -> list[np.ndarray] | None:
         """Views of the actions by the rows' codes; None where they have several, or are out of band."""
-        layout, found = self._arena.layout, []
+        layout, batches = self._arena.layout, []
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             kinds = set(column.tolist())
             if len(kinds) > 1 or actions.OUT_OF_BAND in kinds or leaf == OBJECT:
                 return None
-            found.append(actions.batch_of(buffer, leaf, layout.rows, kinds.pop())[self._mine])
-        return found
+            batches.append(actions.batch_of(buffer, leaf, layout.rows, kinds.pop())[self._mine])
+        return batches
 
     def _one_by_one(self) -> list[Any]:
-        layout, found = self._arena.layout, []
+        layout, batches = self._arena.layout, []
         parts = {position: iter(values) for position, values in self._out_of_band.items()}
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             batch = np.zeros((len(self._rows), *leaf.shape), leaf.dtype)
@@ -214,8 +214,8 @@ class EpisodeWriter(BatchObserver):
                     batch[position] = actions.reader(buffer, leaf, layout.rows, int(self._indices[position]), code)()
                 elif position in parts:
                     batch[position] = next(parts[position])
-            found.append(batch)
-        return found
+            batches.append(batch)
+        return batches
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
@@ -288,5 +288,5 @@ class EpisodeWriter(BatchObserver):
         return frames
 
     def close(self) -> None:
-        """Hand over what is complete; nothing is recorded any more."""
+        """Hand over the complete episodes, and end the recording."""
         self._recorder.close()

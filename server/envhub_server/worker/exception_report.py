@@ -1,4 +1,4 @@
-"""A worker's description of an exception, as strings and encoded values: no other process has the class."""
+"""Descriptions of a worker's exceptions, as strings and encoded values: no other process has the class."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _in_a_line(run: list[str]) -> list[str]:
 
 
 def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
-    """The encoded value; empty where the codec cannot carry it or it is too large."""
+    """The encoded value; empty if the codec cannot carry it or it is too large."""
     try:
         blob = codec.encode(read(), unknown)
     except Exception:  # a foreign class may raise anything

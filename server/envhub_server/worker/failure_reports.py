@@ -1,4 +1,4 @@
-"""Reports to the hub what the envs of a worker raise."""
+"""Reports the exceptions of a worker's envs to the hub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FailureReports:
         return f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
 
     def send(self, error: BaseException, row: int | None, code: str, number: int = 0) -> Failure:
-        """Send the failure of a row, or of none; ``number`` is the row's ``request``, 0 without an arena."""
+        """Send the failure of a row or of the worker; ``number`` is the row's ``request``, 0 without an arena."""
         failure = self.describe(error, row, code)
         journaled = code == "env_raised" and number and not isinstance(error, PendingFailure)
         tick = self._envs.tick if journaled else -1

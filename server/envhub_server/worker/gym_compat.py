@@ -23,7 +23,7 @@ from envhub_server.worker.gym_errors import explaining
 
 
 def make(name: str, kwargs: dict[str, Any]) -> Any:
-    """A new env of this id from the registry, adapted; from that of gym if only a package for gym registers it."""
+    """Make an env of this id from the registry, adapted; from gym's registry if only a package for gym registers it."""
     module, _, bare = name.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -52,7 +52,7 @@ def import_entry_point(name: str) -> None:
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Factory of the vector env that is registered for this id, as a ``vector_entry_point`` is.
+    """The factory of the vector env that is registered for this id, with the signature of a ``vector_entry_point``.
 
     Raises:
         TypeError: there is none.
@@ -80,11 +80,11 @@ def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
 def adapt(env: Any) -> Any:
     """The env itself, or an adapter around it if it has an older interface.
 
-    What the env is decides, not which gym is installed: one of Gymnasium 1.0 or later has ``set_wrapper_attr``.
+    The env decides, not the installed gym: an env of Gymnasium 1.0 or later has ``set_wrapper_attr``.
     """
     if isinstance(env, GymEnv):
         return env
-    # Of its class: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
+    # The class is asked: wrappers of Gymnasium 0.29 warn about attributes that their env does not have.
     if hasattr(type(env), "set_wrapper_attr") and not _is_of_gym(type(env)):
         return env
     _insert_steps(env)
@@ -92,15 +92,15 @@ def adapt(env: Any) -> Any:
 
 
 def innermost(env: Any) -> Any:
-    """The env without its wrappers, and without what this module put around it."""
+    """The env without its wrappers and without this module's adapters."""
     own = env.env if isinstance(env, GymEnv) else env
     return getattr(own, "unwrapped", own)
 
 
 def is_wrapped(env: Any, name: str) -> bool:
-    """True if a wrapper of the env is of the class of this name, ``module:Class``; nothing is imported for it."""
+    """True if a wrapper of the env has the class named ``module:Class``. Imports nothing."""
     gym = sys.modules.get("gym")
-    env = getattr(env, "vector_env", env)  # where it is one of a vector env's
+    env = getattr(env, "vector_env", env)  # for an env of a vector env
     wrappers: Any = GymEnv, api.Wrapper, getattr(api.vector, "VectorWrapper", api.Wrapper)
     wrappers = wrappers if gym is None else (*wrappers, gym.Wrapper)
     while isinstance(env, wrappers):
@@ -115,12 +115,12 @@ def _version(package: Any) -> tuple[int, ...]:
 
 
 def _is_of_gym(kind: type) -> bool:
-    """True if it extends ``gym.Env``; its name says so, because gym may not be installed."""
+    """True if it extends ``gym.Env``; the class is compared by name, because gym may not be installed."""
     return any(each.__name__ == "Env" and each.__module__ == "gym.core" for each in kind.__mro__)
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """The env and what is inside its wrappers, from the outside."""
+    """The env and every layer inside its wrappers, outermost first."""
     layer = env
     while layer is not None and hasattr(type(layer), "reset"):
         yield layer
@@ -128,7 +128,7 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _insert_steps(env: Any) -> None:
-    """Put ``Steps`` between an env and the wrappers of gym 0.26 around it, which know steps of five values only."""
+    """Put ``Steps`` between an env and the wrappers of gym 0.26 around it, which accept only steps of five values."""
     layers = [*_layers(env)]
     limited = any(type(layer).__module__ == "gym.wrappers.time_limit" for layer in layers)
     if not limited or _version(sys.modules["gym"]) < (0, 26):
@@ -143,7 +143,7 @@ def _is_wrapper(env: Any) -> bool:
 
 
 def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a method; of one without a signature, such as a builtin, any."""
+    """The parameters of a method; a method without a signature, such as a builtin, takes any."""
     try:
         return inspect.signature(method).parameters
     except (TypeError, ValueError):
@@ -151,19 +151,19 @@ def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def accepts(env: Any, method: str, name: str) -> bool:
-    """True if the env's method takes an argument of this name, and whatever its wrappers pass that on to does too."""
-    found = False
+    """True if the env's method takes an argument of this name, and so does every layer that it is passed on to."""
+    is_named = False
     for layer in _layers(env):
         parameters = _parameters(getattr(layer, method, None))
         passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        found = name in parameters or passes_on
-        if not found or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
+        is_named = name in parameters or passes_on
+        if not is_named or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
             break
-    return found
+    return is_named
 
 
 class Steps:
-    """The ``reset`` and ``step`` of today for an env of any age; all else is the env's own.
+    """The ``reset`` and ``step`` of Gymnasium 1.4 for an older env; everything else is the env's own.
 
     A reset passes the seed to the env's ``reset`` or, where that takes none, to the ``seed`` of the env or of the
     nearest layer inside that has one. The results of each step tell whether they are four values or five.
@@ -180,21 +180,21 @@ class Steps:
         return getattr(self.env, name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium does; options are left out where the env takes none."""
+        """Reset as Gymnasium does; options are dropped if the env takes none."""
         given = {"seed": seed, "options": options}
         passed = {name: given[name] for name in self._accepted if given[name] is not None}
         if seed is not None and "seed" not in passed:
             self._seed_by_method(seed)
         with explaining():
-            found = self.env.reset(**passed)
-        return found if self._has_info(found) else (found, {})
+            outcome = self.env.reset(**passed)
+        return outcome if self._has_info(outcome) else (outcome, {})
 
-    def _has_info(self, found: Any) -> bool:
-        """True if a reset returned an observation and an info, and not an observation of two parts."""
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+    def _has_info(self, outcome: Any) -> bool:
+        """True if a reset returned an observation and an info, not an observation of two parts."""
+        if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
             return False
         space = self.env.observation_space
-        return not (isinstance(getattr(space, "spaces", None), (tuple, list)) and space.contains(found))
+        return not (isinstance(getattr(space, "spaces", None), (tuple, list)) and space.contains(outcome))
 
     def _seed_by_method(self, seed: int) -> None:
         for layer in _layers(self.env):
@@ -217,12 +217,14 @@ class Steps:
             TypeError: the env returns neither four nor five values.
         """
         with explaining():
-            found = self.env.step(action)
-        if len(found) == 5:
-            return found
-        if len(found) != 4:
-            raise TypeError(f"step of {shown(self.env, 100)} returned {len(found)} values; gym has 4, and Gymnasium 5")
-        observation, reward, done, info = found
+            outcome = self.env.step(action)
+        if len(outcome) == 5:
+            return outcome
+        if len(outcome) != 4:
+            raise TypeError(
+                f"step of {shown(self.env, 100)} returned {len(outcome)} values; gym has 4, and Gymnasium 5"
+            )
+        observation, reward, done, info = outcome
         info = dict(info)
         truncated = bool(info.pop("TimeLimit.truncated", False))
         return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
@@ -237,9 +239,9 @@ class GymEnv:
         self.step = self._steps.step
         self.observation_space = spaces.native(env.observation_space)
         self.action_space = spaces.native(env.action_space)
-        known = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
+        renamed = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
         metadata = getattr(env, "metadata", None) or {}
-        self.metadata = {known.get(key, key): value for key, value in metadata.items()}
+        self.metadata = {renamed.get(key, key): value for key, value in metadata.items()}
         self.render_mode = getattr(env, "render_mode", None)
         self.spec = getattr(env, "spec", None)
         self._seed = -1
@@ -264,12 +266,12 @@ class GymEnv:
         if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):
             return getattr(self, name)
         owner = self._layer_with(name)
-        found = getattr(owner, name)
+        attribute = getattr(owner, name)
         if name == "render" and accepts(owner, "render", "mode"):
-            return partial(found, mode="rgb_array")
-        if name == "np_random" and isinstance(found, np.random.RandomState):
-            return np.random.Generator(found._bit_generator)
-        return found
+            return partial(attribute, mode="rgb_array")
+        if name == "np_random" and isinstance(attribute, np.random.RandomState):
+            return np.random.Generator(attribute._bit_generator)
+        return attribute
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Set an attribute on the nearest wrapper that has it, else on the outermost, as Gymnasium does."""

@@ -34,7 +34,7 @@ class Host:
         if cpu is None:
             return
         for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
 
     def arm_stack_dumps(self) -> None:

@@ -1,4 +1,4 @@
-"""The envs that a worker hosts, in parts, and what all subjects of the worker share about them."""
+"""The envs that a worker hosts, in parts, and the facts about them that all parts of the worker share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envhub_server.worker.env_batch import Part
 
 
 class SessionSpaces(NamedTuple):
-    """The spaces of the session, which those of its envs have to match in this mode."""
+    """The spaces of the session, which its envs' spaces must match in the observation mode."""
 
     observation: Any
     action: Any
@@ -20,7 +20,7 @@ class SessionSpaces(NamedTuple):
         """Compare an env's spaces with them.
 
         Raises:
-            SpaceMismatch: the env has others.
+            SpaceMismatch: the env's spaces do not match.
         """
         spaces.check_equivalent(env.observation_space, self.observation, self.mode)
         spaces.check_action_space(env.action_space, self.action, self.mode)
@@ -30,7 +30,7 @@ class HostedEnvs:
     """The envs of one worker.
 
     Attributes:
-        number: of the worker in its session; None of one that only lists names.
+        number: the worker's number in its session; None if the worker only lists names.
         build: the message by which the envs are built; None before it came.
         parts: the envs; empty once another worker serves their rows.
         observers: see ``batch_observer``; called in this order.
@@ -57,7 +57,7 @@ class HostedEnvs:
 
     @property
     def exact(self) -> codec.Unknown:
-        """The encoding of values that no ``repr`` may replace."""
+        """The encoding of values that a ``repr`` must not replace."""
         return codec.as_pickle if self.allow_pickle else codec.refuse
 
     @property
@@ -66,7 +66,7 @@ class HostedEnvs:
         return max((observer.tick for observer in self.observers), default=-1)
 
     def observe(self, observer: BatchObserver) -> None:
-        """Have one more observer."""
+        """Add an observer."""
         self._set_observers((*self.observers, observer))
 
     def remove(self, observer: BatchObserver) -> None:

@@ -1,4 +1,4 @@
-"""The place of a row's info in the arena, and the way of an info that does not fit into it."""
+"""The place of a row's info in the arena, and the message of an info that does not fit into it."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class InfoPlace:
         self._length, self._template = arena.info_length.data, arena.info_template.data
         self._status = arena.status.data
         self._same_step = same_step
-        self._dropped = False  # whether that was reported
+        self._dropped = False  # whether lost entries were reported
 
     def store(self, info: dict[str, Any], objects: bytes = b"") -> None:
-        """Store an info, and the encoded leaves of the observation that have no fixed size, if it has any."""
+        """Store an info, with the encoded leaves of the observation that have a variable size, if it has any."""
         index = self._index
         self._template[index], length = self._stored(info, objects) if info or objects else NO_INFO
         self._length[index] = length
         self._status[index] = STATUS_INFO if length else STATUS_OK
 
     def store_objects(self, objects: bytes) -> None:
-        """Store the encoded leaves of the observation that have no fixed size, without an info."""
+        """Store the encoded leaves of the observation that have a variable size, without an info."""
         self._template[self._index], self._length[self._index] = self.put(with_objects(objects, b""))
         self._status[self._index] = STATUS_INFO
 
@@ -80,9 +80,9 @@ class InfoPlace:
         return self.put(with_objects(objects, blob) if objects else blob)
 
     def without_largest(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
-        """An info of so many bytes, which are too many, without its largest entries, also of the maps in it.
+        """The info without its largest entries, also of nested maps, so that it has at most ``bytes_max`` bytes.
 
-        The final observation and a reward with axes stay, for they belong to the results.
+        The final observation and a reward with axes are kept, because they belong to the results.
         """
         entries = _entries(info, self._unknown, (VECTOR_REWARD, "final_obs") if self._same_step else (VECTOR_REWARD,))
         dropped, left = set(), nbytes

@@ -1,4 +1,4 @@
-"""Writes into the worker's journal what its envs are asked, a few copies for each batch of them."""
+"""Writes the calls of a worker's envs into its journal, with a few copies per batch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from envhub_server.worker.batch_observer import BatchObserver, Seeds
 from envhub_server.worker.gym_compat import innermost
 from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
-CHECKPOINT_TICKS = 1000  # after so many, an env's random number generator is noted at the end of an episode
+CHECKPOINT_TICKS = 1000  # interval at which an env's random number generator is noted, at the end of an episode
 
 
 class JournalWriter(BatchObserver):
     """Writes the journal of one worker."""
 
     def __init__(self, journal: Journal, arena: Arena, parts: Sequence[Any], is_batch: bool = False) -> None:
-        """Write what these parts are asked, whose rows are in ``arena``; ``is_batch`` if one is a vector env."""
+        """Write the calls of these parts, whose rows are in ``arena``; ``is_batch`` if a part is a vector env."""
         self._journal = journal
         self._words, self._kinds = journal.words, journal.kinds
         self._ticks = journal.layout.ticks
@@ -73,7 +73,7 @@ class JournalWriter(BatchObserver):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
-        """Note what these parts are about to be asked."""
+        """Note the actions of these parts."""
         tick = self._words[1]
         place = tick % self._ticks
         if tick >= self._checkpoint_tick:
@@ -102,7 +102,7 @@ class JournalWriter(BatchObserver):
             self._unnoted = set(range(len(self._rows)))
 
     def end(self) -> None:
-        """Digest the observations of what began last."""
+        """Digest the observations of the last batch."""
         begun = self._words[1]
         place = (begun - 1) % self._ticks
         slots = self._slots
@@ -150,11 +150,11 @@ class JournalWriter(BatchObserver):
             self._note_reset(self.tick, position, AGAIN, None)
 
     def _note_reset(self, tick: int, position: int, kind: int, seed: Any, options: bytes = b"") -> None:
-        known, (_, part) = None if seed is None else int(seed), self._rows[position]
-        wanted = known is None and not self._is_batch
+        noted_seed, (_, part) = None if seed is None else int(seed), self._rows[position]
+        wanted = noted_seed is None and not self._is_batch
         generator = _encoded_generator(part.env) if wanted else b""
         self._unnoted.discard(position)
-        self._journal.note(Note(tick, position, kind, known, options, generator))
+        self._journal.note(Note(tick, position, kind, noted_seed, options, generator))
 
     # --- what else happens --------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class RowJournalWriter(JournalWriter):
         self._action_rows = [_ActionRow(self._journal, arena, number, self._first) for number in leaves]
 
     def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
-        """Note what the row is about to be asked."""
+        """Note the action of the row."""
         tick, row = self._words[1], self._first
         place = tick % self._ticks
         if tick >= self._checkpoint_tick:
@@ -201,29 +201,29 @@ class _ActionLeaf:
         self._buffer, self._rows, self._items, self._mine = arena.actions[number], arena.layout.rows, items, mine
         self._column = arena.action_codes[number][mine]
         self._codes, self._ring = journal.codes[:, number].data, journal.actions[number]
-        self._known = b""  # the codes of all rows in the last batch
+        self._last_codes = b""  # the codes of all rows in the last batch
         self._code, self._source, self._target = MIXED, self._ring[0, :, :0], self._ring[:, :, :0]
 
     def take(self, place: int) -> None:
         """Copy the actions of all rows."""
-        known = self._column.tobytes()
-        if known != self._known:
-            self._known = known
+        codes = self._column.tobytes()
+        if codes != self._last_codes:
+            self._last_codes = codes
             self._read_as(self._column)
         self._codes[place] = self._code
         self._target[place] = self._source
 
     def take_some(self, place: int, chosen: Sequence[int]) -> None:
         """Copy the actions of the rows at these positions."""
-        self._known = b""
+        self._last_codes = b""
         self._read_as(self._column[chosen])
         self._codes[place] = self._code
         self._target[place, chosen] = self._source[chosen]
 
     def _read_as(self, codes: np.ndarray) -> None:
         """Copy by these codes, of which there is one, else nothing."""
-        found = set(codes.tolist())
-        self._code, nbytes = _read_as(found.pop() if len(found) == 1 else MIXED, self._items)
+        kinds = set(codes.tolist())
+        self._code, nbytes = _read_as(kinds.pop() if len(kinds) == 1 else MIXED, self._items)
         self._source = in_items(self._buffer[: self._rows * nbytes].reshape(self._rows, nbytes), nbytes)[self._mine]
         self._target = in_items(self._ring, nbytes)
 
@@ -250,7 +250,7 @@ class _ActionRow:
 
 
 def _read_as(word: int, items: int) -> tuple[int, int]:
-    """The code in this word, and how many bytes an action of so many items has in the arena by it."""
+    """The code in this word, and the size of an action of ``items`` items in the arena by this code."""
     code = word & 0xFF
     dtype = code & ~actions.PYTHON
     return code, items * actions.DTYPES[dtype].itemsize if dtype < len(actions.DTYPES) else 0
@@ -259,15 +259,15 @@ def _read_as(word: int, items: int) -> tuple[int, int]:
 def _encoded_generator(env: Any) -> bytes:
     """The state of the env's random number generator; empty where it has none of NumPy's that can be carried."""
     try:
-        found = bit_generator_of(env)
-        return b"" if found is None else codec.encode(np.random.Generator(found))
+        bit_generator = bit_generator_of(env)
+        return b"" if bit_generator is None else codec.encode(np.random.Generator(bit_generator))
     except Exception:  # an attribute of a foreign class may raise anything, and is no part of the env's interface
         return b""
 
 
 def bit_generator_of(env: Any) -> Any:
     """Generator of the env's random numbers, by NumPy; None if it does not have ``np_random`` as Gymnasium does."""
-    found = innermost(env).np_random
-    if isinstance(found, np.random.RandomState):  # of gym before 0.22
-        return found._bit_generator
-    return found.bit_generator if isinstance(found, np.random.Generator) else None
+    generator = innermost(env).np_random
+    if isinstance(generator, np.random.RandomState):  # of gym before 0.22
+        return generator._bit_generator
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else None

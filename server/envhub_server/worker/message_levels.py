@@ -23,9 +23,9 @@ def adopt_levels(levels: Any) -> None:
         for name in ("min_level", "MIN_LEVEL"):  # the second is old gym's
             if hasattr(api.logger, name):
                 setattr(api.logger, name, levels["gymnasium"])
-    found = [_filter(*parts) for parts in levels["warnings"]]
+    filters = [_filter(*parts) for parts in levels["warnings"]]
     warnings.resetwarnings()  # which also makes Python forget what it has decided by other filters
-    warnings.filters.extend(found)  # type: ignore[attr-defined]
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]
 
 
 def _filter(action: str, message: Any, categories: Any, module: Any, line: int) -> tuple[Any, ...]:
@@ -40,9 +40,9 @@ def _matched(text: Any) -> Any:
 def _category(named: str) -> type:
     """The class of this name, or one that stands for it: to import its module may take long, or be impossible here."""
     module, _, name = named.partition(":")
-    found: Any = sys.modules.get(module)
+    loaded: Any = sys.modules.get(module)
     try:
-        kind = reduce(getattr, name.split("."), found)
+        kind = reduce(getattr, name.split("."), loaded)
     except AttributeError:
         kind = None
     return kind if isinstance(kind, type) else _Named(name, (Warning,), {"named": named})

@@ -1,7 +1,7 @@
-"""A vector env that steps all of its envs in one call, with one interface for Gymnasium's, ALE's and EnvPool's.
+"""One interface for the vector envs of Gymnasium, ALE and EnvPool, which step all of their envs in one call.
 
-They differ in what they make of seeds and masks, and in their autoreset mode, which is their own. ``resets_as`` says
-what a batch has to do so that its rows are reset as the session's autoreset mode demands.
+They differ in their use of seeds and masks, and in their own autoreset modes. ``resets_as`` says if their rows can be
+reset as the session's autoreset mode demands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Share(NamedTuple):
     workers: int
 
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        """The one seed for a vector env that takes no more, where the program gave one for all of its envs.
+        """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs.
 
         No two shares get seeds that are nearer to one another than the number of envs of the first.
 
@@ -143,7 +143,7 @@ class NativeEnv:
         if self.num_envs == 1:
             return self._reset(seed=None, options=options)
         observations, infos = self._reset(**self._masked(chosen, seeds, options))
-        return _those(observations, chosen), batch_infos.some(infos, chosen)
+        return _chosen_rows(observations, chosen), batch_infos.chosen_rows(infos, chosen)
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
         if any(seed is not None for seed in seeds):
@@ -156,10 +156,10 @@ class NativeEnv:
         """Results of a method for each env, or an attribute's values."""
         if hasattr(self.made, "call"):
             return list(self.made.call(name, *args, **kwargs))
-        found = self._attribute(name)
-        if not callable(found):
-            return [found] * self.num_envs
-        returned = found(*args, **kwargs)
+        attribute = self._attribute(name)
+        if not callable(attribute):
+            return [attribute] * self.num_envs
+        returned = attribute(*args, **kwargs)
         if name != "render" or returned is None:
             return [returned] * self.num_envs
         if len(returned) != self.num_envs:
@@ -219,8 +219,8 @@ class NumberedEnv(NativeEnv):
 
     def step(self, actions: Any) -> Results:
         """Step all envs."""
-        found = super().step(actions)
-        return (*found[:4], self._of_session(found[4])) if self.share.workers > 1 else found
+        outcome = super().step(actions)
+        return (*outcome[:4], self._of_session(outcome[4])) if self.share.workers > 1 else outcome
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = super()._reset(**arguments)
@@ -228,13 +228,13 @@ class NumberedEnv(NativeEnv):
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
         """The infos with the session's indices of envs."""
-        found: dict[str, Any] = {
+        infos_of_session: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
-        if "env_id" in found:
-            ids = found["env_id"]
-            found["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
-        return found
+        if "env_id" in infos_of_session:
+            ids = infos_of_session["env_id"]
+            infos_of_session["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
+        return infos_of_session
 
 
 class AleEnv(NumberedEnv, EachSeededEnv):
@@ -320,7 +320,7 @@ def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
 
 
 def unfit_batch(made: Any, num_envs: int) -> str:
-    """A description of ``made`` if it is no vector env of so many envs; else empty."""
+    """A description of ``made`` if it is not a vector env with this number of envs; else empty."""
     parts = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
     missing = [name for name in parts if not hasattr(made, name)]
     if missing:
@@ -360,10 +360,10 @@ def _is_of(made: Any, *modules: str) -> bool:
     return any(kind.__module__ in modules for kind in type(env).__mro__)
 
 
-def _those(observations: Any, chosen: np.ndarray) -> Any:
-    """The entries of a batch of observations that ``chosen`` names."""
+def _chosen_rows(observations: Any, chosen: np.ndarray) -> Any:
+    """The rows of a batch of observations in the mask ``chosen``."""
     if isinstance(observations, dict):
-        return {key: _those(part, chosen) for key, part in observations.items()}
+        return {key: _chosen_rows(part, chosen) for key, part in observations.items()}
     if isinstance(observations, tuple):
-        return tuple(_those(part, chosen) for part in observations)
+        return tuple(_chosen_rows(part, chosen) for part in observations)
     return np.asarray(observations)[chosen]

@@ -1,4 +1,4 @@
-"""Checks of what envs observe: that it is in the space, and that it is finite."""
+"""Checks that observations are in their space, and that they are finite."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
     both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
     """
     if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
-        found = np.asarray(value)
-        if found.shape != batch.shape[1:]:
-            raise ValueError(f"an observation part of shape {found.shape} where its space has {batch.shape[1:]}")
-        if not np.can_cast(found.dtype, batch.dtype, "same_kind"):
-            raise TypeError(f"an observation part of dtype {found.dtype} where its space has {batch.dtype}")
+        array = np.asarray(value)
+        if array.shape != batch.shape[1:]:
+            raise ValueError(f"an observation part of shape {array.shape} where its space has {batch.shape[1:]}")
+        if not np.can_cast(array.dtype, batch.dtype, "same_kind"):
+            raise TypeError(f"an observation part of dtype {array.dtype} where its space has {batch.dtype}")
     batch[index] = value

@@ -27,14 +27,14 @@ _OWN = frozenset(
 
 
 def as_gymnasium(made: Any, source: str) -> Any:
-    """The env itself, or what it is to Gymnasium if it has another interface.
+    """The env itself, or an adapter with Gymnasium's interface.
 
     Args:
-        made: what a factory returned.
+        made: the object that a factory returned.
         source: the factory's name for an error.
 
     Raises:
-        TypeError: it is no single env, or one that cannot be converted.
+        TypeError: it is not a single env, or cannot be converted.
     """
     if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
         made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)

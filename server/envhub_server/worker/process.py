@@ -87,7 +87,7 @@ class Worker:
                         if descriptor == bells.waking[0]:
                             bells.silence()
                         stepper.serve_rows()
-                    # A bell of an arena that was replaced since the poll is no reason to wait for a message.
+                    # The bell of an arena that was replaced since the poll must not make the worker wait for a message.
                     elif descriptor == channel and not self._receive():
                         return
         except ChannelClosed as closed:
@@ -96,16 +96,16 @@ class Worker:
             # Otherwise the hub has ended, and no client can use the envs any more.
 
     def _receive(self) -> bool:
-        """Execute the messages of the hub that are here; returns whether the worker continues."""
+        """Execute the hub's messages that have arrived; return True if the worker continues."""
         return all(self.handle(cast("Message", message)) for message in self._channel.receive() or ())
 
     def handle(self, message: Message) -> bool:
-        """Execute a message of the hub; returns whether the worker continues."""
+        """Execute a message of the hub; return True if the worker continues."""
         if isinstance(message, control.CloseEnvs):
             self._host.call(self._close_envs)
             return False
         if self._departure.left:
-            return True  # it was sent before the hub knew; the worker that took over is told the same
+            return True  # sent before the hub knew that this worker has left; its successor gets the same message
         if isinstance(message, control.StepRows):
             self._stepper.step_out_of_band(message)
         elif isinstance(message, control.ResetRows):
@@ -159,7 +159,7 @@ class Worker:
                 self._stepper.report_closing(error, part)
 
     def close(self) -> None:
-        """Free all but the channel, and the arena, in a process that continues without this worker."""
+        """Free everything except the channel and the arena, in a process that continues without this worker."""
         self._envs.clear()
         self._poller.close()
         self._stepper.close()

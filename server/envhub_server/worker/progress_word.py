@@ -1,4 +1,4 @@
-"""The progress word of a worker, by which the hub sees at which row the worker is, and for how long."""
+"""The progress word of a worker, which shows the hub the row that the worker runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from envhub.arena.memory import TURN_ONE, Arena
 
 
 class ProgressWord:
-    """Stores the word; the stepper does so itself, because a call for every row would cost more.
+    """Stores the word; the stepper stores it without a call, because it does so for every row.
 
     Attributes:
         words: of all workers, each at its first row.
-        at: which of them is this worker's.
+        at: the index of this worker's word.
         turn: counts the calls of envs; its lower bits are free for those of the part that is called.
     """
 
@@ -28,7 +28,7 @@ class ProgressWord:
         self.resume()
 
     def resume(self) -> None:
-        """Count from where the word is; another worker may have had it until now."""
+        """Continue to count from the present word, which another worker may have written."""
         self.turn = self.words[self.at] & ~(TURN_ONE - 1)
 
     def begin(self, target: Any) -> None:
@@ -42,7 +42,7 @@ class ProgressWord:
 
     @contextlib.contextmanager
     def rendering(self, target: Any) -> Iterator[None]:
-        """Within the context, the worker is at this env, between its steps."""
+        """Within the context, the worker renders this env between steps."""
         self.begin(target)
         yield
         self.show(0)

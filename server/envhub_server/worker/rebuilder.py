@@ -23,7 +23,7 @@ class Rebuilder:
     """Rebuilds the envs of one worker.
 
     Attributes:
-        pending: the parts whose env is to be built again.
+        pending: the parts whose env must be rebuilt.
     """
 
     def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
@@ -58,7 +58,7 @@ class Rebuilder:
         while self.pending:
             part = self.pending.pop()
             self._count += 1
-            part.turn |= TURN_FIRST  # the hub allows the time for building an env
+            part.turn |= TURN_FIRST  # the hub allows the time for a build
             self._progress.begin(part)
             try:
                 self._builder.rebuild(part)

@@ -1,4 +1,4 @@
-"""Runs an env once more through all that it was asked until it failed, in this process; ``bootstrap.py`` starts it.
+"""Runs an env again through all its calls up to a failure, in this process; ``bootstrap.py`` starts it.
 
 The env is made and stepped by the code of a worker, in memory of its own with one row; a vector env with the rows of
 its session. The program that started this process reads from a pipe which call is running and how it ended, for a
@@ -47,7 +47,7 @@ Show = Callable[[Any], None]
 
 
 class Replayer:
-    """The env of a replay, and its row, or rows, in memory of its own."""
+    """The env of a replay, and its rows in an arena of its own."""
 
     def __init__(self, replay: Replay, report: Callable[[dict[str, Any]], None], show: Show | None) -> None:
         """Make the env; ``report`` takes what happens, and ``show`` each frame, if it is to be rendered.
@@ -64,7 +64,7 @@ class Replayer:
             sys.path[:] = build.sys_path
         if build.cwd:
             os.chdir(build.cwd)
-        # The variables of the program are not in the file, for some are secrets: those of this process hold.
+        # The file has no environment variables, because some are secrets: this process's variables apply.
         _register(replay.spec)
         build = replace(build, sys_path=[])
         self.part = _part(replay.row, build) if show is None else _shown_part(replay.row, build)
@@ -87,8 +87,8 @@ class Replayer:
         shape = self._history.calls, self._history.rows
         self._kinds = np.frombuffer(self._history.kinds, np.uint8).reshape(shape)
         self._actions = [
-            np.frombuffer(found, np.uint8).reshape(*shape, width)
-            for found, width in zip(self._history.actions, layout.widths)
+            np.frombuffer(column, np.uint8).reshape(*shape, width)
+            for column, width in zip(self._history.actions, layout.widths)
         ]
         self._digests = np.frombuffer(self._history.digests, np.uint8).reshape(*shape, layout.digest_bytes)
         self._notes: dict[int, list[Note]] = {}
@@ -96,7 +96,7 @@ class Replayer:
             self._notes.setdefault(note.tick, []).append(note)
 
     def run(self, until: int | None, debugger: pdb.Pdb | None) -> dict[str, Any]:
-        """Ask the env everything; a difference is reported once. Returns how it ended.
+        """Run every call; report the first difference. Return the outcome.
 
         Args:
             until: the call to stop before; with a debugger it is run in that.
@@ -168,7 +168,7 @@ class Replayer:
         return ended or kind in (journal.RESET, journal.AUTORESET, FRESH)
 
     def _prepared(self, number: int) -> Callable[[], object]:
-        """The call, ready to be made."""
+        """Prepare the call."""
         self._arena.request[self._place], self._arena.done[self._place] = number, number - 1
         if isinstance(self.part, EnvBatch):
             return self._prepared_batch(number, self.part)
@@ -223,14 +223,14 @@ class Replayer:
                 batch[self._place] = self._actions[at][number, :, :nbytes]
 
     def _restore(self, note: Note) -> None:
-        """Give the env the random numbers that it had before this reset."""
+        """Restore the env's random state before this reset."""
         if note.generator and note.seed is None:
-            found = bit_generator_of(self.part.env)
-            if found is not None:
-                found.state = codec.decode(note.generator).bit_generator.state
+            bit_generator = bit_generator_of(self.part.env)
+            if bit_generator is not None:
+                bit_generator.state = codec.decode(note.generator).bit_generator.state
 
     def _differs(self, number: int) -> bool:
-        """True if the observation after this call is another than it was; the call that failed gave none."""
+        """True if the observation after this call differs from the recorded one; the failed call has none."""
         if number >= min(self._history.digested, self._replay.failed_at):
             return False
         self._digester.digest(0, number & 1)
@@ -240,7 +240,7 @@ class Replayer:
 
 
 def _part(row: int, build: Build) -> Row | EnvBatch:
-    """The env of this row, newly made, or the vector env."""
+    """Make the env of this row, or the vector env."""
     adopt_environment(build)
     set_up(build)
     factory, mode = factories(build)[row], build.autoreset_mode
@@ -265,7 +265,7 @@ def _register(encoded: bytes) -> None:
 
 
 def _shown(kwargs: bytes) -> bytes:
-    """The arguments of an env that is to show frames."""
+    """The arguments of an env that must render frames."""
     return codec.encode({"render_mode": "rgb_array", **(codec.decode(kwargs) if kwargs else {})})
 
 
@@ -314,10 +314,10 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
         os.write(report_descriptor, json.dumps(what).encode() + b"\n")
 
     def show(env: Any) -> None:
-        found = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.get_wrapper_attr("render")()
-        frame = np.ascontiguousarray(found, np.uint8)
+        rendered = env.call("render", (), {})[0] if isinstance(env, NativeEnv) else env.get_wrapper_attr("render")()
+        frame = np.ascontiguousarray(rendered, np.uint8)
         if frame.ndim != 3 or frame.shape[2] != 3:
-            raise TypeError(f"the env shows no frame in the mode rgb_array, but {shown(found, 100)}")
+            raise TypeError(f"the env shows no frame in the mode rgb_array, but {shown(rendered, 100)}")
         report({"frame": frame.shape, "fps": float((env.metadata or {}).get("render_fps", 30))})
         data = frame.data.cast("B")
         while data:

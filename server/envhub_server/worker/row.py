@@ -32,7 +32,7 @@ from envhub_server.worker.row_actions import RowActions
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-_NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # rewards without axes, which need no look
+_NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # classes of rewards without axes
 
 
 class Row:
@@ -58,22 +58,22 @@ class Row:
         self._plan = CheckPlan()
         self.first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # of its resets
-        self._rebuilds = 0  # how often this worker built the env again
+        self._rebuilds = 0  # number of times that this worker rebuilt the env
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
         self.observers: Sequence[BatchObserver] = ()
-        self.leaving = False  # whether another worker is to complete the step that ends the episode
+        self.leaving = False  # whether another worker completes the step that ends the episode
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
     def move(self, index: int) -> None:
-        """Be another row of the session; only before ``attach``."""
+        """Become another row of the session; only before ``attach``."""
         self.index = self.place = index
         self.indices, self.turn = [index], index | TURN_FIRST
 
     def rebuilt(self, runner: EnvRunner) -> None:
-        """Use another env from now on; its first step is its reset."""
+        """Use a new env; its first step is its reset."""
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
         self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
@@ -126,15 +126,15 @@ class Row:
         if problem := why_not_finite(self._observation_space, observation):
             raise NotFinite(problem)
 
-    def _checked(self, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Result of a reset.
+    def _checked(self, outcome: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Check the result of a reset, and return it.
 
         Raises:
             NotFinite: it observes what is not finite, and the session wants finite numbers only.
         """
         if self._finite_only:
-            self._check_finite(found[0], 0.0)
-        return found
+            self._check_finite(outcome[0], 0.0)
+        return outcome
 
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
@@ -155,7 +155,7 @@ class Row:
         ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
 
         Returns:
-            Mostly None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
+            Usually None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
             the reward and the flags are stored, and another worker completes the step by a reset.
         """
         needs_reset = self._needs_reset[self.index]
@@ -199,7 +199,7 @@ class Row:
         return None
 
     def _end(self, reward: Any, terminated: Any, truncated: Any, final: dict[str, Any], axes: dict[str, Any]) -> bytes:
-        """Store how the episode ended, for the worker that completes the step; returns the info for that."""
+        """Store the reward and flags for the worker that completes the step; return the info for it."""
         nbytes = len(codec.encode(final, self._lenient))
         if nbytes > self._info.bytes_max:
             final = self._info.without_largest(final, nbytes)
@@ -217,12 +217,12 @@ class Row:
         """
         if not np.ndim(reward) and not self.reward_shape:
             return reward, {}
-        found = np.array(reward, np.float64)
-        self.reward_shape = self.reward_shape or found.shape
-        if found.shape != self.reward_shape:
-            text = f"step of env {self.index} returned a reward of shape {found.shape}, and {self.reward_shape} before"
+        parts = np.array(reward, np.float64)
+        self.reward_shape = self.reward_shape or parts.shape
+        if parts.shape != self.reward_shape:
+            text = f"step of env {self.index} returned a reward of shape {parts.shape}, and {self.reward_shape} before"
             raise ValueError(text)
-        return float(found.sum()), {VECTOR_REWARD: found}
+        return float(parts.sum()), {VECTOR_REWARD: parts}
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""
@@ -237,14 +237,14 @@ class Row:
     def _first_reset(self) -> tuple[Any, Any]:
         for observer in self.observers:
             observer.first_reset(self, self.first_seeds)
-        found = self._checked(self._runner.reset(self.first_seed, None))
+        outcome = self._checked(self._runner.reset(self.first_seed, None))
         self.first_seed = None
-        return found
+        return outcome
 
     def complete(self, final: dict[str, Any]) -> None:
         """Complete by a reset the step that ended an episode of another worker's env (SAME_STEP).
 
-        The other worker has stored the reward and the flags; ``final`` is the decoded rest, as of ``step``.
+        The other worker has stored the reward and the flags; ``final`` is the decoded result of ``step``.
         """
         index = self.index
         outcome = self._rewards[index], self._terminations[index], self._truncations[index]
@@ -276,7 +276,7 @@ class Row:
         return bool(self._needs_reset[self.index] > ENDED)
 
     def reset_early(self) -> None:
-        """Reset the new env so that it can be rendered; the reset that is due follows nevertheless, by this seed."""
+        """Reset the new env so that it can be rendered; its pending first reset still follows, with the same seed."""
         self._runner.reset(self.first_seed, None)
 
     def truncate(self, info: bytes) -> None:
@@ -287,7 +287,7 @@ class Row:
         truncate(self._arena, self.index, nbytes, template)
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """By row, what a new env begins with where a reset by request, of the rows of ``seeds``, gives it no seed."""
+        """By row, the first seed of a new env, for rows that a reset request names without a seed."""
         unseeded = seeds.get(self.index, 0) is None
         return {self.index: self.first_seed} if unseeded and self.awaits_first_reset else {}
 
@@ -323,7 +323,7 @@ class Row:
     def _store(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
     ) -> None:
-        """Store what a method of the env has returned.
+        """Store the values that a method of the env returned.
 
         Raises:
             TypeError, ValueError, AttributeError: it does not fit.
@@ -334,7 +334,7 @@ class Row:
         index = self.index
         try:
             self._rewards[index] = reward
-        except (TypeError, ValueError):  # an array without axes, as some envs give
+        except (TypeError, ValueError):  # some envs return an array without axes
             self._arena.rewards[index] = reward
         self._terminations[index], self._truncations[index] = terminated, truncated
         self._needs_reset[index] = ENDED if terminated or truncated else ONGOING
@@ -347,7 +347,7 @@ class Row:
 
 
 def _counted(results: Any) -> str:
-    """Result of a step, in place of five values."""
+    """The error for a step that did not return five values."""
     return f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
 
 
@@ -365,12 +365,12 @@ def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
 
 
 def _copied(info: Any) -> Any:
-    """A copy as deep as possible; a value that cannot be copied, such as a lock, later travels as its ``repr``."""
+    """A deep copy; values that cannot be copied, such as a lock, are kept and travel as their ``repr``."""
     try:
         return copy.deepcopy(info)
     except RecursionError:
         return info
-    except Exception:  # anything may raise in a foreign __reduce__
+    except Exception:  # a foreign __reduce__ may raise anything
         pass
-    # Outside of the handler, in which each level's exception would be the context of the next.
+    # Outside the handler, so that the exceptions of nested levels are not chained.
     return {key: _copied(value) for key, value in info.items()} if isinstance(info, dict) else info

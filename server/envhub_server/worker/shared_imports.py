@@ -1,4 +1,4 @@
-"""Shares libraries among workers: a worker says which ones its envs import, and a zygote imports them for others.
+"""Shared libraries of workers: a worker reports its envs' imports, and a zygote imports them for later workers.
 
 Python 3.8 and later.
 """
@@ -25,21 +25,21 @@ _PLACES = [place for place in sys.path if place]
 
 
 def load(library: str) -> None:
-    """Import a library in the zygote; where that fails, workers import it for themselves."""
+    """Import a library in the zygote; if that fails, workers import it themselves."""
     path = sys.path[:]
     sys.path[:] = _PLACES
     try:
         importlib.import_module(library)
     except ModuleNotFoundError:
         pass  # it was removed since
-    except BaseException as error:  # whatever it raises
+    except BaseException as error:  # a library may raise anything
         print(f"envhub: {library} cannot be imported for all workers at once: {error!r}", file=sys.stderr, flush=True)
     finally:
         sys.path[:] = path
 
 
 def reseed() -> None:
-    """Seed the generators that the zygote has made: envs of two workers must not draw the same numbers.
+    """Seed the zygote's generators in a worker: envs of two workers must not draw the same numbers.
 
     Python's ``random`` seeds itself after a fork.
     """
@@ -57,12 +57,12 @@ def shareable(variables: Mapping[str, str]) -> list[str] | None:
     these variables, with which they began, and which a library may read; or this process has threads, and a zygote
     that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process.
     """
-    found = shared(sys.modules)
-    if not found:
+    libraries = shared(sys.modules)
+    if not libraries:
         return []
     threads = len(os.listdir("/proc/self/task"))
-    same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in found)
-    return found if same and threads == 1 and _read(os.environ) == _read(variables) else None
+    same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in libraries)
+    return libraries if same and threads == 1 and _read(os.environ) == _read(variables) else None
 
 
 def _is_found_in(path: list[str], package: str) -> bool:
@@ -71,6 +71,6 @@ def _is_found_in(path: list[str], package: str) -> bool:
 
 
 def _read(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of the variables that a library may read; those of EnvHub say where the worker is."""
-    found = variables.items()
-    return {name: value for name, value in found if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}
+    """The variables that a library may read, without EnvHub's own, which differ between workers."""
+    items = variables.items()
+    return {name: value for name, value in items if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}

@@ -1,4 +1,4 @@
-"""State that all envs of a process have in common, and their changes of it."""
+"""State that all envs of a process share, and its changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from envhub_server.ipc.control import SHARED
 
 
 class SharedState:
-    """State when this object was made. It takes no time until somebody looks."""
+    """A snapshot of the state, compared on demand."""
 
     def __init__(self) -> None:
         self._before = _state()
 
     def changed(self) -> list[str]:
-        """Those of ``SHARED`` that differ from how they were."""
+        """The names in ``SHARED`` whose state has changed."""
         now = _state()
         return [each for each in SHARED if now[each] != self._before[each]]
 
@@ -32,10 +32,10 @@ def _numbers() -> Any:
 
 
 def _state() -> dict[str, int]:
-    found = (
+    values = (
         hash(_numbers()),
         hash(random.getstate()),
         hash(frozenset(os.environ.items())),
         hash(os.readlink("/proc/self/cwd")),  # also of a folder that somebody has removed
     )
-    return dict(zip(SHARED, found))
+    return dict(zip(SHARED, values))

@@ -18,9 +18,9 @@ def as_slice(rows: Sequence[int]) -> slice:
 
 
 class Slots:
-    """Says into which slots of the arena the results under way of a worker's rows go.
+    """The arena slots for the pending results of a worker's rows.
 
-    Mostly all rows have the same one, which is found without a look at each. Rows that are stepped in parts come to
+    Usually all rows have the same slot, which one row then tells. Rows that are stepped in parts come to
     have several, and keep them in the steps of the whole batch that follow.
     """
 
@@ -30,7 +30,7 @@ class Slots:
         self._alike = False  # whether all rows are known to have the same one
 
     def posted(self, whole: bool) -> SlotOrSlots:
-        """Those of the rows that were just posted; ``whole`` if these are all rows, in one step of the batch."""
+        """The slots of rows that were just posted; ``whole`` if they are all rows, in one step of the batch."""
         if whole and self._alike:
             return int(self._words[self._first]) & 1
         slots: np.ndarray = self._requests & 1

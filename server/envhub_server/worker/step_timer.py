@@ -48,7 +48,7 @@ class StepTimer:
         self._start = switches, queued_ns, wall_ns, own_cpu_ns, cpu_ns
 
     def stop(self, steps: int) -> bool:
-        """Note the end of a timed batch of ``steps`` envs; returns whether ``times`` is due to be reported."""
+        """Note the end of a timed batch of ``steps`` envs; return True if ``times`` must be reported."""
         cpu_ns, own_cpu_ns, wall_ns = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
         end = _voluntary_switches(), self._queued_ns(), wall_ns, own_cpu_ns, cpu_ns
         switches, queued_ns, wall_ns, own_cpu_ns, cpu_ns = (after - before for before, after in zip(self._start, end))

@@ -41,7 +41,7 @@ class Stepper:
         self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
         self._calls_directly = context.host.calls_directly
         self._timer = StepTimer()
-        self._shared: SharedState | None = None  # until the hub is told that it was changed
+        self._shared: SharedState | None = None  # None once the hub knows of a change
 
     def attach(self, arena: Arena) -> None:
         """Use the rows of this arena."""
@@ -66,11 +66,11 @@ class Stepper:
             self._shared = SharedState()
         if serve.ending:
             self._complete(serve.ending)
-        self.serve_rows()  # of rows that were posted before, the ring may be over
+        self.serve_rows()  # rows may have been posted, and rung for, before
         self._departure.leave_between_episodes()
 
     def _complete(self, ending: bytes) -> None:
-        """Complete the only row's step, of which another worker has stored the first half."""
+        """Complete the only row's step, whose first half another worker has stored."""
         (row,) = self._envs.parts
         assert isinstance(row, Row)
         complete = partial(row.complete, codec.decode(ending, self._envs.allow_pickle))
@@ -85,12 +85,12 @@ class Stepper:
     def _posted(self) -> list[Part]:
         """The parts with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
-        found = []
-        for part in self._envs.parts:  # a comprehension is one call more
+        parts = []
+        for part in self._envs.parts:  # a comprehension would be one more call
             index = part.index
             if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and part.posted:
-                found.append(part)
-        return found
+                parts.append(part)
+        return parts
 
     def serve_rows(self) -> None:
         """Step the envs of the rows that the driver has posted."""
@@ -149,11 +149,10 @@ class Stepper:
             self._departure.note_step(parts)
 
     def _finish(self, part: Part, run: Callable[[], bytes | None], is_step: bool = False) -> bytes | None:
-        """Run a part's step or reset, which stores its status, and store ``done`` last.
+        """Run a part's step or reset, which stores its status; store ``done`` last.
 
         Returns:
-            Mostly None. Where the row's episode has ended in a step that another worker completes, what ``Row.step``
-            returned: that worker stores ``done``.
+            Usually None. If another worker completes the step, the result of ``Row.step``: that worker stores ``done``.
         """
         progress = self._progress
         progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
@@ -217,14 +216,14 @@ class Stepper:
     # --- reports ------------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Send the hub how long steps take, and, once, which of the state that they share the envs have changed."""
+        """Send the hub the step times and, once, the shared state that the envs have changed."""
         self._channel.send(replace(self._timer.times, env_bytes=private_bytes() // len(self._envs.parts)))
         if self._shared is not None and (what := self._shared.changed()):
             self._shared = None
             self._channel.send(control.SharedChanged(what))
 
     def report_closing(self, error: BaseException, part: Part) -> None:
-        """Send the hub what an env raised when it was closed."""
+        """Send the hub the exception of an env's ``close``."""
         number = self._request[part.index] if hasattr(self, "_arena") else 0
         self._reports.send(error, part.index, "env_raised", number)
 

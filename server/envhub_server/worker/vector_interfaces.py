@@ -18,11 +18,11 @@ from envhub_server.worker.row import NEXT_STEP, SAME_STEP
 
 
 def as_vector_env(made: Any, num_envs: int, make: Callable[[], Any]) -> Any:
-    """The vector env itself, or what it is to Gymnasium if it has another interface.
+    """The vector env itself, or an adapter with Gymnasium's interface.
 
     Args:
-        made: what a factory returned.
-        num_envs: how many envs it has to have.
+        made: the object that a factory returned.
+        num_envs: the number of envs that it must have.
         make: makes another one.
     """
     kind = vector_interface(made)
@@ -87,9 +87,9 @@ class DoneEnv(_Vector):
             self.made.seed(seed)
         elif seed is not None:
             api.logger.warn(f"{type(self.made).__name__} takes no seed: its factory has to seed it")
-        found = self.made.reset(**arguments)
-        has_info = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-        return _numpy(found[0] if has_info else found), {}
+        outcome = self.made.reset(**arguments)
+        has_info = isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)
+        return _numpy(outcome[0] if has_info else outcome), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Follow Gymnasium's interface."""
@@ -123,9 +123,9 @@ def _is_batched(made: Any) -> bool:
 def _ends_of(infos: Any, num_envs: int) -> tuple[np.ndarray, dict[str, Any]]:
     """Mask of the truncated envs, as far as the infos say it, and the infos as Gymnasium has them."""
     if isinstance(infos, Mapping):  # of arrays
-        found = {key: np.asarray(value) for key, value in infos.items() if not isinstance(value, Mapping)}
-        late = np.asarray(found.get("TimeLimit.truncated", found.get("truncation", np.zeros(num_envs)))).astype(bool)
-        return late, {key: value for key, value in found.items() if value.shape[:1] == (num_envs,)}
+        arrays = {key: np.asarray(value) for key, value in infos.items() if not isinstance(value, Mapping)}
+        late = np.asarray(arrays.get("TimeLimit.truncated", arrays.get("truncation", np.zeros(num_envs)))).astype(bool)
+        return late, {key: value for key, value in arrays.items() if value.shape[:1] == (num_envs,)}
     late = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
     batched: dict[str, Any] = {}
     for env, info in enumerate(infos):
@@ -224,10 +224,10 @@ class FunctionalEnv(_Vector):
         if self._keys is not None:  # whose sequence goes on where no seed is given
             seeded = np.array([one is not None for one in seeds])
             keys = numpy.where(seeded[:, None], keys, self._keys)
-        found = self._reset_all(keys)
+        reset_state = self._reset_all(keys)
         if self._keys is not None:
-            found = self._where(mask, found, (self._keys, self._observations, self._state))
-        self._keys, self._observations, self._state = found
+            reset_state = self._where(mask, reset_state, (self._keys, self._observations, self._state))
+        self._keys, self._observations, self._state = reset_state
         self._ended = self._ended & ~mask
         return _numpy(self._observations), {}
 
@@ -240,13 +240,13 @@ class FunctionalEnv(_Vector):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Follow Gymnasium's interface."""
         ended = self._ended
-        found = self._step_all(self._keys, self._state, actions, ended)
-        self._keys, self._observations, self._state, rewards, terminations, truncations, infos = found
+        stepped = self._step_all(self._keys, self._state, actions, ended)
+        self._keys, self._observations, self._state, rewards, terminations, truncations, infos = stepped
         terminations, truncations = np.asarray(terminations), np.asarray(truncations)
         self._ended = terminations | truncations
-        told = {str(key): np.asarray(value) for key, value in infos.items()}
-        told.update({f"_{key}": ~ended for key in [*told]})
-        return _numpy(self._observations), np.asarray(rewards, np.float64), terminations, truncations, told
+        columns = {str(key): np.asarray(value) for key, value in infos.items()}
+        columns.update({f"_{key}": ~ended for key in [*columns]})
+        return _numpy(self._observations), np.asarray(rewards, np.float64), terminations, truncations, columns
 
     def close(self) -> None:
         """Do nothing: an env of functions holds nothing."""

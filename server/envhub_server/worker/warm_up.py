@@ -92,8 +92,8 @@ class _WarmUp:
 
     def _tell(self, message: Any, descriptors: Any = ()) -> None:
         self._hub.send(message, descriptors)
-        for found in cast("list[Any]", self._channel.receive()):
-            self._worker.handle(found)
+        for each in cast("list[Any]", self._channel.receive()):
+            self._worker.handle(each)
 
     def _heard(self, kind: type) -> Any:
-        return next(found for found in cast("list[Any]", self._hub.receive()) if isinstance(found, kind))
+        return next(message for message in cast("list[Any]", self._hub.receive()) if isinstance(message, kind))

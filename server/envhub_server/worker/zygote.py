@@ -33,8 +33,8 @@ from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up
 
 ADOPTION_POLL_S = 0.0002
-FORKED_AT_ONCE = 8  # workers by one process in between; the first of them wait for the last, others not
-OOM_SCORE = 500  # more than the hub's: of the two a worker is the one to end when memory is short
+FORKED_AT_ONCE = 8  # workers per intermediate process; they wait for each other, and no other worker waits for them
+OOM_SCORE = 500  # more than the hub's, so that the kernel ends a worker first when memory is short
 PR_SET_NAME = 15
 
 
@@ -52,7 +52,7 @@ def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
 
 
 class Zygote:
-    """Forks workers, and ends what they started if the hub is killed."""
+    """Forks workers; if the hub is killed, ends the processes that the workers started."""
 
     def __init__(self, channel: Channel, hub: int) -> None:
         self._channel = channel

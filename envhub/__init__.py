@@ -5,7 +5,7 @@
     envs = envhub.make_vec("CartPole-v1", num_envs=64)  # a private hub starts and ends with this program
     envs = envhub.make_vec("CartPole-v1", num_envs=64, hub="tcp://simbox:5555")  # a hub started by `envhub serve`
 
-Nothing else is imported until it is used: a health check needs neither Gymnasium nor a server library, and a worker
+Other modules are imported on first use: a health check needs neither Gymnasium nor a server library, and a worker
 under an old Python imports single modules of this package.
 """
 
@@ -45,7 +45,7 @@ _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], 
 
 _FRAMEWORKS = frozenset(
     ["minari", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"]
-)  # modules that import theirs when used
+)  # modules that import their framework on first use
 
 __all__ = sorted([*_HOMES, "__version__"])
 

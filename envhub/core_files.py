@@ -1,4 +1,4 @@
-"""Core files, which have all of a process's memory, and of a process with keys its secrets."""
+"""Core files, which contain a process's memory and so its secret keys."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import resource
 
 
 def write_no_core_file() -> None:
-    """Have the kernel write no core file of this process, and of those that it starts, unless one allows it itself."""
+    """Have the kernel write no core file of this process and its children, unless a child allows its own."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

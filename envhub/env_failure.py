@@ -14,20 +14,21 @@ from envhub.values import codec
 class EnvFailure(Mapping[str, Any]):
     """The reason why an env was truncated before its episode's end; also a read-only mapping of its fields.
 
-    The class is no ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per env.
+    The class is not a ``dict``, so that ``VectorEnv._add_info`` makes one object array of several, with an entry per
+    env.
 
     Attributes:
         cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"recycle"``, ``"exception"``, ``"nan"`` or
             ``"hub_lost"``.
-        message: what happened, for people.
+        message: the description of the failure, for people.
         signal: the name of the signal that ended the env's process, or an empty string.
         exit_status: the status that the env's process exited with, or None.
         exception: the qualified name of the class of the exception that the env raised, or an empty string.
-        traceback: where the env raised, or where it was stuck, or an empty string.
-        restarts: how often the env's worker had ended, or had built an env again, before this failure.
+        traceback: the place at which the env raised or hung, or an empty string.
+        restarts: the number of times that the env's worker had ended, or had built an env again, before this failure.
         log_tail: the last output of the env's process.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this failure
-            again, written a moment after the failure is told; empty where the hub keeps none.
+            again, written a moment after the failure is reported; empty if the hub keeps none.
     """
 
     cause: str
@@ -41,13 +42,13 @@ class EnvFailure(Mapping[str, Any]):
     replay: str = ""
 
     @classmethod
-    def from_map(cls, found: Mapping[str, Any]) -> EnvFailure:
-        """The failure that a hub describes by a map; unknown keys are ignored, and missing keys have their default.
+    def from_map(cls, mapping: Mapping[str, Any]) -> EnvFailure:
+        """The failure in a hub's map; unknown keys are ignored, and missing keys have their default.
 
-        Control characters in it are written out.
+        Control characters in its texts are escaped.
         """
-        known = {name: printable(found[name]) for name in _FIELDS if name in found}
-        return cls(**{"cause": "", "message": "", **known})
+        fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
+        return cls(**{"cause": "", "message": "", **fields})
 
     def __getitem__(self, name: str) -> Any:
         if name not in _FIELDS:
@@ -67,6 +68,6 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(EnvFailure))
 def failure_info(failure: EnvFailure) -> bytes:
     """The encoded info of a row that is truncated for this failure.
 
-    The hub, a worker and a client that lost its hub each truncate rows, and a trainer must not see a difference.
+    The hub, a worker, and a client that lost its hub all truncate rows, and a trainer must not see a difference.
     """
     return codec.encode({"env_failure": dict(failure), "invalid_transition": True})

@@ -1,4 +1,4 @@
-"""The errors EnvHub raises, by who must act.
+"""The errors that EnvHub raises, by who must act.
 
 ::
 
@@ -36,12 +36,12 @@ import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable
 
-FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors show the library's frames, too
+FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors also show the library's frames
 
-# Control characters but tab and newline, and those that reverse the direction of text: a terminal obeys them.
+# Control characters except tab and newline, and characters that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-# The folders of a path that is absolute or begins at a home, down to its last name. A quoted one may have spaces.
+# The folders of a path that is absolute or begins at a home, down to its last name. A quoted path may have spaces.
 _FOLDERS = re.compile(r"""(?:(?<=file://)|(?<![\w./~-]))~?/(?:[^\s/"'<>|:;,()]+/)*(?=[^\s/])""")
 _QUOTED_FOLDERS = re.compile(r"""(["'])~?/(?:[^"'\n]*/)?(?=[^"'\n/]+\1)""")
 
@@ -55,34 +55,34 @@ def printable(value: Any) -> Any:
 
 
 def without_folders(value: Any) -> Any:
-    """The value, with the folders of absolute paths left out of its texts; it is copied as by ``printable``."""
+    """The value, without the folders of absolute paths in its texts; it is copied as by ``printable``."""
     return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
 
 
 def shortened(text: str, chars_max: int) -> str:
-    """The text if it has no more characters, else its beginning up to the end of a word, with an ellipsis."""
+    """The text, or its beginning up to the end of a word with an ellipsis if it is longer than ``chars_max``."""
     if len(text) <= chars_max:
         return text
     beginning = text[: chars_max - 1]
     words = re.match(r"(?s).*(?=\s)", beginning) if not text[chars_max - 1].isspace() else None
-    if words and len(words[0]) > chars_max // 3:  # else one word is nearly all of it
+    if words and len(words[0]) > chars_max // 3:  # else the cut word is most of the text
         beginning = words[0]
     return f"{beginning.rstrip(' ,;:')}…"
 
 
 def shown(value: object, chars_max: int) -> str:
-    """The ``repr`` of a value for a message, shortened to so many characters."""
+    """The ``repr`` of a value for a message, shortened to ``chars_max`` characters."""
     return shortened(repr(value), chars_max)
 
 
 def raised_text(type_name: str, message: str) -> str:
-    """An exception in a line, as a traceback ends: its class, and its text where it has one."""
+    """The last line of an exception's traceback: its class, and its text if it has one."""
     name = type_name.rpartition(".")[2]
     return f"{name}: {message}" if message else name
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -145,14 +145,14 @@ class EnvRaised(EnvHubError):
     """An env's code raised in a worker.
 
     Attributes:
-        env_index: the env's index in ``[0, num_envs)``, or None where the failure concerns no single env.
+        env_index: the env's index in ``[0, num_envs)``, or None if the failure does not concern a single env.
         type_name: the remote exception's qualified name, such as ``builtins.ValueError``.
         remote_message: ``str()`` of the remote exception.
         remote_traceback: the remote traceback as text.
         worker: the worker's number in its session, or None.
         hub: the address of the hub.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this exception
-            again; empty where the hub keeps none.
+            again; empty if the hub keeps none.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class EnvRaised(EnvHubError):
 
 
 def replay_text(replay: str) -> str:
-    """A sentence that says how to run a failure again whose replay has this name."""
+    """The command that runs a failure again, in a sentence; ``name`` is the name of its replay."""
     return f"On the hub's machine `envhub replay {replay}` runs it again."
 
 
@@ -199,7 +199,7 @@ class WorkerDied(EnvHubError):
     """A worker process of the session ended; its envs are built again, and other envs continue.
 
     Attributes:
-        env_index: an env of that worker; from ``recv``, the env whose result this is. None where the hub names none.
+        env_index: an env of that worker; from ``recv``, the env whose result this is. None if the hub does not name it.
     """
 
     env_index: int | None = None
@@ -213,7 +213,7 @@ class EnvTimeout(EnvHubError, TimeoutError):
     """An env did not finish in time. Its worker was ended; the message has the stacks of its threads.
 
     Attributes:
-        env_index: as of ``WorkerDied``; the message names the env that was late.
+        env_index: as in ``WorkerDied``; the message names the env that was late.
     """
 
     env_index: int | None = None
@@ -226,7 +226,7 @@ class AddressError(EnvHubError, ValueError):
 class AccessDenied(EnvHubError, PermissionError):
     """The hub does not let this client in: its key is missing, unknown or removed, or for another hub.
 
-    Or the hub has no keys, and is another user's of this machine.
+    Or the hub has no keys and belongs to another user of this machine.
     """
 
 

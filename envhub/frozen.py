@@ -22,7 +22,7 @@ class Frozen:
     """A subclass is a dataclass of its annotated fields. Type checkers refuse code that sets a field later.
 
     ``dataclasses.dataclass(frozen=True)`` writes and compiles six methods for each class, which takes a millisecond.
-    A subclass of this has one method written for it, ``__init__``.
+    This class compiles only ``__init__`` for each subclass.
     """
 
     if TYPE_CHECKING:

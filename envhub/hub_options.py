@@ -1,113 +1,290 @@
-"""The options of a hub, which ``envhub serve`` takes by the command line and by a file with equal names."""
+"""The options of a hub, with their bounds, defaults and help: the one place for the command line, the file and the hub.
+
+``envhub serve`` takes each from the command line, and from a file with ``_`` for ``-``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, List, Literal, Union
 
-from envhub.protocol.messages import Recycle
+from msgspec import Meta
+
+from envhub.option_kinds import (
+    DISTINCT,
+    EPISODES_MAX,
+    FILES_MAX,
+    Address,
+    Arguments,
+    Bytes,
+    Envs,
+    Gpu,
+    Kind,
+    Memory,
+    Option,
+    Program,
+    Seconds,
+    SomeBytes,
+    Spares,
+    VariableName,
+    Workers,
+    bounded,
+    kind_of,
+    kinds_of,
+    options_of,
+)
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class RecycleOptions:
+    """The table ``recycle``: bounds after which another worker takes over; 0 for never."""
+
+    episodes: Annotated[
+        int, bounded(0, EPISODES_MAX, "episodes"), Meta(description="Episodes of all envs of the worker together.")
+    ] = 0
+    age_s: Annotated[Seconds, Meta(description="Seconds since the start of the worker.")] = 0.0
+    memory_bytes: Annotated[Memory, Meta(description="Bytes of memory of the worker, such as 2GB.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """A hub's options besides its envs; where one is None, ``HubConfig`` has the value.
+    """Options of a hub besides its envs. A field is an option of ``envhub serve``, and a key of its file."""
 
-    A field is an option of ``envhub serve``, and a key of its file. The text below is the help of the command line.
-    Both take bytes with a unit, too (``envhub_server.byte_count``).
+    bind: Annotated[
+        tuple[Address, ...],
+        DISTINCT,
+        Meta(
+            description="Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be "
+            "given more than once."
+        ),
+    ] = ()
+    python: Annotated[
+        Program,
+        Meta(
+            description="The interpreter of envs that name none of their own: a program, a virtual environment or a "
+            "conda prefix, of Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, "
+            "the hub's own."
+        ),
+    ] = ""
+    rendering: Annotated[
+        Literal["egl", "osmesa"] | None,
+        Meta(
+            description="The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's "
+            "drivers for none) or osmesa (the CPU). Tried at the start."
+        ),
+    ] = None
+    vector: Annotated[
+        bool,
+        Meta(
+            description="Take the envs of the command line as vector envs, each of which steps all of its envs in one "
+            "call: ids with a ``vector_entry_point``, or factories that take ``num_envs``. An env's table "
+            "says it for that env."
+        ),
+    ] = False
+    workers: Annotated[
+        Workers | Literal["auto"],
+        Meta(
+            description="The number of workers of a session that asks for none. By default, or with auto, what is "
+            "known of its env decides: the time of its steps before, or whether it computes in its own "
+            "process. Else every env gets a process."
+        ),
+    ] = "auto"
+    worker_memory: Annotated[
+        Memory,
+        Meta(
+            description="The bytes of memory that each worker may have, such as 2GB or 512MiB, so that a session's "
+            "envs cannot take the machine's; 0, the default, for no limit."
+        ),
+    ] = 0
+    worker_env: Annotated[
+        tuple[VariableName, ...],
+        Meta(
+            description="A variable of the environment that workers get, too; may be given more than once. Without it "
+            "they get only what programs need to run, such as PATH and HOME, so that no secret is in a "
+            "worker."
+        ),
+    ] = ()
+    keys: Annotated[
+        Path | None,
+        Meta(
+            description="The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their "
+            "holders, and may be one that other machines can reach. Changes of the folder count at once."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, Meta(description="Allow an address that other machines can reach, though nothing guards it.")
+    ] = False
+    audit: Annotated[
+        Path | None,
+        Meta(
+            description="A file to which a line of JSON is appended for every connection, refusal, session, takeover "
+            "and change of keys."
+        ),
+    ] = None
+    allow_factories: Annotated[
+        bool,
+        Meta(description="Run factories that clients send, for the own user and keys with the right deploy."),
+    ] = False
+    allow_arguments: Annotated[
+        tuple[Arguments, ...],
+        Meta(
+            description="Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may "
+            "be a pattern; may be given more than once. Else a key without the right deploy passes "
+            "numbers, truth values and short plain strings."
+        ),
+    ] = ()
+    verbose_errors: Annotated[
+        bool,
+        Meta(
+            description="Name folders of this machine in the errors of envs for all clients, and not for the hub's "
+            "own user alone."
+        ),
+    ] = False
+    gpus: Annotated[
+        tuple[Gpu, ...],
+        DISTINCT,
+        Meta(
+            description="A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be "
+            "given more than once. Clients choose among them."
+        ),
+    ] = ()
+    memory_max: Annotated[
+        Memory | None,
+        Meta(
+            description="The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; "
+            "one that has more is ended, and its envs are truncated. Clients may ask for less. 0, the "
+            "default, for no limit."
+        ),
+    ] = None
+    spares: Annotated[
+        Spares | None,
+        Meta(
+            description="The number of workers of each session that are made ahead, so that an env that is lost is "
+            "back at once; 0 by default. Clients may choose another number, up to spares_max."
+        ),
+    ] = None
+    recycle: Annotated[
+        RecycleOptions,
+        Meta(
+            description="When another worker takes over from one, at its envs' episodes' end: after EPISODES, "
+            "seconds of AGE, or with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may "
+            "have it happen earlier."
+        ),
+    ] = RecycleOptions()
 
-    Parameters
-    ----------
-    bind
-        Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than once.
-    python
-        The interpreter of envs that name none of their own: a program, a virtual environment or a conda prefix, of
-        Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, the hub's own.
-    rendering
-        The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's drivers for none) or
-        osmesa (the CPU). Tried at the start.
-    vector
-        Take the envs of the command line as vector envs, each of which steps all of its envs in one call: ids with a
-        ``vector_entry_point``, or factories that take ``num_envs``. An env's table says it for that env.
-    max_envs
-        The number of envs that may exist at one time; 4096 by default.
-    workers
-        The number of workers of a session that asks for none. By default, or with auto, what is known of its env
-        decides: the time of its steps before, or whether it computes in its own process. Else every env gets a process.
-    lease
-        The seconds that a session outlives the loss of its client; 60 by default.
-    close_timeout_max
-        The most seconds that a client may give its envs to close; 60 by default.
-    info_bytes_max
-        The bytes of an info, besides the observation in it; 1 MiB by default. A larger one loses its largest entries.
-    worker_memory
-        The bytes of memory that each worker may have, such as 2GB or 512MiB, so that one session's envs cannot take the
-        machine's; 0, the default, for no limit.
-    worker_env
-        A variable of the environment that workers get, too; may be given more than once. Without it they get only what
-        programs need to run, such as PATH and HOME, so that no secret is in a worker.
-    keys
-        The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may be one
-        that other machines can reach. Changes of the folder count at once.
-    insecure
-        Allow an address that other machines can reach, though nothing guards it.
-    audit
-        A file to which a line of JSON is appended for every connection, refusal, session, takeover and change of keys.
-    allow_factories
-        Run factories that clients send, for the own user and keys with the right deploy.
-    allow_arguments
-        Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may be a pattern; may
-        be given more than once. Else a key without the right deploy passes numbers, truth values and short plain
-        strings.
-    verbose_errors
-        Name folders of this machine in the errors of envs for all clients, and not for the hub's own user alone.
-    gpus
-        A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more than
-        once. Clients choose among them.
-    memory_max
-        The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; one that has more is
-        ended, and its envs are truncated. Clients may ask for less. 0, the default, for no limit.
-    spares
-        The number of workers of each session that are made ahead, so that an env that is lost is back at once; 0 by
-        default. Clients may choose another number, up to 8.
-    replays
-        The folder for the replays of envs that failed, which ``envhub replay`` runs again. By default that of
-        ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state.
-    replays_max
-        The files kept in that folder, 200 by default; older ones are removed, and with 0 none is kept.
-    replays_bytes_max
-        The bytes of all these files; 256 MiB by default.
-    recordings_memory_max
-        The bytes of memory that all recordings of sessions, which the file asks for by record, may have together;
-        16 GiB by default. Each is taken to have twice its queue_bytes. A session whose recording does not fit is not
-        recorded.
-    recycle
-        When another worker takes over from one, at its envs' episodes' end: after so many EPISODES, seconds of AGE, or
-        with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may have it happen earlier.
+    # --- limits -----------------------------------------------------------------------------------------------------
+
+    sessions_max: Annotated[
+        int,
+        bounded(1, 1 << 16, "sessions"),
+        Meta(description="The number of sessions that may exist at one time."),
+    ] = 64
+    max_envs: Annotated[Envs, Meta(description="The number of envs that may exist at one time.")] = 4096
+    envs_per_session_max: Annotated[Envs, Meta(description="The number of envs that a session may have.")] = 1024
+    spares_max: Annotated[
+        Spares, Meta(description="The number of spares that a client may ask for, where spares says no larger number.")
+    ] = 8
+    arena_bytes_max: Annotated[
+        SomeBytes,
+        Meta(description="The bytes of shared memory of all sessions together, in which observations and actions lie."),
+    ] = 2048 * MIB
+    message_bytes_max: Annotated[
+        int,
+        bounded(1 << 16, 1 << 30, "bytes"),
+        Meta(
+            description="The bytes of one frame that a client sends, such as the actions of a step, and of the "
+            "results of a call that travel as one frame."
+        ),
+    ] = 64 * MIB
+    info_bytes_max: Annotated[
+        int,
+        bounded(1 << 10, 32 << 20, "bytes"),
+        Meta(
+            description="The bytes of an info, besides the observation in it. A larger one loses its largest entries."
+        ),
+    ] = MIB
+    replays: Annotated[
+        Path | None,
+        Meta(
+            description="The folder for the replays of envs that failed, which ``envhub replay`` runs again. By "
+            "default that of ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state."
+        ),
+    ] = None
+    replays_max: Annotated[
+        int,
+        bounded(0, FILES_MAX, "files"),
+        Meta(description="The files kept in that folder; older ones are removed, and with 0 none is kept."),
+    ] = 200
+    replays_bytes_max: Annotated[Bytes, Meta(description="The bytes of all these files.")] = 256 * MIB
+    recordings_memory_max: Annotated[
+        SomeBytes,
+        Meta(
+            description="The bytes of memory that all recordings of sessions, which the file asks for by record, may "
+            "have together. Each is taken to have twice its queue_bytes. A session whose recording does "
+            "not fit is not recorded."
+        ),
+    ] = 16384 * MIB
+
+    # --- times ------------------------------------------------------------------------------------------------------
+
+    lease: Annotated[Seconds, Meta(description="The seconds that a session outlives the loss of its client.")] = 60.0
+    close_timeout_max: Annotated[
+        Seconds, Meta(description="The most seconds that a client may give its envs to close.")
+    ] = 60.0
+    drain_timeout: Annotated[
+        Seconds, Meta(description="The seconds for requests to end, once the hub is told to stop.")
+    ] = 5.0
+    drain_close_timeout: Annotated[
+        Seconds, Meta(description="The seconds for envs to close after that; then their workers are killed.")
+    ] = 2.0
+
+
+def arguments_of(table: Any) -> Any:
+    """Return a dataclass with the options of a table for a command line; each is None unless it is given.
+
+    Bytes are texts, as they may have a unit.
     """
+    arguments = [
+        (name, _argument_type(option), field(default=None, metadata={"help": _help(option)}))
+        for name, option in options_of(table).items()
+    ]
+    place = {"__module__": __name__}  # cyclopts takes a class of the module ``types`` for a builtin
+    return make_dataclass(f"{table.__name__}Arguments", arguments, frozen=True, namespace=place)
 
-    bind: list[str] | None = None
-    python: str | None = None
-    rendering: Literal["egl", "osmesa"] | None = None
-    vector: bool | None = None
-    max_envs: int | None = None
-    workers: int | Literal["auto"] | None = None
-    lease: float | None = None
-    close_timeout_max: float | None = None
-    info_bytes_max: int | None = None
-    worker_memory: int | None = None
-    worker_env: list[str] | None = None
-    keys: Path | None = None
-    insecure: bool | None = None
-    audit: Path | None = None
-    allow_factories: bool | None = None
-    allow_arguments: list[str] | None = None
-    verbose_errors: bool | None = None
-    gpus: list[int] | None = None
-    memory_max: int | None = None
-    spares: int | None = None
-    replays: Path | None = None
-    replays_max: int | None = None
-    replays_bytes_max: int | None = None
-    recordings_memory_max: int | None = None
-    recycle: Recycle | None = None
+
+def given(arguments: Any) -> dict[str, Any]:
+    """Return the options that a command line has, by name."""
+    values = ((name, value) for name, value in vars(arguments).items() if value is not None)
+    return {name: given(value) if is_dataclass(value) else value for name, value in values}
+
+
+def _argument_type(option: Option) -> Any:
+    kinds = (*map(_type_of, kinds_of(option.annotation)), None)
+    return Union[kinds]
+
+
+def _type_of(kind: Kind) -> Any:
+    if kind.is_table:
+        return arguments_of(kind.base)
+    if kind.item is not None:
+        return List[_type_of(kind_of(kind.item))]  # type: ignore[misc]
+    return str if kind.unit == "bytes" else kind.base
+
+
+def _help(option: Option) -> str:
+    default = option.default_text
+    return f"{option.description} {default} by default." if default else option.description
+
+
+if TYPE_CHECKING:
+
+    class HubArguments:
+        """Options of the command line of ``envhub serve``."""
+
+        def __init__(self, **options: object) -> None: ...
+
+else:
+    HubArguments = arguments_of(HubOptions)

@@ -16,7 +16,7 @@ from envhub.errors import RequestRefused
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
-else:  # that module imports zipfile and tempfile, and every program would wait for these
+else:  # importlib.abc imports zipfile and tempfile, which would slow down every program
     Loader = MetaPathFinder = object
 
 REMOTE = "EnvHub/Remote-v0"
@@ -26,7 +26,7 @@ def register() -> None:
     """Add ``EnvHub/Remote-v0`` to Gymnasium's registry, unless it is there already; imports Gymnasium."""
     import gymnasium
 
-    # An old version in a worker cannot use it.
+    # An old Gymnasium in a worker does not support it.
     if hasattr(gymnasium, "make_vec") and REMOTE not in gymnasium.registry:
         gymnasium.register(
             REMOTE, entry_point="envhub_client.remote:make", vector_entry_point="envhub_client.remote:make_vec"
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def refuse_to_make(**kwargs: Any) -> Any:
-    """The entry point of specs that came over the network: what they would run is the other side's choice.
+    """The entry point of specs that came over the network, whose own entry point the other side chose.
 
     Raises:
         RequestRefused: always.
@@ -80,7 +80,7 @@ class _RegisteringLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self._loader  # code finds the package's files by its loader
+        module.__spec__.loader = module.__loader__ = self._loader  # code reads the package's files by its loader
         self._loader.exec_module(module)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenImported)]
         register()

@@ -1,4 +1,4 @@
-"""Opens files that a user names or others may have put there, without waiting for a pipe or a device."""
+"""Regular files at paths that others control, opened without waiting for a pipe or a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 
 def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """The file, to be read.
+    """Open the file for reading.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
-    # To open a pipe that has no writer waits for one; of a regular file the flag changes nothing.
+    # Opening a pipe waits for a writer without this flag; it has no effect on a regular file.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -29,10 +29,10 @@ def read_regular_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
     """Read the file.
 
     Raises:
-        OSError: as of ``open_regular_file``, or there is more in it than this.
+        OSError: as in ``open_regular_file``, or the file has more than ``bytes_max`` bytes.
     """
     with open_regular_file(path) as file:
-        found = file.read(bytes_max + 1)
-    if len(found) > bytes_max:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
         raise OSError(errno.EFBIG, f"it has more than {bytes_max} bytes", os.fspath(path))
-    return found
+    return content

@@ -1,4 +1,4 @@
-"""Seals of memory without a name, which keep a peer from making it smaller: reading what is gone is SIGBUS."""
+"""Seals of anonymous memory: they keep a peer from truncating it, after which a read would raise SIGBUS."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
-    """A memfd of zeros whose size nobody can change; the caller owns the descriptor.
+    """A memfd of zeros whose size is sealed; the caller owns the descriptor.
 
-    Its pages are taken as they are written, those of its first ``reserved`` bytes at once.
+    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written.
 
     Raises:
-        OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
+        OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -32,10 +32,10 @@ def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
 
 
 def check_sealed(fd: int) -> None:
-    """Refuse memory that whoever gave it could make smaller.
+    """Raise if a peer could truncate the memory.
 
     Raises:
-        OSError: this is no memfd.
+        OSError: the descriptor is not a memfd.
         ValueError: it is not sealed.
     """
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:

@@ -1,4 +1,4 @@
-"""``Secret``: a key, or a text with a key in it, which nothing shows or writes down by accident."""
+"""``Secret``: a key, or a text with a key in it, which is never shown or written by accident."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SHOWN = "***"
 
 
 class Secret(Generic[Value]):
-    """Bytes or a text that only ``reveal_secret`` gives; as text it is ``***``, and it is not pickled or encoded.
+    """Bytes or a text that only ``reveal_secret`` returns; its text is ``***``, and it cannot be pickled or encoded.
 
-    A test lists the modules that may call ``reveal_secret``. There is no ``bytes()``, length or hash of a secret.
+    A test lists the modules that may call ``reveal_secret``. A secret has no ``bytes()``, length or hash.
     """
 
     __slots__ = ("_hidden",)
@@ -23,7 +23,7 @@ class Secret(Generic[Value]):
         self._hidden: Value = value
 
     def reveal_secret(self) -> Value:
-        """The value itself, for a socket, a file of keys, or the one output that is to have it."""
+        """The value itself, for a socket, a file of keys, or the one output that must contain it."""
         return self._hidden
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """Errors of the vector env's state machine; each is also the Gymnasium error that callers already catch.
 
-Apart from ``envhub.errors`` because these import Gymnasium, which a health check has no time for.
+They are not in ``envhub.errors`` because they import Gymnasium, which would slow down a health check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class SessionBusy(EnvHubError, AlreadyPendingCallError):
     """A request was made while another one is pending; ``name`` is the pending one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Gymnasium's base passes only the message on, so the default pickle would lose the name.
+        # Gymnasium's base keeps only the message, so the default pickle would lose the name.
         return type(self), (str(self), self.name)
 
 
@@ -25,7 +25,7 @@ class SessionInUse(ConnectionInUse, SessionBusy):
 
 
 class NothingPending(EnvHubError, NoAsyncCallError):
-    """A ``*_wait`` was called with no matching ``*_async`` before it; ``name`` is what was waited for."""
+    """A ``*_wait`` was called without its ``*_async``; ``name`` is the name of the call."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.name)

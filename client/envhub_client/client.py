@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
-from envhub.protocol.messages import Attach, Op, Question
+from envhub.protocol.messages import Attach, Close, Op, Question
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
@@ -117,6 +118,29 @@ class Client(AbstractContextManager["Client"]):
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
         attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
         return HubVectorEnv(attached)
+
+    @hiding_frames
+    def end(self, session: str) -> None:
+        """End a session of this hub at once, whatever it is at; also one whose envs are being made.
+
+        Its client's pending or next call raises ``SessionLost``.
+
+        Args:
+            session: its token. With the right ``admin``, and as the hub's own user, also the name that ``sessions``
+                shows.
+
+        Raises:
+            ValueError: this is no token.
+            SessionLost: there is no such session (any longer).
+            HubUnreachable: no hub answered.
+        """
+        connection = connect_to(self._hub, secrets.token_bytes(16), self._timeout)
+        try:
+            connection.send(Op.ATTACH, Attach(token_bytes(session)))
+            connection.give_up()  # the session may be long in making, and CLOSE does not wait
+            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self._timeout)
+        finally:
+            connection.close()
 
     @hiding_frames
     def sessions(self) -> list[dict[str, Any]]:

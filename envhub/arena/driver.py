@@ -1,8 +1,8 @@
 """Driving an arena: writing actions, handing rows to their workers, and reading what they stored.
 
-The hub drives, or on the shared lane its client. A row's next result goes to the slot where its last one is not. Mostly
-all rows step together, so that every row used the same slot, and the batch is a view of it. Rows may also be stepped in
-parts, some while others are under way; their slots may differ from then on.
+The hub drives, or on the shared lane its client. A row's results alternate between its two slots. Usually all rows step
+together, so that their results are in the same slot, and the batch is a view of it. Rows may also be stepped in parts,
+some while others are pending; their slots may differ from then on.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ class ArenaDriver:
         self._rows = np.arange(arena.layout.rows)
         self._done = arena.done.data
         self._views = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
-        self._knows_slots = False  # whether ``mixed`` says what the arena's words say
+        self._knows_slots = False  # whether ``mixed`` is up to date with the arena's words
         self.mixed = False  # whether the rows' last results are not all in the same slot
-        self._codes = b""  # of the actions in the arena; empty where they are not known
-        self._buffers: list[np.ndarray] = []  # of the leaves that have an array, by these codes
-        self.sent = bytearray(arena.layout.rows)  # 1 where ``post_rows`` posted the row and its result was not taken
+        self._codes = b""  # the codes of the actions in the arena; empty if unknown
+        self._buffers: list[np.ndarray] = []  # buffers of the leaves that have an array by these codes
+        self.sent = bytearray(arena.layout.rows)  # 1 if ``post_rows`` posted the row and its result was not taken
         self._sent = np.frombuffer(self.sent, np.bool_)
-        self._item_sizes: list[int] = []  # of the actions of rows that were sent
+        self._item_sizes: list[int] = []  # item sizes of the actions of the sent rows
 
     def forget(self) -> None:
-        """Read the arena's words before the next post, since another driver may have written them."""
+        """Have the next post read the arena's words, because another driver may have written them."""
         self._codes, self._knows_slots = b"", False
 
     def take_over(self) -> None:
-        """Begin to drive after another driver, and forget the rows that were sent in parts."""
+        """Begin to drive after another driver; forget the rows that were sent in parts."""
         self.forget()
         self._sent[:] = False
 
     # --- all rows ---------------------------------------------------------------------------------------------------
 
     def post(self, op: int, codes: bytes = b"", actions: Sequence[Any] = ()) -> None:
-        """Hand all rows to their workers, to do ``op``; none may be with one already. Ring afterwards.
+        """Hand all rows to their workers for ``op``; no row may be pending. Ring afterwards.
 
-        A step has a code per action leaf, see ``envhub.values.actions``, and contiguous arrays or bytes of all rows,
-        one per leaf that has an array by its code.
+        A step has a code per action leaf, see ``envhub.values.actions``, and one contiguous array, or its bytes, of all
+        rows per leaf that has an array by its code.
         """
         arena = self._arena
         if codes and codes != self._codes:
-            self._codes = b""  # until all of them are written: an interrupt may come in between
+            self._codes = b""  # until all actions are written: an interrupt may come in between
             for column, code in zip(arena.action_codes, codes):
                 column[:] = code
             self._buffers = [buffer for buffer, code in zip(arena.actions, codes) if code != OUT_OF_BAND]
             self._codes = codes
         for buffer, batch in zip(self._buffers, actions):
-            found = np.frombuffer(batch, np.uint8)
-            buffer[: found.size] = found
+            batch_bytes = np.frombuffer(batch, np.uint8)
+            buffer[: batch_bytes.size] = batch_bytes
         if not self._knows_slots:
             self.mixed = arena.take_over()
         self._knows_slots = False  # until all words are written
@@ -71,7 +71,7 @@ class ArenaDriver:
     def observations(self) -> list[np.ndarray]:
         """The last observations of all rows, by leaf.
 
-        They are views of memory that is written again by the next post but one; copies if the slots are ``mixed``.
+        They are views of memory that the next post but one overwrites; copies if the slots are ``mixed``.
         """
         if self.mixed:
             slots = self._arena.done & 1
@@ -82,21 +82,21 @@ class ArenaDriver:
 
     @property
     def outstanding(self) -> int:
-        """Number of rows were posted by ``post_rows`` and not taken."""
+        """Number of rows that ``post_rows`` posted and whose results were not taken."""
         return self.sent.count(1)
 
     def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
         """Hand these rows to their workers with their actions, one array per leaf. Ring afterwards.
 
         Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+            ValueError: one of them is pending, or pending rows have actions of a dtype of another size.
         """
         arena = self._arena
         under_way = self._sent | (arena.done != arena.request)
         if under_way[rows].any():
             raise ValueError(f"envs {rows[under_way[rows]].tolist()} are under way; receive them first")
         item_sizes = [batch.dtype.itemsize for batch in actions]
-        if self._sent.any() and item_sizes != self._item_sizes:  # the place of an action follows from its size
+        if self._sent.any() and item_sizes != self._item_sizes:  # the offset of an action depends on its size
             raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
         self.forget()
         for buffer, batch in zip(arena.actions, actions):
@@ -106,16 +106,16 @@ class ArenaDriver:
             column[rows] = code
         self._item_sizes = item_sizes
         arena.post_rows(OP_PART, rows)
-        self._sent[rows] = True  # last: an interrupt before it must not pass old results off as those of this step
+        self._sent[rows] = True  # last, so that after an interrupt old results do not count as new ones
 
     def done(self) -> int:
-        """Number of of the rows that were sent are done."""
+        """Number of sent rows that are done."""
         return int((self._arena.done == self._arena.request)[self._sent].sum())
 
     def ready(self) -> tuple[np.ndarray, int | None]:
-        """The rows that were sent and are done, ascending; or none, and the first of them that raised.
+        """The sent rows that are done, ascending, and None; or no rows, and the first done row that raised.
 
-        Each row that raised is reported by itself, before any that did not. Rows are reported until they are ``taken``.
+        Rows that raised are reported first, one per call. Rows are reported until they are ``taken``.
         """
         arena = self._arena
         rows = np.flatnonzero(self._sent & (arena.done == arena.request))
@@ -123,7 +123,7 @@ class ArenaDriver:
         return (rows[:0], int(raised[0])) if raised.size else (rows, None)
 
     def taken(self, rows: Any) -> None:
-        """Note that the results of these rows have reached their reader."""
+        """Note that the caller has read the results of these rows."""
         self._sent[rows] = False
 
     def results(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
@@ -133,7 +133,7 @@ class ArenaDriver:
         return observations, arena.rewards[rows], arena.terminations[rows], arena.truncations[rows]
 
     def infos(self, rows: np.ndarray) -> tuple[dict[int, bytes], list[int]]:
-        """The encoded infos of these rows that are in the arena, and the rows whose infos are too large for it."""
+        """The encoded infos of these rows, and the rows whose infos are too large for the arena."""
         arena = self._arena
         rows = rows[arena.info_template[rows] <= 0]
         blobs = [(row, arena.info(row)) for row in rows.tolist()]

@@ -7,10 +7,10 @@
                 ended_ns, turn
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
-    actions     per action leaf, room for eight bytes an element, so that any accepted dtype fits; it begins with the
+    actions     per action leaf, eight bytes per element, so that any accepted dtype fits; it begins with the
                 batch as one contiguous array of the dtype that its code names; then an int64 per row, the code
     observations   per leaf and slot, batch-major: ``[2][rows][*shape]``
-    large infos    where the memory is larger than all of that: an int64 per row, its room, on pages of their own; then
+    large infos    if the memory is larger than these fields: an int64 per row, its room, on separate pages; then
                    a place per row, all of one size, whose first ``room`` bytes have memory
 
 The magic is the bytes ``ENBUHNB1``, read as a word. Every field starts on a 64-byte boundary.
@@ -34,7 +34,7 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
 LARGE_INFO_BYTES_MAX = 1 << 24  # of one row
-LARGE_INFOS_BYTES_MAX = 1 << 36  # of all rows; these are addresses, which have memory only where an env needs it
+LARGE_INFOS_BYTES_MAX = 1 << 36  # of all rows; these are addresses, which get memory only when an env needs it
 ACTION_ITEM_BYTES = 8
 _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
@@ -63,8 +63,8 @@ class Field:
 class Layout:
     """All fields of an arena, computed by each side from the leaves, the number of rows and the room for infos.
 
-    Observations are those of fixed size; a value of no fixed size travels with its row's info. Actions are all leaves,
-    even though any of them may travel out of band.
+    ``observations`` are leaves of fixed size; a value of variable size travels with its row's info. ``actions`` are all
+    leaves, although any of them may travel out of band.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class Layout:
         """Check the leaves.
 
         Raises:
-            ValueError: there are too many, or an observation leaf has no fixed size.
+            ValueError: there are too many leaves, or an observation leaf has a variable size.
         """
         for kind, leaves in (("an observation", self.observations), ("an action", self.actions)):
             if len(leaves) > LEAVES_MAX:
@@ -119,23 +119,23 @@ class Layout:
         return _aligned(8 * self.rows, HEADER_BYTES)
 
     def large_info_bytes(self, nbytes: int) -> int:
-        """The size of each row's place for a large info, in memory of ``nbytes``; 0 where there are none."""
+        """The size of each row's place for a large info, in memory of ``nbytes``; 0 if there are none."""
         return max(0, nbytes - self.nbytes() - self.rooms_bytes()) // self.rows // HEADER_BYTES * HEADER_BYTES
 
     def span(self, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
-        """The size of the whole arena with the places of large infos, of at most so many bytes together."""
+        """The size of the whole arena with the places of large infos, which take at most this many bytes together."""
         place = min(LARGE_INFO_BYTES_MAX, min(LARGE_INFOS_BYTES_MAX, large_infos_bytes_max) // self.rows)
         return self.nbytes() + self.rooms_bytes() + self.rows * (place // HEADER_BYTES * HEADER_BYTES)
 
 
 def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:
-    """True if these rows are all rows of some workers, where worker ``i`` of ``n`` has every row of remainder ``i``."""
+    """True if these rows are all rows of some workers; worker ``i`` of ``n`` has the rows whose remainder is ``i``."""
     wanted = set(rows)
     return all(wanted.issuperset(range(row % workers, num_envs, workers)) for row in wanted)
 
 
 def split_share(num_envs: int, workers: int) -> str:
-    """Text of the refusal of a part of a batch that is no ``whole_shares``."""
+    """The text that refuses a part of a batch that is not made of ``whole_shares``."""
     shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
     return f"a vector env steps all of its envs in one call: send those of whole workers, of {shown(shares, 300)}"
 
@@ -144,7 +144,7 @@ def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.n
     """Rewards, terminations and truncations as views of the bytes of all three.
 
     Raises:
-        ValueError: these are not the bytes of ``rows`` rows.
+        ValueError: the length is not that of ``rows`` rows.
     """
     if len(results) != rows * RESULT_BYTES:
         raise ValueError(f"{len(results)} bytes of results for {rows} rows")

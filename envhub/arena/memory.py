@@ -5,14 +5,14 @@ Who may write what, and when:
 * The **driver** (the hub, or on the shared lane its client) writes actions, ``op`` and ``request``, and only of rows
   whose ``done == request``. The header word ``driver`` says which of the two it is, and ``epoch`` counts the changes;
   only the hub writes them.
-* From the moment a row's ``request`` runs ahead of its ``done`` until they are equal again, the row's results (one slot
+* From the moment a row's ``request`` exceeds its ``done`` until they are equal again, the row's results (one slot
   of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
 * A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so no process ever
-  reads half of one. The words are authoritative; a doorbell only wakes.
+  reads a torn word. The words are authoritative; a doorbell only wakes.
 * A row's observation goes into slot ``request & 1``, and its last complete one is in slot ``done & 1``: a driver
-  increases ``request`` by an odd number. No other word says it, because two words cannot be read at one time.
+  increases ``request`` by an odd number. No other word holds the slot, because two words cannot be read atomically.
 
-The arena has no name, so nothing is left behind whichever process dies; its seals keep a peer from truncating it.
+The arena has no name, so nothing is left behind when a process dies. Its seals keep a peer from truncating it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, VERS
 from envhub.sealing import check_sealed, new_memory
 from envhub.values.info_columns import Rows
 
-# What a row is to do. A message on the worker's channel brings the arguments of a reset, and the actions of a step that
-# travel out of band. Of OP_PART, a step of some rows, the driver is rung for each row that is done.
+# The values of ``op``. A message on the worker's channel brings the arguments of a reset, and the actions of a step
+# that travel out of band. In OP_PART, a step of part of the rows, the worker rings the driver for each row that is
+# done.
 OP_STEP, OP_RESET, OP_OUT_OF_BAND, OP_PART = 1, 2, 3, 4
-STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row left one, whose length is in ``info_length``
+STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row has an info; its length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
 # The progress word ``turn``: one per worker, in the column of its first row. The hub samples it to find a hanging env.
-# If the word has not changed for longer than the env's deadline, the env that it names has not returned.
-#   bits 0-19   TURN_ROW: the row that the worker is at; meaningless while none of its rows is pending and no call runs
+# If the word has not changed for longer than the env's deadline, the env that it names hangs.
+#   bits 0-19   TURN_ROW: the row that the worker runs; meaningless while none of its rows is pending and no call runs
 #   bit  20     TURN_FIRST: the env is built again, or takes its first step; the hub applies ``init_timeout``
-#   bits 21-62  a counter, increased by TURN_ONE before the worker turns to a row, so that two turns of one row differ
+#   bits 21-62  a counter, increased by TURN_ONE before the worker runs a row, so that two turns of one row differ
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
-LARGE = -1  # in ``info_template``: the info is an encoded map in the row's place for a large one
-CLOCKED = 1  # in ``began_ns``: the worker is to write down when its batches begin and end
+LARGE = -1  # in ``info_template``: the info is an encoded map in the row's place for large infos
+CLOCKED = 1  # in ``began_ns``: the worker writes the times at which its batches begin and end
 OBSERVE_TRIES = 10
-REVOKED, WINDING_UP = 1, 2  # of the header word ``revoked``
+REVOKED, WINDING_UP = 1, 2  # values of the header word ``revoked``
 
 _WORD = (1 << 64) - 1
 
@@ -53,11 +54,11 @@ _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "dri
 def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
 
-    The places of large infos, of at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a
-    row memory there. There are none where the process may have no file of that size.
+    The places of large infos, at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a
+    row memory there. There are none if a limit of the process forbids a file of that size.
 
     Raises:
-        OSError: the memory cannot be had (ENOSPC, ENOMEM); nothing is left behind.
+        OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
     """
     try:
         return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
@@ -68,47 +69,47 @@ def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX)
 def _mapped(layout: Layout, fd: int) -> mmap.mmap:
     try:
         return mmap.mmap(fd, max(os.fstat(fd).st_size, layout.nbytes()))
-    except OSError:  # such as a limit of the process's addresses, which are too few for large infos
+    except OSError:  # such as a limit of the process's address space, which is too small for large infos
         return mmap.mmap(fd, layout.nbytes())
 
 
 class Arena:
     """The mapped memory, every field of it an array.
 
-    The arrays are views: the memory stays mapped as long as one of them is referred to.
+    The arrays are views: the memory stays mapped while an array is referenced.
 
     Attributes:
         request, done, op, needs_reset, status, info_length: int64 words, one per row.
-        info_template: one per row; 0 and ``LARGE`` say that the info is an encoded map, else it is the values of one.
-        began_ns, ended_ns: one per row; in a worker's first row, when its last batch began and ended. A worker writes
-            both where it finds ``began_ns`` not 0: the hub stores ``CLOCKED`` there once they are asked for.
+        info_template: one per row; 0 and ``LARGE`` mean an encoded map, any other number the values of that template.
+        began_ns, ended_ns: one per row; in a worker's first row, the times at which its last batch began and ended. A
+            worker writes both if ``began_ns`` is not 0: the hub stores ``CLOCKED`` there at the first HOPS request.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
-        rewards, terminations, truncations: one per row; ``results`` is the bytes of all three, as they travel.
+        rewards, terminations, truncations: one per row; ``results`` has the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
-        large_infos: uint8, one place per row, of no bytes where this process has no large infos.
-        rooms: int64, one per row: how many bytes of its place for a large info have memory. Only the hub writes them,
-            and it reads a copy of its own.
-        actions: one uint8 array per action leaf; ``action_codes``, per leaf, how to read each row of it.
+        large_infos: uint8, one place per row, of 0 bytes if this process has no large infos.
+        rooms: int64, one per row: the number of bytes in its place for a large info that have memory. Only the hub
+            writes them, and it reads its own copy.
+        actions: one uint8 array per action leaf; ``action_codes`` has, per leaf, each row's action code.
         observations: per leaf, ``(2, rows, *shape)``.
     """
 
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
-        """Map it; with ``in_children`` it stays mapped in processes that this one forks.
+        """Map the memory; with ``in_children`` it stays mapped in processes that this one forks.
 
         Raises:
-            OSError: this is no memfd.
-            ValueError: it is too small, or whoever gave it could make it smaller: reading what is gone is SIGBUS.
+            OSError: the descriptor is not a memfd.
+            ValueError: it is too small, or its seals let a peer truncate it, after which a read would raise SIGBUS.
         """
         check_sealed(fd)
         self.layout = layout
         self._memory = _mapped(layout, fd)
         self._epoch = 0
         if hasattr(mmap, "MADV_DONTFORK") and not in_children:
-            # A child that an env forks must not keep the session's memory alive, nor write to it.
+            # A child process of an env must not keep the session's memory alive, nor write to it.
             self._memory.madvise(mmap.MADV_DONTFORK)
         places = -(-(layout.nbytes() + layout.rooms_bytes()) // mmap.PAGESIZE) * mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTDUMP") and len(self._memory) > places:
-            # Writing a core file would give all places of large infos their memory.
+            # Writing a core file would allocate the memory of all large infos.
             self._memory.madvise(mmap.MADV_DONTDUMP, places, len(self._memory) - places)
         self._fields = layout.fields()
         self._posts = 0
@@ -116,7 +117,7 @@ class Arena:
         self._all_rows.flags.writeable = False
         self.header = np.frombuffer(self._memory, np.int64, len(HEADER_WORDS))
         # The ``data`` of a column of words is for single accesses: each is one aligned eight-byte load or store, and
-        # quicker than one of an array.
+        # faster than an access to the array.
         self._header_words = self.header.data
         self.request, self.done = self._view("request"), self._view("done")
         self.op = self._view("op")
@@ -152,11 +153,11 @@ class Arena:
         return self.layout.nbytes() + self.layout.rooms_bytes() + row * int(self.large_infos.shape[1])
 
     def memory_ref(self) -> weakref.ref[Any]:
-        """Refers to the mapped memory as long as there is a view of it."""
+        """A weak reference to the mapped memory, alive while a view of the memory exists."""
         return weakref.ref(self._memory)
 
     def format(self, epoch: int) -> None:
-        """Write the header of a fresh arena, driven by the hub."""
+        """Write the header of a new arena, driven by the hub."""
         self._epoch = epoch
         self.rooms = self._shared_rooms.copy()
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
@@ -167,21 +168,21 @@ class Arena:
         return self._header_words[_DRIVER]
 
     def hand_over(self, driver: int) -> None:
-        """Change the driver; only the hub does, and only while no row is with a worker."""
-        self._epoch += 1  # its own copy, for a client may have written over the word
+        """Change the driver; only the hub calls this, and only while no row is pending."""
+        self._epoch += 1  # the hub's own copy, because a client may have overwritten the word
         self._header_words[_EPOCH] = self._epoch
         self._header_words[_DRIVER] = driver
 
     def take_over(self) -> bool:
-        """Go on where the last driver was; returns whether the rows' last results are not all in the same slot."""
+        """Continue after the last driver; return True if the rows' last results are not all in the same slot."""
         self._posts = int(self.request.max())
         return bool(((self.request ^ self._posts) & 1).any())
 
     def move_from(self, other: Arena) -> None:
-        """Take the place of another arena of the same layout, which no worker serves any more.
+        """Replace another arena of the same layout, which no worker serves any more.
 
-        Rows that are pending there are pending here: their workers step them once they serve. Large infos are taken
-        along where this arena has room for them.
+        Rows that are pending there are pending in this arena: their workers step them once they serve. Large infos are
+        copied if this arena has room for them.
         """
         nbytes = self.layout.nbytes()
         self._memory[:nbytes] = memoryview(other._memory)[:nbytes]
@@ -194,11 +195,11 @@ class Arena:
         self.rooms = rooms
 
     def give_room(self, row: int, nbytes: int) -> None:
-        """Let the row store large infos of up to so many bytes, for which there is memory; only the hub does."""
+        """Let the row store large infos of up to this many bytes, which have memory; only the hub calls this."""
         self.rooms[row] = self._shared_rooms[row] = nbytes
 
     def put_info(self, row: int, blob: bytes) -> int | None:
-        """Store an encoded info in the row; returns its ``info_template``, or None where it is too large."""
+        """Store an encoded info in the row; return its ``info_template``, or None if it is too large."""
         nbytes = len(blob)
         if nbytes <= self.layout.info_bytes:
             self.infos[row, :nbytes] = np.frombuffer(blob, np.uint8)
@@ -209,7 +210,7 @@ class Arena:
         return LARGE
 
     def info(self, row: int) -> memoryview | None:
-        """The row's encoded info, where it is in the arena."""
+        """The row's encoded info, as a view of its place in the arena."""
         template, nbytes = self._template_words[row], self._length_words[row]
         if template == 0 and 0 < nbytes <= self.layout.info_bytes:
             return self.infos[row, :nbytes].data
@@ -218,34 +219,34 @@ class Arena:
         return None
 
     def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Each row's last observation, whichever process drives: its number of steps, whether it is given, and copies.
+        """Each row's number of steps, True if its observation was copied, and the copies by leaf; for any process.
 
-        A row is not given if its worker has stepped during every attempt to copy it.
+        A row is not copied if its worker stepped during every attempt.
         """
         given = np.zeros(self.layout.rows, bool)
         steps = np.zeros(self.layout.rows, np.int64)
-        found = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
+        copies = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
         for _ in range(OBSERVE_TRIES):
             rows = np.flatnonzero(~given)
             if not rows.size:
                 break
             steps[rows] = done = self.done[rows]
             slots = done & 1
-            for copied, leaf in zip(found, self.observations):
+            for copied, leaf in zip(copies, self.observations):
                 if rows.size == given.size and (slots == slots[0]).all():
-                    copied[:] = leaf[slots[0]]  # without another copy in between
+                    copied[:] = leaf[slots[0]]  # in one copy
                 else:
                     copied[rows] = leaf[slots, rows]
-            given[rows] = self.done[rows] == done  # until it changes, results go to the other slot
-        return steps, given, found
+            given[rows] = self.done[rows] == done  # while ``done`` is the same, results go to the other slot
+        return steps, given, copies
 
     @property
     def revoked(self) -> bool:
-        """True if the session no longer is its client's."""
+        """True if the client no longer owns the session."""
         return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
-        """Tell the client, which no longer has the session, to ask the hub why. Ring the client afterwards."""
+        """Tell the client that it no longer owns the session; the hub says why. Ring the client afterwards."""
         self._header_words[_REVOKED] = REVOKED
 
     @property
@@ -255,36 +256,36 @@ class Arena:
         return words[_DRIVER] == DRIVER_CLIENT and not words[_REVOKED]
 
     def wind_up(self) -> None:
-        """Tell the client to begin no other step; a step that has begun goes on."""
+        """Tell the client to begin no further step; a step that has begun goes on."""
         self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:
-        """Refuse memory that is not an arena of this layout.
+        """Raise if the memory is not an arena of this layout.
 
         Raises:
-            ValueError: the header says otherwise.
+            ValueError: the header has another magic, version or number of rows.
         """
-        found = tuple(int(word) for word in self.header[:3])
-        if found != (MAGIC, VERSION, self.layout.rows):
-            raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {found}")
+        words = tuple(int(word) for word in self.header[:3])
+        if words != (MAGIC, VERSION, self.layout.rows):
+            raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {words}")
 
     def post(self, op: int) -> None:
         """Hand all rows to their workers; actions must be written already. Ring afterwards.
 
         The rows' last results must all be in one slot.
         """
-        self._posts = (self._posts + 1) & _WORD  # it comes from the arena, where it may be negative
+        self._posts = (self._posts + 1) & _WORD  # read from the arena, where it may be negative
         rows, order = self.layout.rows, sys.byteorder
-        self._op_bytes[:] = op.to_bytes(8, order) * rows  # as bytes it is quickest
+        self._op_bytes[:] = op.to_bytes(8, order) * rows  # a copy of bytes is the fastest
         self._request_bytes[:] = self._posts.to_bytes(8, order) * rows
 
     def post_rows(self, op: int, rows: np.ndarray) -> None:
-        """Hand only these rows to their workers, whatever slots their last results are in; otherwise as ``post``."""
+        """Hand only these rows to their workers; their last results may be in different slots. Else as ``post``."""
         self.op[rows] = op
         self.request[rows] += 1
 
     def quiescent(self) -> bool:
-        """True if no row is with a worker."""
+        """True if no row is pending."""
         return self._done_words == self._request_words
 
     def noted(self) -> bool:
@@ -292,7 +293,7 @@ class Arena:
         return self.status.tobytes().count(0) != self.status.nbytes
 
     def said_by_channel(self) -> np.ndarray:
-        """Mask of the rows that have sent the hub more than is in the arena: an env's exception, or a large info."""
+        """Mask of the rows whose workers also sent the hub a message: an env's exception, or a large info."""
         large = self.info_length > self.layout.info_bytes
         if large.any():
             large &= (self.info_template != LARGE) | (self.info_length > self.rooms)
@@ -300,7 +301,7 @@ class Arena:
         return mask
 
     def info_form(self) -> tuple[int, int] | None:
-        """Template and length of every row's info, where all are in columns of one form, as mostly; else None."""
+        """Template and length of every row's info if all are in columns of one form, as they usually are; else None."""
         template, length = self._template_words[0], self._length_words[0]
         if template <= 0 or not 0 < length <= self.layout.info_bytes:
             return None
@@ -311,7 +312,7 @@ class Arena:
         return template, length
 
     def all_infos(self) -> tuple[list[tuple[int, memoryview]], list[Rows]]:
-        """The infos of all rows that are in the arena: the encoded ones by row, and copies of those in columns."""
+        """The infos in the arena: encoded infos by row, and copies of the infos in columns."""
         if (form := self.info_form()) is None:
             return self._small_infos(), self.columns(self._all_rows)
         template, nbytes = form
@@ -323,16 +324,16 @@ class Arena:
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         """Copies of the infos in columns of these rows."""
-        templates, found = self.info_template[rows], []
-        if not (templates > 0).any():  # as where infos are texts, and quicker than to sort them
+        templates, parts = self.info_template[rows], []
+        if not (templates > 0).any():  # such as infos of texts; faster than to sort the rows
             return []
         for template in np.unique(templates).tolist():
             where = rows[templates == template]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
             if template > 0 and nbytes:
-                found.append(Rows(template, where, self.infos[where, :nbytes]))
-        return found
+                parts.append(Rows(template, where, self.infos[where, :nbytes]))
+        return parts
 
     def close(self) -> None:
-        """Let go of the memory; it is unmapped when the last view of it is gone."""
+        """Drop the arrays; the memory is unmapped when its last view is gone."""
         self.__dict__.clear()

@@ -1,4 +1,4 @@
-"""Stand-in results, of rows whose env cannot give one itself: the last observation once more, with an info.
+"""Stand-in results for rows whose env cannot step: the last observation repeated, with an info.
 
 The hub stores them for the rows of a worker that has ended; a worker stores them for an env that must be reset first.
 """
@@ -11,8 +11,8 @@ from envhub.values import codec
 # Values of ``needs_reset``:
 #   ONGOING         the row's episode goes on
 #   ENDED           its episode has ended
-#   FRESH           its env is new, and must be reset before its first step in every autoreset mode
-#   REPORT_PENDING  its env is new, and the failure of the env before it was not reported to the client yet
+#   FRESH           its env is new, and in every autoreset mode its first step is a reset
+#   REPORT_PENDING  its env is new, and the client has not seen the former env's failure yet
 ONGOING, ENDED, FRESH, REPORT_PENDING = 0, 1, 2, 3
 
 
@@ -24,16 +24,16 @@ def repeat_observation(arena: Arena, row: int) -> None:
 
 
 def truncate(arena: Arena, row: int, info_bytes: int, template: int = 0) -> None:
-    """End the row's episode without a transition of its env; its info, of ``info_bytes``, is stored already."""
-    stay(arena, row, info_bytes, template)
+    """End the row's episode without a step of its env; its info, of ``info_bytes``, must be stored already."""
+    mark_no_step(arena, row, info_bytes, template)
     arena.rewards[row] = 0.0
     arena.terminations[row] = False
     arena.truncations[row] = True
     arena.needs_reset[row] = FRESH
 
 
-def stay(arena: Arena, row: int, info_bytes: int = 0, template: int = 0) -> None:
-    """Leave the row's episode as it was; its info, of ``info_bytes``, is stored already."""
+def mark_no_step(arena: Arena, row: int, info_bytes: int = 0, template: int = 0) -> None:
+    """Mark that the row did not step: its episode goes on. Its info, of ``info_bytes``, must be stored already."""
     repeat_observation(arena, row)
     arena.info_template[row] = template
     arena.info_length[row] = info_bytes
@@ -41,5 +41,5 @@ def stay(arena: Arena, row: int, info_bytes: int = 0, template: int = 0) -> None
 
 
 def with_objects(objects: bytes, info: bytes) -> bytes:
-    """The blob of a row whose observation has leaves of no fixed size; without ``objects`` they are what they were."""
+    """The info of a row whose observation has leaves of variable size; without ``objects`` these did not change."""
     return codec.encode_pair(objects, info)

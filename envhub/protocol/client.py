@@ -1,9 +1,9 @@
 """The client's half of the protocol: frames in, a reply and frames out.
 
 ``ClientProtocol`` holds one connection's pending request, asks the hub about it while no reply comes, and never takes
-one reply for another. The hub runs one request of a session at a time. A request that was given up may still run, so
-the next one is held until the hub says that the former has ended. The client notes that a request may have been sent
-before it sends the request, and notes its end only when the hub said so. So an exception at any moment leaves no
+one reply for another. The hub runs one request of a session at a time. An abandoned request may still run, so
+the next one is held until the hub says that it has ended. The client records that a request may have been sent
+before it sends the request, and records its end only when the hub reports it. So an exception at any moment leaves no
 unknown request.
 """
 
@@ -52,33 +52,33 @@ class _Pending:
     token: bytes
     seq: int
     frames: Frames
-    done: bytes  # the first frame of a Done reply to it
-    ask_s: float  # when to ask the hub about it next
-    held: bool = False  # not sent before a request that was given up has ended
-    lost: bool = False  # the hub does not have it, or its reply was lost: send it again
-    on_its_way: bool = False  # whether it was sent on this connection, or is to be sent on the next one
-    cuts: int = 0  # connections in a row that ended after it was sent on them
+    done: bytes  # the first frame of the request's Done reply
+    ask_s: float  # time of the next HEARTBEAT about this request
+    held: bool = False  # not sent until an abandoned request has ended
+    lost: bool = False  # the hub does not have the request, or its reply was lost: send it again
+    on_its_way: bool = False  # whether it was sent on this connection, or will be sent on the next one
+    cuts: int = 0  # consecutive connections that ended after the request was sent on them
 
 
 class ClientProtocol:
     """The client's half: one connection, at most one pending request, at most one session."""
 
     def __init__(self, token: bytes = NO_SESSION, reconnect_s: float = RECONNECT_S) -> None:
-        self.hub_id = 0  # until it is known
+        self.hub_id = 0  # until the hub has answered HELLO
         self.token = token
-        self.progress: HeartbeatReply | None = None  # of the pending request, until the caller takes it away
-        self.answer: Reply | None = None  # to the last request; after an interrupt the caller finds it here
-        self.goodbye: Failure | None = None  # why the hub has ended the session, once the hub said so
-        self.notices: list[str] = []  # for the user of the session, until the caller takes them away
-        self.reconnect_s = reconnect_s  # how long the hub may be out of reach while a request is pending
+        self.progress: HeartbeatReply | None = None  # of the pending request; the caller resets it to None
+        self.answer: Reply | None = None  # the reply to the last request; it survives an interrupt of the caller
+        self.goodbye: Failure | None = None  # the reason why the hub ended the session, from its GOODBYE
+        self.notices: list[str] = []  # texts for the user; the caller clears the list
+        self.reconnect_s = reconnect_s  # longest time without a reachable hub while a request is pending
         self._notices_left = NOTICES_MAX
         self._session_seq = 0
-        self._sent_seq = 0  # of the session's last request that may have been sent
-        self._may_be_late = False  # whether a copy of a request that was given up may still begin in the hub
-        self._ended_seq = 0  # of the session's last request that has ended, as a reply or a HEARTBEAT reply said
+        self._sent_seq = 0  # seq of the session's last request that may have been sent
+        self._may_be_late = False  # whether the hub may still start a copy of an abandoned request
+        self._ended_seq = 0  # seq of the session's last ended request, from a reply or a HEARTBEAT reply
         self._ticket = 0
         self._pending: _Pending | None = None
-        self._reconnected = False  # whether the hub must hear whose connection it is, which was made again
+        self._reconnected = False  # whether the hub must learn which session the new connection belongs to
         self._heard_s: float | None = None
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
@@ -86,7 +86,7 @@ class ClientProtocol:
 
     @property
     def pending(self) -> Op | None:
-        """The op of the request that waits for its reply."""
+        """The op of the pending request; None if no request is pending."""
         return None if self._pending is None or self.answer is not None else self._pending.op
 
     @property
@@ -96,13 +96,13 @@ class ClientProtocol:
 
     @property
     def unsettled(self) -> bool:
-        """True if the hub may still execute a request of the session: the pending one, or one that was given up."""
+        """True if the hub may still execute a request of the session: the pending one, or an abandoned one."""
         return self._sent_seq > self._ended_seq
 
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
-        """The frames of a new request, which is pending from now on; the caller sends them unless it is ``held``.
+        """Begin a request; return its frames, which the caller sends unless the request is ``held``.
 
-        The codes of ``Step`` and the arrays are not encoded.
+        The codes of ``Step`` and the arrays are sent as they are.
         """
         if self._pending is not None and self.answer is None:
             raise RuntimeError(f"{self._pending.op.name} is pending")
@@ -168,7 +168,7 @@ class ClientProtocol:
         kind = messages.REPLIES[op]
         message = kind() if kind is messages.Done else _read(op, body)
         if self._may_be_late and isinstance(message, Failure) and message.code == "bad_seq":
-            pending.lost = True  # such a copy runs; the next tick sends this request again
+            pending.lost = True  # a copy of an abandoned request runs; the next tick sends this request again
             return None
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
@@ -177,7 +177,7 @@ class ClientProtocol:
     def _answered(self, pending: _Pending, message: Any, frames: Frames) -> Reply:
         self.answer = answer = Reply(pending.op, message, frames[1:])
         if pending.op in SESSION_OPS:
-            self._ended_seq, self._may_be_late = pending.seq, False  # the hub begins no earlier request any more
+            self._ended_seq, self._may_be_late = pending.seq, False  # the hub starts no earlier request any more
         self._pending = None
         return answer
 
@@ -185,12 +185,12 @@ class ClientProtocol:
         reply = _read(Op.HEARTBEAT, body)
         self.progress = reply if reply.phase else None
         if reply.state == "running":
-            pending.cuts = 0  # it has arrived: these connections ended for another reason
+            pending.cuts = 0  # the request arrived, so it did not end these connections
         else:
             pending.lost, pending.ask_s = True, _AT_ONCE
 
     def _drop(self, prelude: Prelude, body: Frame) -> None:
-        """Drop a message, but note it if it says that the request that was given up has ended."""
+        """Drop a message; if it reports the end of the abandoned request, send the held request at the next tick."""
         given_up = self.unsettled and (prelude.token, prelude.seq) == (self.token, self._sent_seq)
         if not given_up or not prelude.op & REPLY:
             return
@@ -238,8 +238,8 @@ class ClientProtocol:
     def connected(self) -> None:
         """Note that the transport is connected (again); the next tick sends a HEARTBEAT.
 
-        It is sent without a pending request too, because the hub must learn whose connection this is, and ends a
-        connection on which no message comes.
+        It is sent without a pending request too: the hub must learn which client connected, and it closes a
+        connection that stays silent.
         """
         self._away_since_s = self._refused_since_s = None
         self._reconnected = bool(self.hub_id)
@@ -259,14 +259,14 @@ class ClientProtocol:
             self._refused_since_s = now_s
 
     def lost(self, why: str) -> None:
-        """Note that the hub is known to be gone."""
+        """Note that the hub is gone; ``why`` is the reason for the user."""
         self._loss = self._loss or why
 
     @property
     def cut_off(self) -> Op | None:
-        """The op of the pending request if ``CUTS_MAX`` connections ended after it was sent; it is sent no more.
+        """The op of the pending request if ``CUTS_MAX`` connections ended after it was sent; it is not sent again.
 
-        A HELLO is sent until its caller gives it up, as the hub may be starting.
+        A HELLO is sent until its caller abandons it, because the hub may be starting.
         """
         pending = self._pending
         return pending.op if pending is not None and pending.cuts >= CUTS_MAX and self.hub_id else None
@@ -277,7 +277,7 @@ class ClientProtocol:
         return self._refused_since_s is not None and bool(self.hub_id)
 
     def trouble(self, now_s: float) -> str:
-        """The reason why the hub is silent, after long enough to warn the user; else an empty string."""
+        """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
             return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
@@ -288,13 +288,15 @@ class ClientProtocol:
 
     def loss(self, now_s: float) -> str:
         """The reason why the hub counts as lost, or an empty string."""
-        if self._loss or not self.hub_id:  # a hub that never answered may be starting: the timeout decides
+        if (
+            self._loss or not self.hub_id
+        ):  # a hub that has not answered yet may be starting: the caller's timeout decides
             return self._loss
         if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"
         if self._pending is None or self._heard_s is None:
             return ""
-        # The time counts from the request at the earliest, however long the hub was silent before.
+        # Silence before the request does not count.
         since_s = self._heard_s if self._away_since_s is None else max(self._heard_s, self._away_since_s)
         if now_s - since_s >= self.reconnect_s:
             return f"it has not been reachable for reconnect_timeout={self.reconnect_s:g} s"

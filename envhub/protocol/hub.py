@@ -51,7 +51,7 @@ _incoming = tuple.__new__  # twice as fast as Incoming(...)
 
 CODES_MAX, CODE_CHARS_MAX = 64, 64  # of failures that are counted
 
-FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # that give a token to a session
+FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # requests that give a session its token
 
 
 @dataclass
@@ -60,14 +60,14 @@ class _Link:
 
     peer: bytes
     connection: int
-    owner: str = ""  # the name of the client, of whom alone requests are admitted
-    lasts: bool = True  # whether the connection exists, as far as is known
+    owner: str = ""  # the name of the only client whose requests are admitted
+    lasts: bool = True  # False once the connection has ended
     seq: int = 0
     running: bool = False
     reply: Frames | None = None
     step: Step | None = None  # the last request, if it was a STEP
-    connections: set[int] = field(default_factory=set)  # that have had replies, as far as is known
-    next_step: bytes = b""  # the first frame of the next STEP, if only its seq differs
+    connections: set[int] = field(default_factory=set)  # every connection that replies were sent on
+    next_step: bytes = b""  # the expected first frame of the next STEP
 
 
 class HubProtocol:
@@ -75,8 +75,8 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        failures: how many requests have failed or were refused, by the code of the failure.
-        leases: by token, when the lease runs out; of the sessions whose client is not connected.
+        failures: the number of failed and refused requests, by the code of the failure.
+        leases: the time at which each lease expires, by token; only sessions without a connected client have one.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
         stale: tokens of refused requests to sessions of an earlier hub at this address; the caller empties it.
@@ -89,7 +89,7 @@ class HubProtocol:
         sessions_max: int = SESSIONS_MAX,
         header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
-        """Make the hub's half, with an id that is not 0; a session outlives the loss of its client for ``lease_s``."""
+        """Make the hub's half, with an id that is not 0; a session outlives its client for ``lease_s`` seconds."""
         self.hub_id = hub_id
         self._header_limits = header_limits
         self.outgoing: list[tuple[bytes, Frames]] = []
@@ -112,9 +112,9 @@ class HubProtocol:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_step(self, peer: bytes, first: bytes, frames: Frames) -> Incoming | None:
-        """The STEP in a message, if it is the one that a session expects next, from the session's peer; else None.
+        """The STEP in a message if its session expects it next and its peer sent it; else None.
 
-        This is a faster way than ``receive`` for most messages, and does not need the connection. After None the caller
+        This is faster than ``receive`` for most messages, and does not need the connection. After None the caller
         passes the message to ``receive``. ``frames`` are those that follow the first.
         """
         token, link = self._next_steps.get(first) or _NOBODY
@@ -129,10 +129,11 @@ class HubProtocol:
     def receive(
         self, peer: bytes, connection: int, frames: Frames, owner: str = "", uses: bool = True
     ) -> Incoming | None:
-        """Process one message of ``peer``, a routing id; returns its request if that is new and must be executed.
+        """Process one message of ``peer``, a routing id; return its request if it is new and must be executed.
 
         ``connection`` identifies the transport connection for ``connection_ended``, ``owner`` the client behind it: a
-        session exists only for the client that made it or took it over, and a client that only observes ``uses`` none.
+        session exists only for the client that made it or took it over. ``uses`` is False for a client that only
+        observes.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
@@ -147,10 +148,10 @@ class HubProtocol:
         if op == Op.HEARTBEAT:
             return self._heartbeat(peer, connection, prelude, owner)
         if op == Op.CLOSE and prelude.token in self._links and self._links[prelude.token].running:
-            # It is read first: admitted, it takes the place of the request that runs, also where it then fails.
-            found = self._read_request(op, frames)
-            if isinstance(found, Failure):
-                self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, found)
+            # It is read before it is admitted: an admitted request replaces the running one, even if it then fails.
+            read = self._read_request(op, frames)
+            if isinstance(read, Failure):
+                self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, read)
                 return None
         if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner):
             return None
@@ -158,7 +159,7 @@ class HubProtocol:
         if isinstance(message, Failure):
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), message)
             if op in FIRST_OPS:
-                self.forget(prelude.token)  # the caller never saw this session
+                self.forget(prelude.token)  # the caller was never given this session
             return None
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
 
@@ -180,7 +181,7 @@ class HubProtocol:
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """True if the session request must be executed; otherwise it is answered here."""
+        """True if the session request must be executed; otherwise this method answers it."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -194,7 +195,7 @@ class HubProtocol:
             if link.reply is not None:
                 self.outgoing.append((peer, link.reply))
             return False  # while the request runs: its reply will go to this peer
-        # A client that gave requests up continues with a later seq, and may close while one of them runs.
+        # After abandoned requests the client continues with a later seq, and may close while one of them runs.
         follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
         if not follows or prelude.op in FIRST_OPS:
             text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
@@ -216,7 +217,7 @@ class HubProtocol:
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
             self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION)
             if prelude.op == Op.CLOSE and ended is None:
-                # It may have overtaken, over another connection, a MAKE that its client gave up.
+                # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
                 _remember(
                     self._closed_early, prelude.token, _Link(peer, connection, owner, seq=prelude.seq), CLOSED_EARLY_MAX
                 )
@@ -238,7 +239,7 @@ class HubProtocol:
         return None
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> Incoming | None:
-        """Answer a heartbeat, or return it: how far a request is that runs, only the caller knows."""
+        """Answer a heartbeat, or return it if its request runs: only the caller knows the progress."""
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
         if link is not None and link.owner == owner:
@@ -257,7 +258,7 @@ class HubProtocol:
             self.returned.append(token)
 
     def _read_request(self, op: Op, frames: Frames) -> Any:
-        """The message of a request, or the failure where it cannot be read, which is counted."""
+        """The message of a request, or the failure if it cannot be read; the failure is counted."""
         try:
             return self._message(op, frames)
         except validation.OutOfBounds as error:
@@ -306,12 +307,12 @@ class HubProtocol:
         self.outgoing.append((peer, reply))
 
     def _count(self, failure: Failure) -> None:
-        # A code may be a worker's, which can send any text and any number of them.
+        # A worker can send any text as a code, and any number of codes.
         if failure.code in self.failures or (len(self.failures) < CODES_MAX and len(failure.code) <= CODE_CHARS_MAX):
             self.failures[failure.code] += 1
 
     def refuse(self, peer: bytes, frames: Frames, failure: Failure) -> None:
-        """Answer a message of a client that is not let in by a failure, and do nothing else."""
+        """Answer a message of a client that is not admitted with a failure, and do nothing else."""
         with contextlib.suppress(RemoteProtocolError):
             self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
@@ -347,47 +348,47 @@ class HubProtocol:
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
-        """Note that a connection has ended; returns ``(token, peer)`` of the sessions that were last heard on it."""
-        found = [(token, link) for token, link in self._links.items() if link.connection == connection]
-        for _, link in found:
+        """Note that a connection has ended; return ``(token, peer)`` of each session whose last message used it."""
+        ended = [(token, link) for token, link in self._links.items() if link.connection == connection]
+        for _, link in ended:
             link.lasts = False
         for link in self._links.values():
             link.connections.discard(connection)
-        return [(token, link.peer) for token, link in found]
+        return [(token, link.peer) for token, link in ended]
 
     def sessions_of(self, peer: bytes) -> list[bytes]:
-        """Tokens of the sessions that were last heard from this peer."""
+        """Tokens of the sessions whose last message came from this peer."""
         return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
 
     def peer_of(self, token: bytes) -> bytes | None:
-        """The session's peer; None where there is no such session or its lease runs."""
+        """The session's peer; None if there is no such session or its lease runs."""
         link = self._links.get(token)
         return None if link is None or token in self.leases else link.peer
 
     def connection_of(self, token: bytes) -> int:
-        """The connection on which the session's client was last heard; -1 where it is not known."""
+        """The connection of the session's last message; -1 if it is unknown."""
         link = self._links.get(token)
         return -1 if link is None else link.connection
 
     def connections_of(self, token: bytes) -> set[int]:
-        """The connections by which the session's client may have been sent replies."""
+        """The connections that replies to the session's client may have been sent on."""
         link = self._links.get(token)
         return set() if link is None else link.connections
 
     def connection_back(self, token: bytes) -> None:
-        """Note that the session's client is still there; its lease ends."""
+        """Note that the session's client is connected; its lease ends."""
         self.leases.pop(token, None)
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
-        """Note that the session's client is gone; its lease runs from now on."""
+        """Note that the session's client is gone; its lease starts."""
         self.leases[token] = now_s + self._lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
-        """Tokens of the sessions whose lease has run out."""
+        """Tokens of the sessions whose lease has expired."""
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
     def next_expiry_s(self) -> float:
-        """Time at which the first lease runs out; infinity where none is running."""
+        """Time at which the first lease expires; infinity if none runs."""
         return min(self.leases.values(), default=math.inf)
 
 

@@ -62,14 +62,14 @@ class Hello(Frozen):
 
 
 class Question(Frozen):
-    """A request without fields: its op says what is asked.
+    """A request without fields; its op is the question.
 
     ``HEARTBEAT`` asks for the state of request ``seq`` of the prelude's session; the hub sends the reply to its sender.
     """
 
 
 class Observe(Frozen):
-    """Asks for the last observations of a session, without an effect on the session."""
+    """A request for the last observations of a session; it does not change the session."""
 
     session: bytes  # its token
     described: bool = False  # whether the client knows the spaces
@@ -78,7 +78,7 @@ class Observe(Frozen):
 class Attach(Frozen):
     """Take a session over: it continues under the prelude's token, and its former client loses it."""
 
-    session: bytes  # the token it had
+    session: bytes  # its former token
 
 
 class World(Frozen):
@@ -91,13 +91,13 @@ class World(Frozen):
     authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
     argv: List[str] = field(default_factory=list)
     flags: List[str] = field(default_factory=list)  # the options of the program's interpreter
-    python: str = ""  # the interpreter of the workers, which then adopt only ``cwd``; empty for the hub's own
-    rendering: str = ""  # by what frames are drawn, as in the table of an env
-    levels: bytes = b""  # an encoded map: what the program wants to see of messages
+    python: str = ""  # the workers' interpreter, with which they adopt only ``cwd``; empty for the hub's own
+    rendering: str = ""  # the renderer, as in the table of an env
+    levels: bytes = b""  # an encoded map: the program's log levels and warning filters
 
 
 class Faults(Frozen):
-    """The policies for envs that fail, and the times after which an env counts as hanging."""
+    """The policies for failing envs, and the times after which an env counts as hanging."""
 
     on_crash: str = "truncate"  # or "raise": when the env's worker ends
     on_timeout: str = "truncate"  # when the env hangs and the hub ends its worker
@@ -113,7 +113,7 @@ class Faults(Frozen):
 
 
 class Recycle(Frozen):
-    """Bounds after which another worker takes over, at the end of its envs' episodes; 0 for never."""
+    """Bounds at which a worker is replaced, at the end of its envs' episodes; 0 for never."""
 
     episodes: int = 0  # of all its envs together
     age_s: float = 0.0
@@ -121,23 +121,25 @@ class Recycle(Frozen):
 
 
 class Hosting(Frozen):
-    """Settings of a session's workers besides their envs; where one is None, the hub's operator decides."""
+    """Settings of a session's workers besides their envs; for None the hub's operator decides."""
 
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
-    spares: Optional[int] = None  # workers that are made ahead, to take the place of those that end
-    recycle: Recycle = field(default_factory=Recycle)  # these or the operator's, what comes first
+    spares: Optional[int] = None  # workers that are built in advance, to replace those that end
+    recycle: Recycle = field(
+        default_factory=Recycle
+    )  # the client's bounds or the operator's, whichever is reached first
     shares_process: Optional[bool] = None  # whether envs may share a process; False: each has its own
 
 
 class Make(Frozen):
-    """A new session of ``num_envs`` envs: by name, or, where the hub allows it, by a pickled list of factories."""
+    """A new session of ``num_envs`` envs: by name, or, if the hub allows it, by a pickled list of factories."""
 
     num_envs: int
     name: str = ""
     kwargs: bytes = b""
     factories: bytes = b""
-    num_workers: Optional[int] = None  # None or 0: the hub decides by what it knows of the env
+    num_workers: Optional[int] = None  # None or 0: the hub decides, by the env's measured cost
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
     world: Optional[World] = None
@@ -153,22 +155,22 @@ class Make(Frozen):
     beat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
     factories_digest: str = ""  # equal for factories that make the same env; empty for none
     lost: bytes = b""  # an encoded info: the session replaces a lost one; each env's first step is truncated with it
-    kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per env; empty for none
+    kwargs_each: List[bytes] = field(default_factory=list)  # instead of ``kwargs``, one per env; empty for none
     hosting: Hosting = field(default_factory=Hosting)
     alike: bool = False  # whether all factories make equal envs
-    vector: bool = False  # whether what is made is a vector env; only of a private hub, and of factories
-    python: str = ""  # the client's version, such as 3.12: factories are code of it, and run on no other
+    vector: bool = False  # whether each factory makes a vector env; private hubs and factories only
+    python: str = ""  # the client's version, such as 3.12; factories are bytecode, and run on this version only
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
-    worker_setup_code: bytes = b""  # in its place, cloudpickle of a callable; only where factories are allowed
+    worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
 
 
 class Reset(Frozen):
-    """Reset the rows of ``mask`` (all where it is empty) with one seed per row and shared options."""
+    """Reset the rows of ``mask`` (all if it is empty) with one seed per row and shared options."""
 
     seeds: List[Optional[int]] = field(default_factory=list)
     mask: List[bool] = field(default_factory=list)
     options: bytes = b""
-    options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per env; empty for none
+    options_each: List[bytes] = field(default_factory=list)  # instead of ``options``, one per env; empty for none
 
 
 class Step(Frozen):
@@ -178,43 +180,43 @@ class Step(Frozen):
 
 
 class Collect(Frozen):
-    """Asks for what these rows left with the hub in steps that the client drove: a failure, or large infos."""
+    """A request for failures and large infos that the hub holds of these rows, from steps that the client drove."""
 
     rows: List[int]
 
 
 class Send(Frozen):
-    """Begin a step of these rows, a part of the batch; ``codes`` as in ``Step``."""
+    """Begin a step of these rows, which are a part of the batch; ``codes`` as in ``Step``."""
 
     rows: List[int]
     codes: bytes
 
 
 class Receive(Frozen):
-    """Asks for the results of the sent rows that are done, once there are ``min_envs`` of them."""
+    """A request for the results of the sent rows that are done, once there are ``min_envs`` of them."""
 
     min_envs: int
 
 
 class TemplatesRequest(Frozen):
-    """Asks for the templates of infos that have these numbers."""
+    """A request for the info templates with these numbers."""
 
     numbers: List[int]
 
 
 class HopsRequest(Frozen):
-    """Asks when the last step passed the hub and the workers."""
+    """A request for the times at which the last step passed the hub and the workers."""
 
 
 class Call(Frozen):
     """Call a method of every env, or of those of ``rows``, or read an attribute.
 
-    With ``only_kind`` nothing is called; the result of each env is whether the attribute can be called. With
-    ``skip_unreset`` an env that was built again after a failure and not yet reset is skipped; its result is empty.
-    With a ``question`` nothing is called or read: ``"exists"`` asks whether the env has the attribute, ``"wrapped"``
-    whether one of its wrappers is of the class ``name``, written ``module:Class``. With ``apart`` the results of
-    several envs may come in a frame each, which a hub need not copy. With ``reset_first`` an env that ``skip_unreset``
-    would skip is reset and called; the reset that it waits for follows all the same, by the same seed.
+    With ``only_kind`` nothing is called; each env's result says if the attribute is callable. With ``skip_unreset`` an
+    env that was built again after a failure and not yet reset is skipped; its result is empty. With a ``question``
+    nothing is called or read: ``"exists"`` asks if the env has the attribute, ``"wrapped"`` if one of its wrappers is
+    of the class ``name``, written ``module:Class``. With ``apart`` the results of several envs may come in a frame
+    each, so that the hub need not copy them. With ``reset_first`` an env that ``skip_unreset`` would skip is reset and
+    called; the reset that it waits for still follows, with the same seed.
     """
 
     name: str
@@ -269,14 +271,14 @@ class Table(Frozen):
 
 
 class HeartbeatReply(Frozen):
-    """``state`` of the request: ``unknown`` (send it again), ``running``, or ``answered`` (send it again)."""
+    """The ``state`` of the request: ``unknown`` (send it again), ``running``, or ``answered`` (send it again)."""
 
     state: str
     phase: str = ""  # of a MAKE that runs
     built: int = 0  # envs so far
     num_envs: int = 0
     importing: str = ""  # the modules that a worker imports before it makes its first env
-    starting: str = ""  # how far its interpreter is, which does not fork workers yet
+    starting: str = ""  # the progress of the process that forks workers, until it is ready
 
 
 class Made(Frozen):
@@ -288,8 +290,8 @@ class Made(Frozen):
     action_space: bytes
     metadata: bytes = b""
     render_mode: Optional[str] = None
-    spec: bytes = b""  # the env's EnvSpec, encoded; empty where it has none that can be carried
-    ticket: bytes = b""  # for the hub's side socket, valid once; empty where there is no such socket
+    spec: bytes = b""  # the env's EnvSpec, encoded; empty if it has none or it cannot be encoded
+    ticket: bytes = b""  # for the hub's side socket, valid once; empty if the hub has none
     step_s: Optional[float] = None  # this hub never sets it
     autoreset_mode: str = ""  # of Make, in the reply to Attach
     observation_mode: str = ""
@@ -308,7 +310,7 @@ class Observed(Frozen):
 
 
 class Shared(Frozen):
-    """Sent through the side socket, with the descriptors of the arena, the client's bell and every worker's bell."""
+    """The reply on the side socket; the descriptors of the arena, the client's bell and every worker's bell follow."""
 
     info_bytes: int
     workers: int  # row ``r`` belongs to worker ``r % workers``
@@ -325,7 +327,7 @@ class Templates(Frozen):
 class Hops(Frozen):
     """Times at which the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
 
-    The first four are of the last STEP, and 0 where there was none. The lists have an item per worker.
+    The first four are of the last STEP, and 0 before the first. The lists have an item per worker.
     """
 
     heard: int
@@ -367,16 +369,16 @@ _PLACES_MAGIC = b"ENVHUBFP"
 
 
 def with_places(pickled: bytes, places: Iterable[Tuple[int, int]]) -> bytes:
-    """The pickled list of factories, and after it where in it the pickle of each factory alone begins and ends.
+    """Append the place of each factory's own pickle, its begin and end, to the pickled list of factories.
 
-    Unpickling stops before these places.
+    Unpickling stops before the places.
     """
     packed = [_PLACE.pack(*place) for place in places]
     return b"".join([pickled, *packed, _PLACES_END.pack(len(packed), _PLACES_MAGIC)])
 
 
 def places_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
-    """The places that ``with_places`` added; empty where there are none.
+    """The places that ``with_places`` added; empty if there are none.
 
     Raises:
         ValueError: they are not of ``num_envs`` factories, or not in these bytes.
@@ -403,27 +405,27 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
 
 
 def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
-    """The pairs that ``pack_rows`` joined; at most ``rows`` pairs, of rows in ``[0, rows)``.
+    """The pairs that ``pack_rows`` packed; at most ``rows`` pairs, of rows in ``[0, rows)``.
 
-    Large values are views of the frame, since a copy into new memory costs more than to read them.
+    Large values are views of the frame: a copy into new memory would cost more than to read them.
 
     Raises:
         codec.DecodeError: the lengths do not add up, a row is out of range, or there are too many pairs.
     """
     view, start = memoryview(frame), 0
-    found: List[Tuple[int, bytes]] = []
+    pairs: List[Tuple[int, bytes]] = []
     while start < len(view):
         if start + _ROW.size > len(view):
             raise codec.DecodeError("a frame of rows ends in the middle of a row")
         row, length = _ROW.unpack_from(view, start)
-        if row >= rows or len(found) >= rows:
+        if row >= rows or len(pairs) >= rows:
             raise codec.DecodeError(f"a frame of rows holds more than each of {rows}")
         start += _ROW.size + length
         if start > len(view):
             raise codec.DecodeError("a frame of rows ends in the middle of a row")
         piece = view[start - length : start]
-        found.append((row, cast(bytes, piece) if length >= VIEWED_BYTES else bytes(piece)))
-    return found
+        pairs.append((row, cast(bytes, piece) if length >= VIEWED_BYTES else bytes(piece)))
+    return pairs
 
 
 _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
@@ -446,7 +448,7 @@ _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
     Op.OBSERVE: (Observe, Observed),
     Op.ATTACH: (Attach, Made),
 }
-REQUESTS: Dict[int, Type[Any]] = {op: request for op, (request, _) in _EXCHANGES.items()}  # but STEP, which is no map
+REQUESTS: Dict[int, Type[Any]] = {op: request for op, (request, _) in _EXCHANGES.items()}  # STEP is not a map
 REPLIES: Dict[int, Type[Any]] = {op: reply for op, (_, reply) in _EXCHANGES.items()}
 REPLIES.update({Op.STEP: Done, Op.NOTICE: Notice, Op.FAILURE: Failure})
 _hints = lru_cache(maxsize=None)(get_type_hints)
@@ -458,7 +460,7 @@ def pack(message: Any) -> bytes:
 
 
 def as_map(message: Any) -> Dict[str, Any]:
-    """A message's fields by name, with messages inside as maps; unlike ``dataclasses.asdict``, copies no values."""
+    """A message's fields by name, with nested messages as maps. Unlike ``dataclasses.asdict`` it copies no value."""
     return {name: as_map(value) if dataclasses.is_dataclass(value) else value for name, value in vars(message).items()}
 
 
@@ -466,22 +468,22 @@ def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -
     """The message of class ``kind`` in ``blob``.
 
     Raises:
-        codec.DecodeError: the bytes are beyond ``limits`` or no map, or a field is missing or has another type.
+        codec.DecodeError: the bytes exceed ``limits`` or are not a map, or a field is missing or has another type.
     """
-    found = codec.decode_header(blob, limits)
-    if not isinstance(found, dict):
+    fields = codec.decode_header(blob, limits)
+    if not isinstance(fields, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
-    return cast(M, build(kind, found))
+    return cast(M, build(kind, fields))
 
 
-def build(kind: Any, found: Dict[str, Any]) -> Any:
-    """The message of class ``kind`` with these fields, after a check of each against its annotation.
+def build(kind: Any, fields: Dict[str, Any]) -> Any:
+    """Build the message of class ``kind`` from these fields, each checked against its annotation.
 
     Raises:
         codec.DecodeError: a field is missing or has another type than its annotation.
     """
-    hints = {name: hint for name, hint in _hints(kind).items() if name in found}
-    values = {name: _value(f"{kind.__name__}.{name}", hint, found[name]) for name, hint in hints.items()}
+    hints = {name: hint for name, hint in _hints(kind).items() if name in fields}
+    values = {name: _value(f"{kind.__name__}.{name}", hint, fields[name]) for name, hint in hints.items()}
     try:
         return kind(**values)
     except TypeError as error:
@@ -489,9 +491,9 @@ def build(kind: Any, found: Dict[str, Any]) -> Any:
 
 
 def _value(where: str, hint: Any, value: Any) -> Any:
-    """``value`` checked against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass.
+    """Check ``value`` against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass.
 
-    An integer of msgpack is a float where one is wanted: languages with one kind of number send 5.0 as 5.
+    An integer is accepted as a float: languages with one kind of number send 5.0 as 5.
     """
     origin = getattr(hint, "__origin__", None)
     if hint is Any:

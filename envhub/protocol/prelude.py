@@ -1,7 +1,7 @@
-"""The prelude of every message, and the numbers of the protocol, which both halves share.
+"""The prelude of every message, and the protocol's constants, which both halves share.
 
 PROTOCOL.md is the specification; ``envhub.protocol.hub`` and ``envhub.protocol.client`` are its two halves, without a
-socket, a process or a clock. Time is ``now_s``, seconds on a monotonic clock of the caller's.
+socket, a process or a clock. Time is ``now_s``, seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEASE_S = 60.0
 HEARTBEAT_S = 1.0
 BEATS_MAX = 3  # missing heartbeats of a client's connection before the lease runs
 SILENCE_WARNING_S = 3.5  # while a request is pending and the client asks the hub about it every second
-AWAY_WARNING_S = 0.3  # most ended connections are made again within this time
+AWAY_WARNING_S = 0.3  # most reconnections take less
 REFUSED_S = 5.0
 RECONNECT_S = 60.0
 CUTS_MAX = 10  # connections in a row that end while a request on them has no answer

@@ -1,4 +1,4 @@
-"""The bounds of every number in a request, the texts of every field with a fixed set, and the check of a message.
+"""The bounds of every number and the choices of every text in a message, and their check.
 
 The hub checks a request before it executes the request. A number that is not finite or not within its bounds would harm
 other sessions too: a deadline of NaN is never due, and hides their deadlines from ``min``.
@@ -41,11 +41,11 @@ ROW = (0, ROWS_MAX - 1)
 GPU = (0, GPUS_MAX - 1)
 SECONDS = (0, SECONDS_MAX)
 COUNT = (0, (1 << 63) - 1)
-WORD = (-1 << 63, (1 << 63) - 1)  # a word of an arena, into which a client may have written any number
+WORD = (-1 << 63, (1 << 63) - 1)  # a word of an arena; a client may have written any number into it
 
 Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 
-# By message and field, the smallest and the largest number; for a list, those of each item.
+# By message and field, the smallest and the largest number; a list's bounds apply to each item.
 REQUEST_BOUNDS: Bounds = {
     Make: {"num_envs": (1, ROWS_MAX), "num_workers": (0, ROWS_MAX), "spin_us": (0, SPIN_US_MAX), "beat_s": SECONDS},
     Faults: {
@@ -65,7 +65,7 @@ REQUEST_BOUNDS: Bounds = {
 
 _POLICIES = ("truncate", "raise")
 
-# By message and field, the texts that it may have.
+# By message and field, the allowed texts.
 REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     Make: {
         "autoreset_mode": ("NextStep", "SameStep", "Disabled"),
@@ -78,7 +78,7 @@ REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     Call: {"question": ("", "exists", "wrapped")},
 }
 
-# The bounds of what a hub sends; a client refuses it.
+# The bounds of a hub's replies; a client refuses a reply that exceeds them.
 REPLY_BOUNDS: Bounds = {
     Failure: {"env_index": ROW},
     Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
@@ -88,7 +88,7 @@ REPLY_BOUNDS: Bounds = {
 
 
 class OutOfBounds(DecodeError):
-    """A field of a message is out of its bounds, or none of the texts that it may have."""
+    """A number in a message is out of its bounds, or a text is not one of its field's choices."""
 
 
 def is_function_name(text: str) -> bool:
@@ -98,7 +98,7 @@ def is_function_name(text: str) -> bool:
 
 
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
-    """Refuse a message if it, or a message inside it, has a field with a number or a text that it may not have.
+    """Refuse a message if a field of it, or of a nested message, has a number or a text that is not allowed.
 
     Raises:
         OutOfBounds: names the field.

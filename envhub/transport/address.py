@@ -17,9 +17,9 @@ from envhub.secret import SHOWN, Secret
 from envhub.transport.keys import NOT_SHOWN, HubKeys, keys_of, shown
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
-WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # what addresses with keys begin with
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no text
-# What a resolver may know; of any script, which some resolve. The longest name that DNS can have has 253 characters.
+WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # the prefixes of addresses with keys
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
+# A host name that a resolver may accept, in any script. DNS allows 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PORT = re.compile(r"[0-9]{1,5}")
 _FORM = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
@@ -28,11 +28,11 @@ IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 @dataclass(frozen=True)
 class Address:
-    """A parsed address: of TCP with ``host`` and ``port``, or of IPC with ``path``.
+    """A parsed address: ``host`` and ``port`` of TCP, or the ``path`` of IPC.
 
     Attributes:
-        text: the address as ZeroMQ takes it, without keys.
-        keys: of a client; None where it presents none.
+        text: the address for ZeroMQ, without keys.
+        keys: the client's keys; None if it presents none.
     """
 
     text: str
@@ -43,46 +43,46 @@ class Address:
 
     @property
     def is_ipc(self) -> bool:
-        """True if only this machine can reach it."""
+        """True for IPC, which only this machine can reach."""
         return bool(self.path)
 
     @property
     def is_ipv6(self) -> bool:
-        """True if it is a literal address of IPv6, which a socket uses only with an option set."""
+        """True for a literal IPv6 address, which a socket uses only with an option set."""
         return self.host.startswith("[")
 
     @property
     def is_loopback(self) -> bool:
-        """True if it is a TCP address that no other machine reaches."""
+        """True for a TCP address that no other machine can reach."""
         if self.host == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
-            return False  # a name may mean any machine
+            return False  # a name may resolve to any machine
 
 
 def side_path(path: str) -> str | None:
-    """Path of a hub's side socket, given that of its socket; None where there can be none."""
+    """Path of a hub's side socket, from the path of its socket; None if it would be too long."""
     side = f"{path}.side"
     return side if len(os.fsencode(side)) <= IPC_PATH_BYTES_MAX else None
 
 
 def guarded(hub: Any) -> Any:
-    """The address as a ``Secret``, if it has keys; any other, and what is no text, as it is."""
+    """The address as a ``Secret`` if it has keys; any other value as it is."""
     if isinstance(hub, str) and hub.strip().casefold().startswith("envhub:") and not without_keys(hub):
         return Secret(hub)
     return hub
 
 
 def without_keys(text: str) -> str:
-    """``HOST:PORT`` of an address whose keys were left out, as ``written`` gives it; empty for any other."""
+    """``HOST:PORT`` of an address whose keys ``written`` has hidden; empty for any other address."""
     text = text.strip()
     return text[len(KEYS_LEFT_OUT) :] if text.startswith(KEYS_LEFT_OUT) else ""
 
 
 def written(hub: str | Secret[str]) -> str:
-    """The address as it may be written down: ``***`` in place of its keys."""
+    """The address for logs and messages: ``***`` replaces its keys."""
     if not isinstance(hub, Secret):
         return hub
     try:
@@ -92,10 +92,10 @@ def written(hub: str | Secret[str]) -> str:
 
 
 def of_environment() -> Any:
-    """The hub that ``ENVHUB_ADDRESS`` names, ``guarded``; None where it names none.
+    """The hub's address in ``ENVHUB_ADDRESS``, ``guarded``; None if it is not set.
 
     Raises:
-        AddressError: it has control characters, so that it names none.
+        AddressError: it has control characters.
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
@@ -104,20 +104,20 @@ def of_environment() -> Any:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """These variables for a process that connects to no hub of its own: without the keys in ``ENVHUB_ADDRESS``."""
+    """The variables of a process that does not connect to a hub: ``ENVHUB_ADDRESS`` without its keys."""
     if ENVIRONMENT_VARIABLE not in environ:
         return dict(environ)
     return {**environ, ENVIRONMENT_VARIABLE: written(guarded(environ[ENVIRONMENT_VARIABLE]))}
 
 
 def parse(text: str | Secret[str]) -> Address:
-    """The address that ``text`` names.
+    """Parse an address.
 
     Raises:
-        AddressError: it names none.
+        AddressError: the text is not an address.
     """
     text = text.reveal_secret() if isinstance(text, Secret) else text
-    if not isinstance(text, str):  # which may have a key in it, and is not shown
+    if not isinstance(text, str):  # not shown, because it may contain a key
         raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
     text = text.strip()
     if _CONTROLS.search(text):
@@ -146,31 +146,31 @@ def _quoted(text: str) -> str:
 
 
 def parse_hub(text: str | Secret[str]) -> Address:
-    """The address that ``text`` names, of a hub to connect to.
+    """Parse the address of a hub to connect to.
 
     Raises:
-        AddressError: it names none, has a host that no machine can have, or port 0, which stands for any free port
-            where a hub binds.
+        AddressError: the text is not an address, its host is not a possible name, or its port is 0, which means any
+            free port to a hub that binds.
     """
-    found = parse(text)
-    if not found.is_ipc and not _can_be_a_host(found.host):
-        raise AddressError(f"{shown(found.host)} is no host; write its name or IP address, one of IPv6 in brackets")
-    if found.port == 0:
-        raise AddressError(f"no hub is at port 0 of {found.host}; `envhub serve` prints the port that it took")
-    return found
+    address = parse(text)
+    if not address.is_ipc and not _can_be_a_host(address.host):
+        raise AddressError(f"{shown(address.host)} is no host; write its name or IP address, one of IPv6 in brackets")
+    if address.port == 0:
+        raise AddressError(f"no hub is at port 0 of {address.host}; `envhub serve` prints the port that it took")
+    return address
 
 
 def parse_bind(text: str) -> Address:
-    """The address that ``text`` names, for a hub to bind.
+    """Parse the address that a hub is to bind.
 
     Raises:
-        AddressError: it names none, or is one that a client is given, with its key.
+        AddressError: the text is not an address, or is the address of a client, with keys.
     """
-    found = parse(text)
-    if found.keys is not None:
+    address = parse(text)
+    if address.keys is not None:
         shown_as = written(Secret(text))
-        raise AddressError(f"{shown_as} is an address for a client, with its key; a hub binds {found.text}")
-    return found
+        raise AddressError(f"{shown_as} is an address for a client, with its key; a hub binds {address.text}")
+    return address
 
 
 def _can_be_a_host(host: str) -> bool:
@@ -190,7 +190,7 @@ def _keys(token: str) -> HubKeys:
 
 
 def default_address() -> str:
-    """Default address of ``envhub serve`` and of clients: a socket in this user's runtime folder."""
+    """The default address of ``envhub serve`` and of clients: a socket in this user's runtime folder."""
     return f"ipc://{runtime_folder() / 'hub.sock'}"
 
 
@@ -205,11 +205,11 @@ def runtime_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder in which another user could put a socket in place of the hub's.
+    """Raise if another user could replace the hub's socket in this folder.
 
     Raises:
-        AddressError: it is no folder of this user's alone.
+        AddressError: it is not a folder that only this user can write to.
     """
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise AddressError(f"{folder} must be a folder of yours with mode 0700; remove it, or name another address")

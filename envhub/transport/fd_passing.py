@@ -1,4 +1,4 @@
-"""Descriptors that come over a Unix socket. For hub, workers and clients."""
+"""Descriptors received over a Unix socket, for hub, workers and clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-DESCRIPTORS_MAX = 250  # at a time; the kernel passes 253
+DESCRIPTORS_MAX = 250  # per message; the kernel passes up to 253
 
 _ITEM_BYTES = array.array("i").itemsize
 
@@ -19,17 +19,17 @@ class DescriptorReader:
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         self._socket = connection
         self._ancillary_bytes = socket.CMSG_SPACE(descriptors_max * _ITEM_BYTES) if descriptors_max else 0
-        self._received: list[Any] = []  # results of recvmsg that are not unpacked yet
-        self.descriptors: list[int] = []  # that have come and were not taken
-        self.truncated = False  # whether descriptors were lost because this process may have no more of them
+        self._received: list[Any] = []  # results of recvmsg that were not unpacked yet
+        self.descriptors: list[int] = []  # received, and not taken yet
+        self.truncated = False  # whether descriptors were lost to this process's limit of open files
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes; none at the end of the stream.
+        """Read up to ``size`` bytes; none at the end of the stream.
 
         Raises:
-            OSError: as the socket's ``recvmsg``.
+            OSError: the socket's ``recvmsg`` failed.
         """
-        # Received and held by one call into C: an interrupt in between would leave descriptors without an owner.
+        # One call into C receives and stores them: an interrupt in between would leak descriptors.
         arguments = (size,), (self._ancillary_bytes,), (socket.MSG_CMSG_CLOEXEC,)
         self._received.extend(map(self._socket.recvmsg, *arguments))
         data, _, flags, _ = self._received[-1]
@@ -38,15 +38,15 @@ class DescriptorReader:
         return bytes(data)
 
     def _unpack(self) -> None:
-        found = array.array("i")
+        descriptors = array.array("i")
         for _, ancillary, _, _ in self._received:
             for level, kind, raw in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    found.frombytes(raw[: len(raw) - len(raw) % _ITEM_BYTES])
-        self.descriptors, self._received = [*self.descriptors, *found], []
+                    descriptors.frombytes(raw[: len(raw) - len(raw) % _ITEM_BYTES])
+        self.descriptors, self._received = [*self.descriptors, *descriptors], []
 
     def take(self, count: int) -> list[int]:
-        """The next descriptors, up to ``count``; the caller owns them."""
+        """Take the next descriptors, up to ``count``; the caller owns them."""
         taken, self.descriptors = self.descriptors[:count], self.descriptors[count:]
         return taken
 
@@ -58,7 +58,7 @@ class DescriptorReader:
 
 
 def above_stdio(descriptor: int) -> int:
-    """The descriptor, or a copy in its place: a program without standard streams gets their numbers for its own."""
+    """The descriptor, or a copy with a number above 2, which is not mistaken for a standard stream."""
     if descriptor > 2:
         return descriptor
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -25,39 +25,39 @@ _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 @dataclass(frozen=True)
 class HubKeys:
-    """Keys with which a client connects: the hub's public key, and its own secret key."""
+    """The keys that a client connects with: the hub's public key, and its own secret key."""
 
     server: bytes
     secret: Secret[bytes]
 
 
 def text_of(key: bytes) -> str:
-    """The key, or several keys in a row, as text."""
+    """The text of a key, or of several joined keys."""
     return base64.urlsafe_b64encode(key).rstrip(b"=").decode()
 
 
 def key_of(text: str, keys: int = 1) -> bytes:
-    """The key, or so many keys in a row, that ``text_of`` wrote.
+    """The key, or this number of joined keys, in a text of ``text_of``.
 
     Raises:
-        KeysError: it is no key; the message does not repeat the text, which may be a secret.
+        KeysError: the text is not a key; the message does not repeat the text, which may be a secret.
     """
     try:
-        found = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
-        found = b""
-    if len(found) != keys * KEY_BYTES:
+        raw = b""
+    if len(raw) != keys * KEY_BYTES:
         raise KeysError(f"this is no key: {keys * KEY_BYTES} bytes of base64 are wanted, see that all was copied")
-    return found
+    return raw
 
 
 def secret_key_of(text: Secret[str]) -> Secret[bytes]:
-    """The secret key that ``secret_text_of`` wrote; errors as of ``key_of``."""
+    """The secret key in a text of ``secret_text_of``; errors as in ``key_of``."""
     return Secret(key_of(text.reveal_secret()))
 
 
 def secret_text_of(key: Secret[bytes]) -> Secret[str]:
-    """A secret key as text."""
+    """The text of a secret key."""
     return Secret(text_of(key.reveal_secret()))
 
 
@@ -67,21 +67,21 @@ def token_of(keys: HubKeys) -> Secret[str]:
 
 
 def keys_of(token: str) -> HubKeys:
-    """The keys that ``token_of`` wrote; errors as of ``key_of``."""
+    """The keys in a text of ``token_of``; errors as in ``key_of``."""
     both = key_of(token, 2)
     return HubKeys(both[:KEY_BYTES], Secret(both[KEY_BYTES:]))
 
 
 def shown(text: str) -> str:
-    """The text in quotes, for an error; one that may have a key in it is not repeated."""
+    """The text in quotes, for an error; a text that may contain a key is not repeated."""
     return NOT_SHOWN if _MAY_BE_KEY.search(text) else repr(text)
 
 
 def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:
-    """Write a line into a new file, or with ``replace`` also one that exists, that only this user can read.
+    """Write a line into a new file that only this user can read; with ``replace`` the file may exist.
 
     Raises:
-        KeysError: it exists, or cannot be written.
+        KeysError: the file exists, or cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -102,7 +102,7 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
 
 
 def read_secret(path: Path) -> Secret[str]:
-    """The line in a file that only this user can read; errors as of ``read_private``."""
+    """The line in a file that only this user can read; errors as in ``read_private``."""
     return Secret(read_private(path))
 
 
@@ -110,15 +110,15 @@ def read_private(path: Path) -> str:
     """The text of a file that only this user can read.
 
     Raises:
-        KeysError: there is no such file, or others can read or replace it.
+        KeysError: there is no such file, or other users can read or replace it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(SECRET_FILE_BYTES_MAX + 1)

@@ -1,9 +1,9 @@
-"""The file of a Unix socket, held open by who connects to it.
+"""The file of a Unix socket, held open by a client that connects to it.
 
-A path can be given to another socket between a check and a connection, and again before every reconnection. A
-descriptor of the file cannot: Linux resolves ``/proc/self/fd/N`` to the file itself, whatever has become of its path.
-A connection to that place reaches the process that bound the socket, and is refused once that process has closed it.
-The file need not have a path any more.
+Another socket can be put at a path between a check and a connection, and before every reconnection. A descriptor of the
+file stays the same file: Linux resolves ``/proc/self/fd/N`` to the file itself, even if its path is gone or names
+another file. A connection to ``/proc/self/fd/N`` reaches the process that bound the socket, and is refused once that
+process has closed it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import stat
 from io import FileIO
 
-NOWHERE = "/dev/null"  # a place that refuses every connection, as a socket does at which nothing listens
+NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket without a listener does
 
 
 class OtherUsersSocket(PermissionError):
-    """A socket that another user has made.
+    """The socket was made by another user.
 
     Attributes:
         user: the id of that user.
@@ -32,15 +32,15 @@ def open_socket_file(path: str) -> FileIO:
     """Open the file of the socket at this path.
 
     Returns:
-        A file that is good for ``place_of`` only. The caller owns it.
+        A file for ``place_of`` only. The caller owns it.
 
     Raises:
-        OtherUsersSocket: another user has made it.
-        OSError: there is none, or this user may not enter its folder.
+        OtherUsersSocket: another user made it.
+        OSError: there is no socket, or this user may not enter its folder.
     """
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.ENOTSOCK, "is no socket", path)
-    # Opened and held by one call into C: an interrupt in between would leave a descriptor without an owner.
+    # One call into C opens and stores it: an interrupt in between would leak the descriptor.
     (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
     if (owner := os.fstat(file.fileno()).st_uid) != os.getuid():
         file.close()
@@ -49,5 +49,5 @@ def open_socket_file(path: str) -> FileIO:
 
 
 def place_of(file: FileIO) -> str:
-    """The path by which this process connects to the socket, as long as the file is open."""
+    """The path at which this process connects to the socket while the file is open."""
     return f"/proc/self/fd/{file.fileno()}"

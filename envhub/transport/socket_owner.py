@@ -1,4 +1,4 @@
-"""Owner of a tcp socket of this machine, by the kernel (sock_diag(7))."""
+"""The owner of a TCP socket of this machine, from the kernel (sock_diag(7))."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import socket
 import struct
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
-_ALL = 0xFFFFFFFF  # any state, and no cookie
+_ALL = 0xFFFFFFFF  # any state; no cookie
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI2s2s16s16sIII")  # struct inet_diag_req_v2
 _OWNER = struct.Struct("=16x64xII")  # the user and the inode in a struct inet_diag_msg, after the header
 
 
 def socket_owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> tuple[int, int] | None:
-    """The user id and the inode of the socket that has this own end and this peer, each an IP address and a port.
+    """The user id and the inode of the socket with this own end and this peer, each an IP address and a port.
 
-    Where there is none, those of the socket that listens at ``own``. An end that its process has closed has inode 0.
+    If there is none, those of the socket that listens at ``own``. A socket that its process has closed has inode 0.
 
     Returns:
-        None where there is no such socket, or the kernel does not tell.
+        None if there is no such socket, or the kernel does not answer.
     """
     try:
         ports = [port.to_bytes(2, "big") for _, port in (own, peer)]

@@ -1,4 +1,4 @@
-"""The ZeroMQ sockets of both sides, with the limits and the heartbeats that they share."""
+"""The ZeroMQ sockets of both sides, with their common limits and heartbeats."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from envhub.transport.keys import HubKeys
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
-ZERO_COPY_BYTES = 1 << 16  # from here on, keeping track of when libzmq is done with a frame is cheaper than a copy
+ZERO_COPY_BYTES = 1 << 16  # for larger frames libzmq's notice that a frame was sent is cheaper than a copy
 
-# Plain numbers: joining zmq's own costs more than sending a small frame.
+# Plain numbers: combining zmq's enums costs more than sending a small frame.
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
-# The ``send`` of ``zmq.Socket`` is written in Python, and calls this one for each frame.
+# The ``send`` of ``zmq.Socket`` is written in Python, and calls this function for each frame.
 _send_frame = zmq.backend.Socket.send
 
 SEND_QUEUE_MESSAGES_MAX = 16
 ZERO_COPY_TIMEOUT_S = 10.0  # it takes a millisecond
 HANDSHAKE_MS = 3000
 
-LIBZMQ_MIN = 4, 3, 5  # how it behaves at the limits and options of this module was measured with this version
+LIBZMQ_MIN = 4, 3, 5  # the limits and options of this module were tested with this version
 
 if zmq.zmq_version_info() < LIBZMQ_MIN:
     raise ImportError(f"EnvHub needs libzmq {'.'.join(map(str, LIBZMQ_MIN))} or later, this is {zmq.zmq_version()}")
@@ -40,7 +40,7 @@ _MONITOR_EVENT = struct.Struct("=Hi")  # of zmq_socket_monitor(3)
 
 
 def open_socket(context: Context, kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Socket:
-    """A socket of this kind that takes no larger message, and queues no more of them per connection."""
+    """A socket of this kind, with limits for the size of a message and for the queue of a connection."""
     opened = _new_socket(context, kind)
     opened.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
     opened.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
@@ -50,10 +50,10 @@ def open_socket(context: Context, kind: int, message_bytes_max: int, receive_que
 
 
 def _new_socket(context: Context, kind: int) -> Socket:
-    """A socket that the context knows before it is opened, and so closes whenever it is destroyed.
+    """A socket that the context knows before it is opened, so that ``Context.destroy`` always closes it.
 
-    ``Context.socket`` notes an open socket last. An interrupt before that leaves a socket that the context does not
-    know and that the interrupt's traceback keeps: while it is handled, ``Context.destroy`` waits for that socket's end.
+    ``Context.socket`` registers a socket after it has opened it. An interrupt before that leaves a socket that the
+    context does not know and that the interrupt's traceback keeps alive. ``Context.destroy`` would wait for its end.
     """
     opened = zmq.Socket.__new__(zmq.Socket)
     context._add_socket(opened)
@@ -62,9 +62,9 @@ def _new_socket(context: Context, kind: int) -> Socket:
 
 
 def begin_zero_copy(context: Context) -> None:
-    """Send a frame without a copy, now: at the first one pyzmq makes sockets and starts threads.
+    """Send a frame without a copy at once: at the first one pyzmq makes sockets and starts threads.
 
-    libzmq ends a process that has no memory or descriptors for these, as one may not have later.
+    libzmq aborts a process that has no memory or descriptors for these, which is likelier later.
     """
     with context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
         ours.bind("inproc://zero-copy")
@@ -75,26 +75,26 @@ def begin_zero_copy(context: Context) -> None:
 
 
 def choose_family(socket: Socket, address: Address) -> None:
-    """Have the next bind or connect speak IPv6 where the address is one; names go on meaning IPv4."""
+    """Have the next bind or connect use IPv6 for an IPv6 address; host names still resolve to IPv4."""
     socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
 
 
 def new_key_pair() -> tuple[bytes, Secret[bytes]]:
-    """A new public key and its secret one."""
+    """A new public key and its secret key."""
     public, secret = zmq.curve_keypair()
     return z85.decode(public), Secret(z85.decode(secret))
 
 
 def public_key(secret: Secret[bytes]) -> bytes:
-    """The public key of a secret one."""
+    """The public key of a secret key."""
     return z85.decode(zmq.curve_public(z85.encode(secret.reveal_secret())))
 
 
 def ask_before_admitting(socket: Socket, secret: Secret[bytes] | None, domain: bytes) -> None:
-    """Have the addresses bound from now on admit only clients whom the handler of this domain admits.
+    """Have the addresses bound from now on admit only clients that the handler of this ZAP domain admits.
 
-    With ``secret``, the hub's key, clients must present keys, and all is encrypted. Without a handler nobody is
-    admitted. Addresses bound before stay as they are.
+    With ``secret``, the hub's key, clients must present keys, and connections are encrypted. Without a handler every
+    client is refused. Addresses bound before stay as they are.
     """
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
@@ -104,7 +104,7 @@ def ask_before_admitting(socket: Socket, secret: Secret[bytes] | None, domain: b
 
 
 def present_keys(socket: Socket, keys: HubKeys) -> None:
-    """Have the next connect present this client's key to the hub of that public key, and encrypt all."""
+    """Have the next connect present this client's key to the hub with this public key, and encrypt the connection."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key(keys.secret))
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.reveal_secret())
@@ -113,8 +113,9 @@ def present_keys(socket: Socket, keys: HubKeys) -> None:
 def open_monitor(socket: Socket, events: int) -> Socket:
     """A socket that reports ``events`` of ``socket``, and queues them without a limit.
 
-    With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait until they are read, and closing the
-    socket would wait for that thread. No address is used twice: libzmq frees one some time after its socket was closed.
+    With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait for a reader, and closing the socket
+    would wait for that thread. Each monitor has a new address, because libzmq frees an address some time after the
+    close.
     """
     address = f"inproc://monitor-{next(_monitors)}"
     socket.monitor(address, events)
@@ -126,12 +127,12 @@ def open_monitor(socket: Socket, events: int) -> Socket:
 
 
 def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
-    """The next event of a monitor, and its value.
+    """Read a monitor's next event and its value.
 
-    ``zmq.utils.monitor`` reads it, too, and imports asyncio, which takes each program 30 ms.
+    ``zmq.utils.monitor`` could read it too, but imports asyncio, which takes 30 ms.
 
     Raises:
-        zmq.Again: there is none, and ``flags`` are ``zmq.NOBLOCK``.
+        zmq.Again: there is no event, and ``flags`` are ``zmq.NOBLOCK``.
     """
     event, value = _MONITOR_EVENT.unpack(monitor.recv_multipart(flags)[0])
     return event, value
@@ -141,8 +142,8 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
     """Send one message without waiting; large frames are not copied and must not change until the peer has them.
 
     Raises:
-        zmq.Again: no connection takes it now; nothing was sent.
-        zmq.ZMQError: a ROUTER knows no such peer.
+        zmq.Again: no connection takes the message now; nothing was sent.
+        zmq.ZMQError: the ROUTER does not know the peer.
     """
     last = len(frames) - 1
     for number, frame in enumerate(frames):
@@ -151,12 +152,12 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
 
 
 def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
-    """One message, whole, or its first ``frames_max`` frames.
+    """Receive one whole message, or its first ``frames_max`` frames.
 
-    Where the last frame says ``more``, either ``discard`` the rest, or close the socket.
+    If the last frame says ``more``, either ``discard`` the rest or close the socket.
 
     Raises:
-        zmq.Again: there is none.
+        zmq.Again: there is no message.
     """
     frame = socket.recv(_NOBLOCK, copy=False)
     frames = [frame]
@@ -167,36 +168,36 @@ def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
 
 
 def receive_peer(socket: Socket) -> bytes:
-    """From whom a ROUTER's next message is; ``receive`` it then.
+    """Receive the routing id of a ROUTER's next message; then ``receive`` the message.
 
     Raises:
-        zmq.Again: there is none.
+        zmq.Again: there is no message.
     """
     return socket.recv(_NOBLOCK)
 
 
 def discard(socket: Socket, frames_max: int) -> bool:
-    """Throw away up to ``frames_max`` more frames of the message that is being received; whether it has ended."""
+    """Drop up to ``frames_max`` more frames of the current message; return True if the message has ended."""
     return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
 
 
 def user_of(frames: Sequence[zmq.Frame]) -> str:
-    """The name that the handler gave the peer when it admitted it; empty where its address has no handler."""
-    return str(_known(frames, "User-Id", ""))
+    """The name that the handler gave the peer; empty if its address has no handler."""
+    return str(_property(frames, "User-Id", ""))
 
 
 def origin_of(frames: Sequence[zmq.Frame]) -> str:
-    """Origin of the peer: its IP address, or ``localhost:UID:GID:PID`` by ipc; empty where libzmq does not know."""
-    return str(_known(frames, "Peer-Address", ""))
+    """The peer's IP address, or ``localhost:UID:GID:PID`` for ipc; empty if libzmq does not know it."""
+    return str(_property(frames, "Peer-Address", ""))
 
 
 def connection_of(frames: Sequence[zmq.Frame]) -> int:
-    """The descriptor that a message came by, or -1: libzmq knows none for peers of its oldest protocol."""
-    return int(_known(frames, zmq.SRCFD, -1))
+    """The descriptor of the message's connection; -1 for peers of libzmq's oldest protocol."""
+    return int(_property(frames, zmq.SRCFD, -1))
 
 
-def _known(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
-    """Get a property that libzmq knows of this message's peer."""
+def _property(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
+    """A property of this message's peer, or ``otherwise`` if libzmq does not know it."""
     try:
         return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:

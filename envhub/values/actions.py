@@ -1,9 +1,9 @@
-"""Batched actions as frames, and back into what an env's ``step`` is given.
+"""Batched actions as frames, and back as arguments of an env's ``step``.
 
-An env must get what ``SyncVectorEnv`` would give it: rows of the caller's array in the caller's dtype, or the caller's
-Python numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit that says whether the
-elements were Python numbers. A batch that is no array of these dtypes, such as text, a graph or a list of mixed
-numbers, travels out of band, element by element. Values are never cast and never checked against bounds.
+An env must get the same action as from ``SyncVectorEnv``: a row of the caller's array in the caller's dtype, or the
+caller's Python numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit that says
+whether the elements were Python numbers. A batch that is not an array of these dtypes, such as text, a graph or a list
+of mixed numbers, travels out of band, element by element. Values are never cast and never checked against bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envhub.values.leaf import OBJECT, Leaf
 
 DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
 PYTHON = 0x80  # the elements were Python numbers
-OUT_OF_BAND = 0x7F  # there is no array: the elements travel out of band, each as a value
+OUT_OF_BAND = 0x7F  # the leaf has no array: its elements travel out of band, each as a value
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NUMBERS = {int: "iu", float: "f", bool: "b"}
@@ -33,22 +33,22 @@ class Packed(NamedTuple):
 
 
 def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
-    """A batch whose leaves are ``parts``, ready to travel.
+    """Pack a batch whose leaves are ``parts``.
 
     Raises:
-        TypeError: a part is no batch.
+        TypeError: a part is not a batch.
         SpaceMismatch: a part has the wrong count or shape.
     """
     codes, arrays, out_of_band = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
         batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
-        found = None if leaf.dtype == OBJECT.dtype else _as_array(batch)
-        if found is None:
+        converted = None if leaf.dtype == OBJECT.dtype else _as_array(batch)
+        if converted is None:
             _check_elements(batch, leaf, num_envs)
             codes.append(OUT_OF_BAND)
             out_of_band.append(batch)
             continue
-        python, array = found
+        python, array = converted
         if array.shape != (num_envs, *leaf.shape):
             raise _mismatch(array.shape, leaf, num_envs)
         codes.append(_CODES[array.dtype] | PYTHON if python else _CODES[array.dtype])
@@ -67,7 +67,7 @@ def _as_batch(part: Any, num_envs: int) -> Any:
 
 
 def _as_array(batch: Any) -> tuple[bool, np.ndarray] | None:
-    """Convert the elements to an array, and tell if they are Python numbers; None where an array would change them."""
+    """True if the elements are Python numbers, and the elements as an array; None if an array would change them."""
     python = False
     if not isinstance(batch, np.ndarray):
         kinds = set(map(type, batch))
@@ -76,7 +76,7 @@ def _as_array(batch: Any) -> tuple[bool, np.ndarray] | None:
         if not (python or issubclass(kind, np.generic) or (kind is np.ndarray and _have_one_shape(batch))):
             return None
         batch = np.asarray(batch)
-        if python and batch.dtype.kind not in _NUMBERS[kind]:  # integers for which NumPy has no common integer dtype
+        if python and batch.dtype.kind not in _NUMBERS[kind]:  # NumPy has no integer dtype for all of them
             return None
     if batch.dtype not in _CODES:
         return None
@@ -102,27 +102,27 @@ def _check_elements(batch: Any, leaf: Leaf, num_envs: int) -> None:
             raise _mismatch((num_envs, *shape), leaf, num_envs)
 
 
-def _mismatch(found: tuple[int, ...], leaf: Leaf, num_envs: int) -> SpaceMismatch:
+def _mismatch(shape: tuple[int, ...], leaf: Leaf, num_envs: int) -> SpaceMismatch:
     return SpaceMismatch(
-        f"actions of shape {found} where {num_envs} envs with actions of shape {leaf.shape} need "
+        f"actions of shape {shape} where {num_envs} envs with actions of shape {leaf.shape} need "
         f"{(num_envs, *leaf.shape)}; no env has moved"
     )
 
 
 def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
-    """The size in bytes of each array, of the leaves that have one.
+    """The size in bytes of each array; leaves out of band have none.
 
     Raises:
         ValueError: a code is unknown, or names a dtype for an object leaf.
     """
-    found = []
+    nbytes = []
     for code, leaf in zip(codes, leaves):
         if code == OUT_OF_BAND:
             continue
         if code & ~PYTHON >= len(DTYPES) or leaf == OBJECT:
             raise ValueError(f"an action leaf of {leaf.dtype} has no code {code}")
-        found.append(num_envs * leaf.items * DTYPES[code & ~PYTHON].itemsize)
-    return found
+        nbytes.append(num_envs * leaf.items * DTYPES[code & ~PYTHON].itemsize)
+    return nbytes
 
 
 def batch_of(buffer: np.ndarray, leaf: Leaf, rows: int, code: int) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Pickles of functions and classes by value, whose tracebacks name the files that they were written in.
+"""Pickles of functions and classes by value that keep their files' names, for tracebacks and breakpoints.
 
-By value are also those of modules that a worker cannot import by their names, such as test modules in pytest's
-importlib mode.
+Those of modules that a worker cannot import by name, such as test modules in pytest's importlib mode, also go by value.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import cloudpickle
 
 from envhub.values.importable import is_importable
 
-_registry = threading.RLock()  # what one thread has registered by value, another is not to pickle by name
+_registry = threading.RLock()  # held from the registration of modules until they are unregistered
 _reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
 def dumps(value: Any) -> bytes:
-    """``value`` as ``cloudpickle.dumps`` gives it, with the file name of each code object.
+    """Pickle ``value`` as ``cloudpickle.dumps`` does, with the file name of each code object.
 
     Raises:
-        Exception: what a foreign object raises when it is pickled.
+        Exception: a foreign object raised it while it was pickled.
     """
     buffer = io.BytesIO()
     pickler = _CodePickler(buffer)
@@ -43,16 +42,16 @@ def _reduce_code_in_its_file(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    # cloudpickle 3.1.3 calls every file "<dynamic-code>", so that tracebacks show no line and breakpoints do not hold.
+    # cloudpickle 3.1.3 names every file "<dynamic-code>", so that tracebacks show no line and breakpoints do not stop.
     dispatch_table = ChainMap({types.CodeType: _reduce_code_in_its_file}, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self._asked: set[str] = set()  # the modules of what was pickled
-        self._registered: list[types.ModuleType] = []  # those that go by value, for as long as this pickles
+        self._asked: set[str] = set()  # names of the modules that were looked at
+        self._registered: list[types.ModuleType] = []  # modules that go by value while this pickler runs
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce as cloudpickle does; before the first part of a module, look if that can be imported by its name."""
+        """Reduce as cloudpickle does; a module that cannot be imported by its name goes by value."""
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             name = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
             if name not in self._asked and isinstance(name, str):
@@ -63,7 +62,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._asked.add(name)
         if name not in cloudpickle.list_registry_pickle_by_value() and not is_importable(name):
             module = sys.modules[name]
-            if module.__name__ == name:  # cloudpickle registers it under that
+            if module.__name__ == name:  # cloudpickle registers a module by its __name__
                 cloudpickle.register_pickle_by_value(module)
                 self._registered.append(module)
 

@@ -1,12 +1,13 @@
 """Strict msgpack for headers, infos, options and call arguments.
 
-Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but its decoder is reached only through a check that
-refuses everything it could be abused with: by itself it unpickles object arrays and builds arrays over pointers of the
-sender's choice. Decoding never runs code of the sender's choosing; the one exception, ``PICKLE``, must be asked for by
-the caller and is asked for only between a program and the workers of its own private hub.
+Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but a check guards its decoder, which by itself
+unpickles object arrays and builds arrays over pointers that the sender chose. Decoding never runs code that the sender
+chose. The one exception is ``PICKLE``: a caller must allow it, and only a program and the workers of its own private
+hub do.
 
-What msgpack lacks travels as extension types: tuples, sets, integers over 64 bits, complex numbers, mappings with other
-than string keys, NumPy random generators, and, where the caller allows it, the ``repr`` of any other value.
+Types that msgpack does not have travel as extension types: tuples, sets, integers over 64 bits, complex numbers,
+mappings with other than string keys, NumPy random generators, and, if the caller allows it, the ``repr`` of any other
+value.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ _HEADER_EXTENSIONS = frozenset([INTEGER])
 DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 ITEMS_MAX = 1 << 20
-CHECKED_BYTES_MIN = 1 << 12  # fewer bytes can announce only lists for which msgpack allocates little
-WALKED_MAX = 64  # items, which cost less than a copy of so many bytes
-HEADER_BYTES_MAX = 1 << 16  # without the bin values, which the hub passes on unread
-HEADER_ITEMS_MAX = 1 << 13  # of all its lists and maps together
-KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, of a trusted sender
+CHECKED_BYTES_MIN = 1 << 12  # in fewer bytes a list can make msgpack allocate only little
+WALKED_MAX = 64  # items; to walk over more costs more than a copy
+HEADER_BYTES_MAX = 1 << 16  # without bin values, which the hub passes on unread
+HEADER_ITEMS_MAX = 1 << 13  # sum over all lists and maps
+KNOWN_HEADER_ITEMS_MAX = 1 << 18  # the same, for a trusted sender
 HEADER_DEPTH_MAX = 8  # lists and maps around an item
 HEADER_EXTENSION_BYTES_MAX = 128  # an integer in hexadecimal digits
 STRING_BYTES_MAX = 1 << 26
 BYTES_MAX = 1 << 30
-# Python hashes only text and bytes with a secret. Of other keys the sender can choose the hashes, so that a map or set
-# takes time quadratic in their number. Hashes that differ can be made to meet, too, so that their number is limited.
+# Python hashes only text and bytes with a secret. The sender can choose the hashes of other keys, equal ones or ones
+# that collide in the table, so that a map or set takes time quadratic in their number.
 UNSALTED_KEYS_MAX = 1 << 12  # of one map or set
-EQUAL_HASHES_MAX = 8  # of them
+EQUAL_HASHES_MAX = 8  # of these keys
 REPR_CHARS_MAX = 256
-SPACES_BYTES_MAX = 1 << 24  # of an element of each space in one value, together
-PIECE_BYTES = 1 << 16  # to copy a string of this size costs more than to send one more piece
+SPACES_BYTES_MAX = 1 << 24  # sum of the sizes of one element of each space in a value
+PIECE_BYTES = 1 << 16  # a copy of a string of this size costs more than one more piece
 NDIM_MAX = 16
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
@@ -74,7 +75,7 @@ class Represented(str):
 
 
 class DecodeError(ValueError):
-    """The bytes are no value that EnvHub's codec accepts."""
+    """The bytes are not a value that EnvHub's codec accepts."""
 
 
 class EncodeError(TypeError):
@@ -121,22 +122,22 @@ def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
 
     try:
         return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
-    except Exception:  # as above; why does not matter, and takes long to find
+    except Exception:  # as above; the search for the reason takes long, and the caller does not need it
         return as_repr(value)
 
 
-_FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the very class of a value
+_FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the class of a value
 
 
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
-    """Bytes for ``value``; ``unknown`` decides about values that the codec cannot carry.
+    """Encode ``value``; ``unknown`` decides about values that the codec cannot carry.
 
     Raises:
-        EncodeError: with ``unknown=refuse``, a value inside has no form here.
+        EncodeError: with ``unknown=refuse``, the codec cannot carry a value inside.
     """
     try:
         return _pack(_Encoder(unknown).plain(value, 0))
-    except OverflowError:  # an integer of more than 64 bits among others, at which msgpack looks first
+    except OverflowError:  # an integer of more than 64 bits among other values
         return _pack(_Encoder(unknown, at_once=False).plain(value, 0))
 
 
@@ -153,9 +154,9 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
-    """The value that ``encode`` was given, from bytes or any buffer; arrays are fresh and writable.
+    """The value in bytes or any buffer that ``encode`` made; arrays are new and writable.
 
-    ``allow_pickle`` unpickles ``PICKLE`` values. It is never for bytes from a network.
+    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
@@ -181,10 +182,10 @@ def _bin_head(nbytes: int) -> bytes:
 
 
 def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
-    """The two byte strings of ``encode_pair``, or of a list of two in another form of msgpack, as views.
+    """The two byte strings of ``encode_pair``, or of any msgpack list of two byte strings, as views.
 
     Raises:
-        DecodeError: the bytes are no such list.
+        DecodeError: the bytes are not such a list.
     """
     view = memoryview(blob).cast("B")
     try:
@@ -202,17 +203,17 @@ def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
 class HeaderLimits(NamedTuple):
     """The limits of one header."""
 
-    bytes_max: int  # its length, without the contents of bin values
-    items_max: int  # items of all its lists and maps together; a key and its value are two
+    bytes_max: int  # the length, without the contents of bin values
+    items_max: int  # sum over all lists and maps; a key and its value are two items
 
 
 STRANGERS = HeaderLimits(HEADER_BYTES_MAX, HEADER_ITEMS_MAX)
-# The hub that a client has asked, a hub's own workers, and the one program that a private hub serves.
+# For the hub of a client, a hub's own workers, and the one program that a private hub serves.
 KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
 
 
 def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
-    """Decode a header: it holds little, nests little, and has integers as its only extension type.
+    """Decode a header: it has few items, nests little, and has integers as its only extension type.
 
     Raises:
         DecodeError: the bytes are malformed, or break a limit of this module.
@@ -222,12 +223,12 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
-    """Refuse a header beyond the limits, before it is decoded.
+    """Refuse a header that exceeds the limits, before it is decoded.
 
-    The work is bounded by ``limits.items_max``, whatever the length of the header.
+    The work is bounded by ``limits.items_max``, for a header of any length.
 
     Raises:
-        DecodeError: it is too long, has too many items, nests too deep, or does not end where its last item does.
+        DecodeError: it is too long, has too many items, nests too deep, or goes on after its last item.
     """
     view = memoryview(blob).cast("B")
     pending = [1]  # for each list and map around the next item, how many items remain
@@ -261,7 +262,7 @@ def check_header(blob: Any, limits: HeaderLimits) -> None:
         raise DecodeError(f"a header of {len(view)} bytes whose last item ends at byte {at}")
 
 
-_LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two: items for each one announced
+_LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two contain items
 
 
 def _packs(values: Collection[Any]) -> bool:
@@ -273,7 +274,7 @@ def _packs(values: Collection[Any]) -> bool:
 
 
 def _head(lead: int) -> tuple[int, int, int]:
-    """The meaning of an item's first byte: its kind, a length, and how many bytes after it add to the length."""
+    """The kind of an item with this first byte, a length, and the number of bytes that follow and add to the length."""
     if lead < 0x80 or lead >= 0xE0 or lead in (0xC0, 0xC2, 0xC3):
         return _PLAIN, 0, 0
     if lead < 0xC0:
@@ -281,7 +282,7 @@ def _head(lead: int) -> tuple[int, int, int]:
     if 0xC4 <= lead <= 0xC6:
         return _BIN, 0, 1 << (lead - 0xC4)
     if 0xC7 <= lead <= 0xC9:
-        return _EXTENSION, 1, 1 << (lead - 0xC7)  # one more byte is its type
+        return _EXTENSION, 1, 1 << (lead - 0xC7)  # one more byte for the type
     if 0xD4 <= lead <= 0xD8:
         return _EXTENSION, 1 + (1 << (lead - 0xD4)), 0
     if 0xD9 <= lead <= 0xDB:
@@ -307,7 +308,7 @@ _GYMNASIUM = frozenset(
     ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACES.split())]
 )
 
-# The classes that decode to themselves; any other class, such as an enum or a named tuple, is a subclass of one.
+# The classes that decode to themselves; an enum, a named tuple and the like are subclasses of them.
 _OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
 
 # Subclasses, such as an enum's members, travel as the class that they extend; their ``__str__`` may differ.
@@ -318,7 +319,7 @@ class _Encoder:
     """Turns values into types that msgpack packs, and extension types."""
 
     def __init__(self, unknown: Unknown, at_once: bool = True) -> None:
-        """Ask ``unknown`` about other values; ``at_once`` leaves containers of plain values to msgpack."""
+        """Encode other values by ``unknown``; ``at_once`` leaves containers of plain values to msgpack."""
         self._unknown = unknown
         self._at_once = at_once
         self._faithful = unknown in _FAITHFUL
@@ -346,7 +347,7 @@ class _Encoder:
         if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
             array = np.array(value)
             if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
-                # A text that ends in a zero, which an array would drop, as does NumPy's own ``item``.
+                # An array would drop the zero that ends a text; so does NumPy's own ``item``.
                 return str.__str__(value) if isinstance(value, np.str_) else bytes(value)
             return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
         if value.ndim > NDIM_MAX:
@@ -398,7 +399,7 @@ class _Encoder:
 
         try:
             return msgpack.ExtType(SPACE, _pack(self.plain(spaces.describe(value, exact=True), depth + 1)))
-        except UnsupportedSpace:  # another object of these modules
+        except UnsupportedSpace:  # another object of these modules, which is not a space
             return self._unknown(value)
 
     def _other(self, value: Any, depth: int) -> Any:
@@ -419,7 +420,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """One decoding; counts the nesting of extension types, which msgpack does not see."""
+    """The state of one decoding; it counts the nesting of extension types, which msgpack does not see."""
 
     def __init__(
         self, allow_pickle: bool, items_max: int = ITEMS_MAX, header: bool = False, lenient: bool = False
@@ -440,7 +441,7 @@ class _Decoder:
             raise DecodeError(f"values nested deeper than {self._depth_max}")
         try:
             nbytes = memoryview(blob).nbytes
-            items_max = min(self._items_max, nbytes)  # msgpack allocates what a list announces
+            items_max = min(self._items_max, nbytes)  # msgpack allocates the length that a list announces
             if nbytes >= CHECKED_BYTES_MIN and not self._is_checked and not _has_few_items(blob):
                 _check_complete(blob, nbytes)
             return msgpack.unpackb(
@@ -504,13 +505,13 @@ class _Decoder:
         return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
 
     def _represent(self, text: str) -> Represented:
-        found = Represented(text)
-        self.represented.append(found)
-        return found
+        represented = Represented(text)
+        self.represented.append(represented)
+        return represented
 
 
 def _has_few_items(blob: Any) -> bool:
-    """True if the message is a complete value of few items, such as a large array; does not look at every byte."""
+    """True if the message is one complete value of few items, such as a large array; it does not read every byte."""
     view, at, left = memoryview(blob).cast("B"), 0, 1
     for _ in range(WALKED_MAX):
         if not left or at >= len(view):
@@ -527,14 +528,14 @@ def _has_few_items(blob: Any) -> bool:
 
 
 def _check_complete(blob: Any, nbytes: int) -> None:
-    """Refuse lists and maps that announce more items than the message has bytes: msgpack would allocate for all."""
+    """Refuse lists and maps that announce more items than the message has bytes: msgpack would allocate all of them."""
     unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
     unpacker.feed(blob)
-    unpacker.skip()  # raises where the value does not end
+    unpacker.skip()  # raises if the value is incomplete
 
 
 def _problem_of_keys(keys: Collection[Any]) -> str:
-    """The reason why a map or a set of these keys would take more than linear time; empty where it would not."""
+    """The reason why a map or a set of these keys would take more than linear time; empty if it would not."""
     if len(keys) <= EQUAL_HASHES_MAX:
         return ""
     unsalted = [key for key in keys if type(key) not in _SALTED]
@@ -560,7 +561,7 @@ def _generator(items: list[Any]) -> np.random.Generator:
     name, state = items
     if name not in _GENERATORS:
         raise DecodeError("unknown bit generator")
-    # NumPy uses these positions as indices without a check: a false one reads memory beyond the state.
+    # NumPy uses these positions as indices without a check: a wrong one reads memory outside the state.
     if name == "MT19937" and state["state"]["pos"] not in range(625):
         raise DecodeError("an MT19937 state with a position outside of it")
     if name == "Philox" and state["buffer_pos"] not in range(5):
@@ -590,9 +591,9 @@ def _graph(items: list[Any]) -> Any:
 def _spec(fields: dict[str, Any]) -> Any:
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-    known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
+    accepted = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
     fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
-    return EnvSpec(**{name: value for name, value in fields.items() if name in known})
+    return EnvSpec(**{name: value for name, value in fields.items() if name in accepted})
 
 
 def _scalar(items: list[Any]) -> Any:
@@ -612,25 +613,25 @@ _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
 }
 
 
-def _numpy_or_map(found: dict[Any, Any]) -> Any:
-    """The only door to ``msgpack_numpy.decode``: plain numeric arrays and scalars whose size adds up."""
-    if b"nd" not in found:
-        if found and not all(type(key) is str for key in found):
+def _numpy_or_map(fields: dict[Any, Any]) -> Any:
+    """The only caller of ``msgpack_numpy.decode``: plain numeric arrays and scalars whose size adds up."""
+    if b"nd" not in fields:
+        if fields and not all(type(key) is str for key in fields):
             raise DecodeError("map keys must be strings")
-        return found
-    if not set(found) <= _NUMPY_KEYS or found.get(b"kind", b"") != b"":
+        return fields
+    if not set(fields) <= _NUMPY_KEYS or fields.get(b"kind", b"") != b"":
         raise DecodeError("malformed array")
-    name, raw = found.get(b"type"), found.get(b"data")
+    name, raw = fields.get(b"type"), fields.get(b"data")
     if not isinstance(name, str) or len(name) > 4 or not isinstance(raw, bytes):
         raise DecodeError("malformed array")
     dtype = np.dtype(name)
     if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
         raise DecodeError(f"an array of dtype {name!r} is not accepted")
-    if found[b"nd"] is not (b"shape" in found):
+    if fields[b"nd"] is not (b"shape" in fields):
         raise DecodeError("an array without a shape, or a scalar with one")
-    _check_size(found.get(b"shape", []), dtype, raw)
-    value = msgpack_numpy.decode(found)
-    return value.copy() if found[b"nd"] else value
+    _check_size(fields.get(b"shape", []), dtype, raw)
+    value = msgpack_numpy.decode(fields)
+    return value.copy() if fields[b"nd"] else value
 
 
 def _check_size(shape: Any, dtype: np.dtype[Any], raw: bytes) -> None:

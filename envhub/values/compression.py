@@ -1,4 +1,4 @@
-"""Compression of observations for a slow link, by libraries that either side may lack."""
+"""Compression of observations for a slow link, by optional libraries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from envhub.values.codec import DecodeError
 
 LEAST_BYTES = 1 << 12  # a smaller frame is sent uncompressed
-WORTH = 0.9  # a compressed frame is sent if it is smaller than this part of the frame
-SKIPS_MAX = 63  # frames that are sent uncompressed after attempts that failed
+WORTH = 0.9  # a compressed frame is sent if its size is less than this fraction
+SKIPS_MAX = 63  # frames that are sent uncompressed after failed attempts
 ZSTD_LEVEL = 1
-# Of a larger frame a sample is compressed first. To compress all of it in vain takes long, and lz4 then copies it while
-# no other thread of Python runs.
+# A sample of a larger frame is compressed first. Compressing all of it in vain takes long, and lz4 holds the GIL while
+# it copies the frame.
 SAMPLED_FROM_BYTES = 1 << 22
 SAMPLE_PIECES, SAMPLE_PIECE_BYTES = 16, 1 << 16
 
@@ -37,7 +37,7 @@ def _zstd() -> _Method:
     writer, reader = library.ZstdCompressor(level=ZSTD_LEVEL), library.ZstdDecompressor()
 
     def decompress(frame: Any, size: int) -> bytes:
-        if library.frame_content_size(frame) != size:  # the library would allocate what the sender claims
+        if library.frame_content_size(frame) != size:  # the library would allocate the size that the sender claims
             raise ValueError("another size")
         return bytes(reader.decompress(frame))
 
@@ -49,17 +49,17 @@ METHODS = tuple(_MAKERS)
 
 
 def available() -> list[str]:
-    """The methods whose libraries are installed here (``pip install "envhub-rl[compression]"``)."""
-    found = []
+    """The methods whose libraries are installed in this process (``pip install "envhub-rl[compression]"``)."""
+    installed = []
     for name in METHODS:
         with contextlib.suppress(ImportError):
             _MAKERS[name]()
-            found.append(name)
-    return found
+            installed.append(name)
+    return installed
 
 
 class Compressor:
-    """Compresses frames, and tries less often while that saves nothing.
+    """Compresses frames; it tries fewer frames while compression saves nothing.
 
     Raises:
         ImportError: the library of ``method`` is not installed.
@@ -70,7 +70,7 @@ class Compressor:
         self._skips = self._penalty = 0
 
     def compress(self, frame: Any) -> Any:
-        """The compressed frame if that is notably smaller, else the frame itself."""
+        """The compressed frame if it is notably smaller, else the frame itself."""
         size = memoryview(frame).nbytes
         if size < LEAST_BYTES:
             return frame
@@ -86,7 +86,7 @@ class Compressor:
         return frame
 
     def _is_promising(self, frame: Any, size: int) -> bool:
-        """True if the frame may become smaller, by pieces from all of it if it is large."""
+        """True if compression may pay; a large frame is judged by a sample of it."""
         if size < SAMPLED_FROM_BYTES:
             return True
         whole, apart = memoryview(frame).cast("B"), size // SAMPLE_PIECES
@@ -96,9 +96,9 @@ class Compressor:
 
 
 def decompressor(method: str) -> Callable[[Any, int], Any]:
-    """The function that restores a frame of a given size from a frame that was sent; it returns one of this size as is.
+    """The function that restores a frame of a given size; it returns a frame that has this size already as it is.
 
-    It raises ``DecodeError`` for a frame that is none of this method and size.
+    The function raises ``DecodeError`` for a frame of another method or size.
 
     Raises:
         ImportError: the library of ``method`` is not installed.
@@ -109,11 +109,11 @@ def decompressor(method: str) -> Callable[[Any, int], Any]:
         if len(frame) == size:
             return frame
         try:
-            found = restore(frame, size)
+            restored = restore(frame, size)
         except Exception as error:  # each library has classes of its own
             raise DecodeError(f"a compressed frame cannot be read: {error}") from error
-        if len(found) != size:
-            raise DecodeError(f"a compressed frame holds {len(found)} bytes where {size} are expected")
-        return found
+        if len(restored) != size:
+            raise DecodeError(f"a compressed frame holds {len(restored)} bytes where {size} are expected")
+        return restored
 
     return decompress

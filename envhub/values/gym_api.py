@@ -1,4 +1,4 @@
-"""Gymnasium under one name: the package itself, or its ancestor gym in an interpreter that has no Gymnasium."""
+"""Gymnasium under one name: the package itself, or its ancestor gym in an interpreter without Gymnasium."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from importlib import import_module
-from typing import Any
+from typing import Any, Mapping
 
 from envhub.errors import shown
 
@@ -29,36 +29,43 @@ _PARTS = {
     DM_ENV: ("observation_spec", "action_spec", "reset", "step"),
     PARALLEL: ("possible_agents", "observation_space", "action_space", "reset", "step"),
 }
-_FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))  # of a Box, and so on
+# The fields of a Box, of a MultiDiscrete or MultiBinary, of a Discrete, and of a Dict or Tuple.
+_FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))
 
 
 def registered(package: Any = api) -> list[str]:
     """Every registered id, of Gymnasium or of gym."""
+    return sorted(specs(package))
+
+
+def specs(package: Any = api) -> Mapping[str, Any]:
+    """The specs in the registry of Gymnasium or of gym, by id."""
     registry = package.envs.registration.registry
-    return sorted(getattr(registry, "env_specs", registry))
+    found: Mapping[str, Any] = getattr(registry, "env_specs", registry)
+    return found
 
 
 def interface(made: Any) -> str:
-    """The interface that ``made`` has, or has parts of: ``GYMNASIUM``, ``DM_ENV`` or ``PARALLEL``. Imports nothing.
+    """The interface that ``made`` has, perhaps in part: ``GYMNASIUM``, ``DM_ENV`` or ``PARALLEL``. Imports nothing.
 
     An env of Gymnasium has spaces as attributes, a parallel env of PettingZoo has methods of these names.
     """
     if callable(getattr(made, "observation_space", None)):
         return PARALLEL
-    # Asked in this order: wrappers of Gymnasium 0.29 warn of attributes that their env has not.
+    # The order matters: wrappers of Gymnasium 0.29 warn about attributes that their env does not have.
     return DM_ENV if not hasattr(made, "observation_space") and hasattr(made, "observation_spec") else GYMNASIUM
 
 
 def _has(made: Any, name: str) -> bool:
-    """True if an object has this attribute, without a wrapper that looks for it inside or warns of it."""
+    """True if the object itself has this attribute; a wrapper is not asked, as it would search its env or warn."""
     return hasattr(type(made), name) or name in getattr(made, "__dict__", {})
 
 
 def vector_interface(made: Any) -> str:
-    """The interface of a vector env that is not Gymnasium's; empty if it has none. Imports nothing.
+    """The interface of a vector env of another library than Gymnasium; empty for any other object. Imports nothing.
 
-    That is ``VEC_ENV``, as of baselines, Stable-Baselines3 and gym before 0.26, whose steps have four values; ``GYM3``;
-    or ``FUNCTIONAL``, as of gymnax and craftax, whose envs may come in a pair with their parameters.
+    It is ``VEC_ENV``, as in baselines, Stable-Baselines3 and gym before 0.26, whose steps have four values; ``GYM3``;
+    or ``FUNCTIONAL``, as in gymnax and craftax, whose envs may come in a pair with their parameters.
     """
     one = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     kinds = [kind for kind, parts in _VECTOR_PARTS.items() if all(_has(one, part) for part in parts)]
@@ -69,7 +76,7 @@ def vector_interface(made: Any) -> str:
 
 
 def is_like_space(space: Any) -> bool:
-    """True if it is a space of Gymnasium or gym, or has the fields of one, as those of envs that need neither."""
+    """True if it is a space of Gymnasium or gym, or has the fields of one, as in libraries that need neither."""
     if any(each.__name__ == "Space" for each in type(space).__mro__):
         return True
     return not isinstance(space, type) and any(all(hasattr(space, name) for name in names) for names in _FIELDS)
@@ -81,7 +88,7 @@ def takes_turns(made: Any) -> bool:
 
 
 def unfit(made: Any) -> str:
-    """A description of ``made`` if it is no single env that a worker can host; else empty. Imports nothing."""
+    """A description of ``made`` if a worker cannot host it as a single env; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
     other = vector_interface(made)
     if other or any(module.startswith(_VECTORS) for module in modules):
@@ -109,15 +116,15 @@ def unfit(made: Any) -> str:
 
 
 def pickled(spec: Any) -> bytes:
-    """An entry of the registry as bytes, which are equal in all processes that have the same entry.
+    """Pickle an entry of the registry; the bytes are equal in all processes that have the same entry.
 
-    They are a pair: the entry without its callables, and these by the names of their fields, each pickled by itself.
+    They are a pair: the entry without its callables, and a map from field to callable, each pickled separately.
 
     Raises:
-        Exception: what a foreign object raises when it is pickled.
+        Exception: a foreign object raised it while it was pickled.
     """
-    found = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
-    callables = {name: each for name, each in found.items() if callable(each)}
+    entry_points = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
+    callables = {name: each for name, each in entry_points.items() if callable(each)}
     if callables:
         from envhub.values import code_pickler
 
@@ -127,6 +134,6 @@ def pickled(spec: Any) -> bytes:
         return code_pickler.dumps((plain, {name: code_pickler.dumps(each) for name, each in callables.items()}))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
-    pickler.fast = True  # no references to equal parts, because some processes have one object there and others two
+    pickler.fast = True  # no references to equal parts: they are one object in some processes and two in others
     pickler.dump((spec, {}))
     return buffer.getvalue()

@@ -1,8 +1,8 @@
-"""Infos in columns: the numeric values of an env's info as a few bytes in fixed places, instead of an encoded map.
+"""Infos in columns: the numeric values of an env's info as bytes in fixed places, instead of an encoded map.
 
 Most envs return the same keys in every step: lives, positions, parts of the reward. The keys, types and nesting are a
 **template**. The reader learns it once, from an example. From then on a row holds values only. The values of one key in
-many rows are a column, which is read at once.
+many rows are a column, which is read as one array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from envhub.values.codec import DecodeError, encode
 
-TEMPLATES_MAX = 64  # of a worker; an info of any further form travels encoded
+TEMPLATES_MAX = 64  # of a worker; infos of further forms travel encoded
 EXAMPLE_BYTES_MAX = 1 << 14
 ALIGNMENT = 8
 NESTING_MAX = 8
@@ -26,9 +26,9 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
 _CODES.update({"f2": "e", "f4": "f", "f8": "d"})
 _PYTHON = {bool: "b1", int: "i8", float: "f8"}
 _NUMPY = {np.dtype(name).type: name for name in _CODES}
-# Observations, of which Gymnasium's vector envs make an array of objects, and not a batch.
+# Observations, which Gymnasium's vector envs put into an array of objects instead of a batch.
 UNBATCHED = frozenset(["final_obs"])
-# Under this key a reward with axes, float64, travels in the info of its step; clients take it out.
+# The key of a float64 reward with axes in the info of its step; clients remove it from the info.
 VECTOR_REWARD = "envhub_vector_reward"
 
 
@@ -45,7 +45,7 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
     def values(self, records: np.ndarray) -> list[Any]:
-        """The value in each of these rows, of the type that the env gave it."""
+        """The value in each of these rows, with the env's own type."""
         column = records[self.name]
         if self.kind is np.ndarray:
             return [np.array(value, self.dtype) for value in column]
@@ -59,7 +59,7 @@ class Template:
     """The form of an info: ``dtype`` and ``nbytes`` of a row, and as ``tree`` the info with a ``Column`` per value."""
 
     def __init__(self, example: dict[str, Any]) -> None:
-        """Make the template of all infos that differ from ``example`` in their numbers only.
+        """Make the template of all infos that differ from ``example`` only in their numbers.
 
         Raises:
             NotInColumns: a value is neither a number, an array of numbers nor a map of these, or Gymnasium's vector
@@ -118,7 +118,7 @@ class Template:
         return rest
 
     def infos(self, records: np.ndarray) -> list[dict[str, Any]]:
-        """The info in each of these rows; each value has the type that the env gave it."""
+        """The info in each of these rows; each value has the env's own type."""
         return _filled(self.tree, records)
 
 
@@ -139,14 +139,14 @@ class Writer:
         self._templates: dict[tuple[Any, ...], tuple[int, Template] | None] = {}
 
     def write(self, info: dict[str, Any], place: Any) -> tuple[int, int]:
-        """Write the info into its row's bytes; returns the template's number and the length, or zeros if it cannot."""
+        """Write the info into its row's bytes; return the template's number and the length, or zeros if it cannot."""
         try:
             values: list[Any] = []
             signature = tuple(_signature(info, values, NESTING_MAX))
             if signature not in self._templates:
                 self._learn(signature, info)
-            if found := self._templates.get(signature):
-                number, template = found
+            if entry := self._templates.get(signature):
+                number, template = entry
                 template.write(values, place)
                 return number, template.nbytes
         except (struct.error, NotInColumns):  # such as an int of more than 64 bits
@@ -154,7 +154,7 @@ class Writer:
         return 0, 0
 
     def template_of(self, info: dict[str, Any]) -> tuple[int, Template] | None:
-        """The number and template of this info's form, announced if it is new; None if it travels encoded."""
+        """The number and template of this info's form; a new one is announced. None if the info travels encoded."""
         try:
             signature = tuple(_signature(info, [], NESTING_MAX))
             if signature not in self._templates:
@@ -178,38 +178,38 @@ class Writer:
 
 
 class BatchWriter:
-    """Writes the infos of several envs at once: an array per value, with an entry per env, as ``infos`` has rows."""
+    """Writes the infos of several envs at once; each value is an array with an entry per row of ``infos``."""
 
     def __init__(self, writer: Writer, infos: np.ndarray, rows: slice) -> None:
         """Write into these ``rows`` of ``infos``, a contiguous uint8 array of shape ``(all rows, bytes)``."""
         self._writer, self._infos, self._rows = writer, infos, rows
-        self._known: dict[tuple[Any, ...], tuple[int, int, list[np.ndarray]] | None] = {}
+        self._forms: dict[tuple[Any, ...], tuple[int, int, list[np.ndarray]] | None] = {}
 
     def write(self, columns: dict[str, Any], first: Callable[[], dict[str, Any]]) -> tuple[int, int]:
-        """Write them; returns the template's number and the length of each row, or zeros if it cannot.
+        """Write the infos; return the template's number and the length of each row, or zeros if they do not fit.
 
         ``first`` returns the info of the first env, which decides on the types.
         """
         arrays: list[np.ndarray] = []
         form = tuple(_form_of(columns, arrays))
-        if form not in self._known:
-            if len(self._known) >= TEMPLATES_MAX:
+        if form not in self._forms:
+            if len(self._forms) >= TEMPLATES_MAX:
                 return 0, 0
-            self._known[form] = self._places(first(), arrays)
-        known = self._known[form]
-        if known is None:
+            self._forms[form] = self._places(first(), arrays)
+        placed = self._forms[form]
+        if placed is None:
             return 0, 0
-        number, nbytes, places = known
+        number, nbytes, places = placed
         for place, array in zip(places, arrays):
             place[...] = array
         return number, nbytes
 
     def _places(self, info: dict[str, Any], arrays: list[np.ndarray]) -> tuple[int, int, list[np.ndarray]] | None:
         """The template of the info, and each value's place in all rows; None if an array is of another type."""
-        found = self._writer.template_of(info)
-        if found is None:
+        entry = self._writer.template_of(info)
+        if entry is None:
             return None
-        number, template = found
+        number, template = entry
         rows, row_bytes = range(len(self._infos))[self._rows], self._infos.strides[0]
         start, stride = rows.start * row_bytes, rows.step * row_bytes
         records = np.ndarray(len(rows), template.dtype, self._infos, start, (stride,))
@@ -264,42 +264,42 @@ class Rows(NamedTuple):
 _HEAD = struct.Struct("<QII")
 
 
-def pack_columns(found: Iterable[Rows]) -> bytes:
-    """One frame of them."""
+def pack_columns(parts: Iterable[Rows]) -> bytes:
+    """Pack the rows into one frame."""
     pieces = []
-    for template, rows, data in found:
+    for template, rows, data in parts:
         pieces += [_HEAD.pack(template, *data.shape), rows.astype("<u4").tobytes(), data.tobytes()]
     return b"".join(pieces)
 
 
 def unpack_columns(frame: Any, rows: int) -> list[Rows]:
-    """Separate what ``pack_columns`` joined, of rows in ``[0, rows)``.
+    """Unpack a frame of ``pack_columns``, with row numbers in ``[0, rows)``.
 
     Raises:
-        DecodeError: the lengths do not add up, or there is another row.
+        DecodeError: the lengths do not add up, or a row is out of range.
     """
     view, start = memoryview(frame).cast("B"), 0
-    found: list[Rows] = []
+    parts: list[Rows] = []
     while start < len(view):
         if start + _HEAD.size > len(view):
             raise DecodeError("a frame of columns ends in the middle of a head")
         template, count, width = _HEAD.unpack_from(view, start)
         start += _HEAD.size
-        if not count or len(view) - start < count * (4 + width) or len(found) >= rows:
+        if not count or len(view) - start < count * (4 + width) or len(parts) >= rows:
             raise DecodeError(f"a frame of columns with {count} rows of {width} bytes")
         numbers = _numbers(bytes(view[start : start + 4 * count]), rows)
         data = np.frombuffer(view, np.uint8, count * width, start + 4 * count).reshape(count, width)
         start += count * (4 + width)
-        found.append(Rows(template, numbers, data))
-    return found
+        parts.append(Rows(template, numbers, data))
+    return parts
 
 
-@lru_cache(maxsize=16)  # mostly all rows of a session have one template, in every step
+@lru_cache(maxsize=16)  # usually all rows of a session have one template, in every step
 def _numbers(encoded: bytes, rows: int) -> np.ndarray:
     """The numbers of rows, as a read-only array.
 
     Raises:
-        DecodeError: they do not ascend, or one is not below ``rows``.
+        DecodeError: the numbers do not ascend, or one is not less than ``rows``.
     """
     numbers: np.ndarray = np.frombuffer(encoded, "<u4").astype(np.int64)
     if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():

@@ -1,4 +1,4 @@
-"""Leaves: the parts of a space that are neither Dict nor Tuple, each an array or an object of no fixed size."""
+"""Leaves: the parts of a space that are neither Dict nor Tuple, each an array or an object of variable size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 LEAVES_MAX = 1000  # of a space; each leaf is a frame, and PROTOCOL.md limits the frames of a message
 LEAF_DIMENSIONS_MAX = 30  # NumPy 1 allows 32; an arena has two more: slot and row
-LEAF_ITEMS_MAX = 1 << 30  # of one env; no frame can hold more
+LEAF_ITEMS_MAX = 1 << 30  # of one env; a frame cannot hold more
 
 # Booleans, integers and floats of NumPy's ``dtype.str``. Any other dtype is refused, because another process writes the
 # memory and NumPy follows the items of an object array as pointers.
@@ -20,7 +20,7 @@ _NUMERIC = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|12|16))", re.ASCII)
 
 @dataclass(frozen=True)
 class Leaf:
-    """One part of a space: what one env contributes to one array, or ``OBJECT``, a value of no fixed size."""
+    """One part of a space: one env's entry in an array, or ``OBJECT``, a value of variable size."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,16 +58,16 @@ class Leaf:
         return [self.dtype, list(self.shape)]
 
     @classmethod
-    def from_wire(cls, found: Sequence[Any]) -> Leaf:
-        """The leaf that ``wire`` described.
+    def from_wire(cls, wire: Sequence[Any]) -> Leaf:
+        """The leaf that ``wire`` describes.
 
         Raises:
-            ValueError: ``found`` describes no leaf.
+            ValueError: ``wire`` does not describe a leaf.
         """
-        if len(found) != 2 or not isinstance(found[1], list):
+        if len(wire) != 2 or not isinstance(wire[1], list):
             raise ValueError("a leaf is a dtype and a list of dimensions")
-        return cls(found[0], tuple(found[1]))
+        return cls(wire[0], tuple(wire[1]))
 
 
 OBJECT = Leaf("O", ())
-ANYTHING = {"space": "Anything"}  # describes the space of every value, whose leaf is ``OBJECT``
+ANYTHING = {"space": "Anything"}  # the description of the space that accepts every value; its leaf is ``OBJECT``

@@ -1,4 +1,4 @@
-"""Descriptions of values that do not nest as their spaces do. Pure, and only used after such a value."""
+"""Descriptions of values that do not nest as their spaces do. Pure; only used after such a value."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def misfit(space: Any, value: Any, name: str) -> str:
     if space.shape is None or space.dtype is None or space.dtype.kind not in "biufc":
         return ""  # any object may be an element
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:  # lists of several lengths
         return f"{name} is no array: its parts have several lengths"
-    if found.shape != space.shape:
-        found_as = _kind(value) if value is None else f"of shape {found.shape}"
-        return f"{name} is {found_as}, and its space of shape {space.shape}"
-    if not np.can_cast(found.dtype, space.dtype, "same_kind"):
-        beyond = found.dtype == object and isinstance(value, int)
-        found_as = "an int of more than 64 bits" if beyond else f"of dtype {found.dtype}"
-        return f"{name} is {found_as}, and its space of dtype {space.dtype}"
+    if array.shape != space.shape:
+        description = _kind(value) if value is None else f"of shape {array.shape}"
+        return f"{name} is {description}, and its space of shape {space.shape}"
+    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        too_large = array.dtype == object and isinstance(value, int)
+        description = "an int of more than 64 bits" if too_large else f"of dtype {array.dtype}"
+        return f"{name} is {description}, and its space of dtype {space.dtype}"
     return ""
 
 

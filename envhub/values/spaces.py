@@ -1,9 +1,9 @@
 """Gymnasium spaces: their wire form, their leaves, and values split into leaves and assembled again.
 
 A leaf is a part of a space that is neither Dict nor Tuple: a fixed-size array for Box, Discrete, MultiDiscrete and
-MultiBinary, and an ``OBJECT`` for every other space, whose values vary in size.
+MultiBinary, and an ``OBJECT`` of variable size for every other space.
 
-Only Gymnasium's own classes have a wire form. Any other space travels as the nearest of them: a subclass as the class
+Only Gymnasium's own classes have a wire form. Any other space travels as the nearest of these: a subclass as the class
 that it extends, an object with the fields of a space as that space, and any other by its samples. Between a program
 and the workers of its own private hub such a space travels by cloudpickle.
 """
@@ -29,11 +29,11 @@ Describe = Callable[[Any], Description]
 Build = Callable[[Description], Any]
 
 PICKLED = "Pickled"
-SPACE_BYTES_MAX = 1 << 30  # of one element, whose parts travel as frames
-SPACES_MAX = 1 << 12  # inside a space, with itself
-SAMPLES = 3  # that tell what a space of an unknown class is like
-TEXT_CHARS = 1 << 12  # that a text may have, if only samples tell
-CHECKED_CHARS = 1 << 15  # at each end of a text: to look at all of a long one takes as long as its env's step
+SPACE_BYTES_MAX = 1 << 30  # of one element; its parts travel as frames
+SPACES_MAX = 1 << 12  # nested in a space, including itself
+SAMPLES = 3  # by which a space of an unknown class is described
+TEXT_CHARS = 1 << 12  # longest text of a space that is described by samples
+CHECKED_CHARS = 1 << 15  # at each end of a text; checking all of a long text takes as long as its env's step
 
 
 class SpacesDiffer(RuntimeError):
@@ -41,7 +41,7 @@ class SpacesDiffer(RuntimeError):
 
 
 class Anything(gym_spaces.Space):  # type: ignore[misc, name-defined]  # of Gymnasium or of gym
-    """The space of every value, of which there are no samples: that of envs whose own spaces have nothing in common."""
+    """The space that contains every value, for envs whose spaces have nothing in common. It has no samples."""
 
     def contains(self, value: Any) -> bool:
         """True."""
@@ -56,26 +56,26 @@ class Anything(gym_spaces.Space):  # type: ignore[misc, name-defined]  # of Gymn
         raise NotImplementedError('the envs have spaces of their own, such as get_attr("action_space") returns')
 
     def __eq__(self, other: object) -> bool:
-        """True if the other space is one, too."""
+        """True if the other space is ``Anything`` too."""
         return isinstance(other, Anything)
 
     def __repr__(self) -> str:
-        """The space as it is made."""
+        """The expression that makes the space."""
         return "Anything()"
 
 
 def describe(space: Any, pickled: bool = False, exact: bool = False) -> Description:
-    """The space as codec values; ``build`` makes an equal space from them, which samples the same values.
+    """Describe the space as codec values; ``build`` makes an equal space from them, which samples the same values.
 
-    A space of another class than Gymnasium's is described as the nearest of these.
+    A space of a class that is not Gymnasium's is described as the nearest space of Gymnasium.
 
     Args:
-        space: of Gymnasium or gym, or an object that stands for one.
-        pickled: whether spaces of other classes are left as they are, for an encoder that pickles them.
-        exact: whether they are refused.
+        space: a space of Gymnasium or gym, or an object with the fields of one.
+        pickled: leave spaces of other classes as they are, for an encoder that pickles them.
+        exact: refuse spaces of other classes.
 
     Raises:
-        UnsupportedSpace: no space of Gymnasium is near to the space, or to one inside it.
+        UnsupportedSpace: the space, or one inside it, resembles no space of Gymnasium.
     """
     if isinstance(space, Anything):
         return dict(ANYTHING)
@@ -87,27 +87,27 @@ def describe(space: Any, pickled: bool = False, exact: bool = False) -> Descript
             raise UnsupportedSpace(_refusal(space))
         if not name:
             return describe(_by_samples(space) if isinstance(space, gym_spaces.Space) else _by_fields(space))
-    found = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled, exact))}
+    description = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled, exact))}
     random = getattr(space, "_np_random", None)
-    if isinstance(random, np.random.Generator):  # the space was seeded or sampled from: the copy continues its sequence
-        found["random"] = random
-    return found
+    if isinstance(random, np.random.Generator):  # the space was seeded or sampled; the copy continues its sequence
+        description["random"] = random
+    return description
 
 
 def _is_own(space: Any) -> bool:
-    """True if its class is one of Gymnasium or gym, and no subclass."""
+    """True if its class is defined by Gymnasium or gym, not a subclass of such a class."""
     name = type(space).__name__
     return type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
 
 
 def _nearest_kind(space: Any) -> str:
-    """The name of the class of Gymnasium that the space is of or extends; empty if there is none with a wire form."""
-    known = (each for each in type(space).__mro__ if each.__module__.startswith(("gymnasium.spaces.", "gym.spaces.")))
-    return next((each.__name__ for each in known if each.__name__ in _DESCRIBE), "")
+    """The name of the nearest base class that has a wire form; empty if there is none."""
+    bases = (each for each in type(space).__mro__ if each.__module__.startswith(("gymnasium.spaces.", "gym.spaces.")))
+    return next((each.__name__ for each in bases if each.__name__ in _DESCRIBE), "")
 
 
 def _by_fields(space: Any) -> Any:
-    """The space that an object stands for, such as the named tuples of Crafter without gym; or that samples tell."""
+    """The space of Gymnasium with the object's fields, such as Crafter's named tuples, or with its samples."""
     if hasattr(space, "low") and hasattr(space, "high"):
         bounds = (np.broadcast_to(bound, space.shape).astype(space.dtype) for bound in (space.low, space.high))
         return gym_spaces.Box(*bounds, tuple(space.shape), np.dtype(space.dtype).type)
@@ -124,16 +124,16 @@ def _by_fields(space: Any) -> Any:
 
 
 def _by_samples(space: Any) -> Any:
-    """The space of Gymnasium that has samples as this space has, as far as a few tell.
+    """The space of Gymnasium whose elements are like a few samples of this space.
 
     Raises:
-        UnsupportedSpace: they are neither texts nor arrays of one shape, or there are none.
+        UnsupportedSpace: the samples are neither texts nor arrays of one shape, or sampling fails.
     """
     try:
-        copied = copy.deepcopy(space)  # whose samples are not of the sequence of the space itself
-        copied.seed(0)  # because equal spaces need equal descriptions
+        copied = copy.deepcopy(space)  # so that the random state of the space itself does not change
+        copied.seed(0)  # equal spaces need equal descriptions
         samples = [copied.sample() for _ in range(SAMPLES)]
-    except Exception as error:  # whatever a foreign class raises
+    except Exception as error:  # a foreign class may raise anything
         raise UnsupportedSpace(f"{_refusal(space)}. It gives no samples: {printable(repr(error))}") from error
     if all(isinstance(sample, str) for sample in samples):
         charset = "".join(sorted({*string.printable, *"".join(samples)}))
@@ -157,10 +157,10 @@ def _refusal(space: Any) -> str:
 
 
 def nearest(space: Any, pickled: bool = False) -> Any:
-    """The space itself where it travels as it is, else the space of Gymnasium that it travels as.
+    """The space itself if it has a wire form, else the space of Gymnasium that it travels as.
 
     Raises:
-        UnsupportedSpace: as ``describe``.
+        UnsupportedSpace: as in ``describe``.
     """
     if isinstance(space, gym_spaces.Space):
         if pickled:
@@ -172,32 +172,34 @@ def nearest(space: Any, pickled: bool = False) -> Any:
 
 
 def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
-    """The space that ``describe`` described.
+    """Build the space from its description by ``describe``.
 
-    The sizes are checked first: a bound that is one value takes as few bytes for a large space as for a small one.
+    The sizes are checked first: a bound that is one value takes few bytes even for a huge space.
 
     Raises:
-        UnsupportedSpace: the kind of space is unknown, the fields make no space, an element has more than ``bytes_max``
+        UnsupportedSpace: the kind of space is unknown, the fields are invalid, an element has more than ``bytes_max``
             bytes, or the space has more than ``SPACES_MAX`` inside.
     """
     try:
-        found = sizes(description)
+        element_bytes = sizes(description)
     except Exception as error:
         raise UnsupportedSpace(printable(f"malformed description of a space: {error}")) from error
-    if sum(found) > bytes_max:
-        raise UnsupportedSpace(f"a space whose elements have {sum(found)} bytes; at most {bytes_max} are accepted here")
-    if len(found) > SPACES_MAX:
-        raise UnsupportedSpace(f"a space with {len(found)} inside; at most {SPACES_MAX} are accepted")
+    if sum(element_bytes) > bytes_max:
+        raise UnsupportedSpace(
+            f"a space whose elements have {sum(element_bytes)} bytes; at most {bytes_max} are accepted here"
+        )
+    if len(element_bytes) > SPACES_MAX:
+        raise UnsupportedSpace(f"a space with {len(element_bytes)} inside; at most {SPACES_MAX} are accepted")
     return _built(description)
 
 
 def sizes(description: Description) -> list[int]:
-    """For the space and each one inside it, how many bytes an element's array has; 0 where the size varies.
+    """The size in bytes of an element's array, for the space and each one inside it; 0 if the size varies.
 
     Raises:
         Exception: the description is malformed.
     """
-    found, pending = [], [description]
+    element_bytes, pending = [], [description]
     while pending:
         fields = pending.pop()
         kind = fields["space"]
@@ -208,10 +210,10 @@ def sizes(description: Description) -> list[int]:
             nbytes = _nbytes("|i1", fields["n"])
         elif kind == "MultiDiscrete":
             nbytes = int(fields["nvec"].nbytes)
-        found.append(nbytes)
+        element_bytes.append(nbytes)
         inside = [*fields.get("spaces", ()), *map(fields.get, ("item", "nodes", "edges"))]
         pending += [part for part in inside if part is not None]
-    return found
+    return element_bytes
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:
@@ -241,7 +243,7 @@ def _built(description: Description) -> Any:
 
 
 def _describe_bound(bound: np.ndarray) -> Any:
-    # Most bounds are one value everywhere: an image's 28,224 zeros need not travel.
+    # Most bounds are one value everywhere; an image's 28,224 zeros need not travel.
     first = bound.flat[0] if bound.size else None
     same = first is not None and bool(np.array_equal(bound, np.full_like(bound, first)))
     return np.full((), first, bound.dtype) if same else bound
@@ -249,10 +251,10 @@ def _describe_bound(bound: np.ndarray) -> Any:
 
 def _describe_box(space: Any, describe: Describe) -> Description:
     low, high = _describe_bound(space.low), _describe_bound(space.high)
-    found = {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
-    if space.dtype.kind in "iu":  # an infinite bound is stored as a number, but sampled as infinite
-        found["bounded"] = [_describe_bound(space.bounded_below), _describe_bound(space.bounded_above)]
-    return found
+    description = {"dtype": space.dtype.str, "shape": list(space.shape), "low": low, "high": high}
+    if space.dtype.kind in "iu":  # Gymnasium stores an infinite bound as a number, but samples it as infinite
+        description["bounded"] = [_describe_bound(space.bounded_below), _describe_bound(space.bounded_above)]
+    return description
 
 
 def _build_box(
@@ -266,14 +268,14 @@ def _build_box(
 
 
 def _build_discrete(build: Build, n: int, start: int, dtype: str) -> Any:
-    newer: dict[str, Any] = {"start": start} if start else {}  # gym before 0.22 knows none
-    if np.dtype(dtype) != np.int64:  # the only dtype that Gymnasium before 1.2 knows
+    newer: dict[str, Any] = {"start": start} if start else {}  # gym before 0.22 has no ``start``
+    if np.dtype(dtype) != np.int64:  # the only dtype in Gymnasium before 1.2
         newer["dtype"] = np.dtype(dtype).type
     return gym_spaces.Discrete(n, **newer)
 
 
 def _build_multi_discrete(build: Build, nvec: np.ndarray, start: np.ndarray, dtype: str) -> Any:
-    start_if_any = {"start": start} if np.any(start) else {}  # Gymnasium before 0.29 knows none
+    start_if_any = {"start": start} if np.any(start) else {}  # Gymnasium before 0.29 has no ``start``
     return gym_spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, **start_if_any)
 
 
@@ -286,7 +288,7 @@ def _describe_dict(space: Any, describe: Describe) -> Description:
 
 
 def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_keys: bool = False) -> Any:
-    # A list of pairs keeps the order; versions that know sort_keys need it for equal spaces to compare equal.
+    # A list of pairs keeps the order. Versions with sort_keys need the order, or equal spaces do not compare equal.
     built = gym_spaces.Dict([(key, build(sub)) for key, sub in zip(keys, spaces)])
     if hasattr(built, "sort_keys"):
         built.sort_keys = sort_keys
@@ -304,7 +306,7 @@ def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
 
 _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Box": _describe_box,
-    # A field that an older version lacks gets its default in later versions.
+    # A field that an older version does not send gets its default.
     "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
     "MultiDiscrete": lambda s, _: {
         "nvec": s.nvec,
@@ -337,7 +339,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
 
 
 def native(space: Any) -> Any:
-    """The space itself, or an equal one of the installed Gymnasium if it is one of gym's.
+    """The space itself, or an equal space of the installed Gymnasium for a space of gym.
 
     Raises:
         UnsupportedSpace: a space of gym, or one inside it, has no equal in Gymnasium.
@@ -356,9 +358,9 @@ def leaves(space: Any) -> list[Leaf]:
 
 
 def structure(space: Any) -> Any:
-    """The nesting and the leaves of a space; these must be equal in spaces whose elements are batched together.
+    """The nesting and the leaves of a space; both must be equal in spaces whose elements are batched together.
 
-    The order of keys does not count, as in Gymnasium. Object leaves are equal if their classes are.
+    The order of keys does not matter, as in Gymnasium. Object leaves are equal if their classes are.
     """
     if isinstance(space, gym_spaces.Dict):
         return {key: structure(sub) for key, sub in space.spaces.items()}
@@ -394,9 +396,9 @@ def assemble(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def contains(space: Any, value: Any) -> bool:
-    """True if the space contains the value, as ``space.contains`` says, which looks at each character in Python.
+    """True if the space contains the value, as ``space.contains``, which checks each character of a text in Python.
 
-    Of the characters of a text, those at both ends are looked at.
+    Of a long text only both ends are checked.
     """
     if type(space) is gym_spaces.Dict:
         same_keys = isinstance(value, dict) and value.keys() == space.spaces.keys()
@@ -409,7 +411,7 @@ def contains(space: Any, value: Any) -> bool:
 
 
 def _is_of(text: str, characters: Collection[str]) -> bool:
-    """True if the text, at least its beginning and its end, has none but these characters."""
+    """True if the text, or at least its beginning and its end, has only these characters."""
     if len(text) > 2 * CHECKED_CHARS:
         text = text[:CHECKED_CHARS] + text[-CHECKED_CHARS:]
     if not text.isascii():
@@ -442,7 +444,7 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
 
 
 def _same_structure(space: Any, wanted: Any) -> bool:
-    """True if an env's space has the structure of one that was built from a description, or that one is Anything."""
+    """True if an env's space has the structure of ``wanted``, or ``wanted`` is ``Anything``."""
     if isinstance(wanted, Anything) or structure(space) == structure(wanted):
         return True
     try:
@@ -468,11 +470,11 @@ def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") 
 
 
 def _equal(space: Any, wanted: Any) -> bool:
-    """True if an env's space equals one that was built from a description."""
+    """True if an env's space equals ``wanted``, which was built from a description."""
     if wanted == space:
         return True
     try:
-        # gym 0.21 keeps the spaces of a Tuple in the list or tuple that it was given, and tells the two apart.
+        # gym 0.21 keeps the spaces of a Tuple in the caller's list or tuple, and a list does not equal a tuple.
         return bool(wanted == build(describe(space)))
     except UnsupportedSpace:
         return False

@@ -13,11 +13,11 @@ PARTS_MAX = 200  # of one value
 PICKLES_MAX = 1000  # of parts, to find the path
 ERROR_CHARS_MAX = 300
 
-Step = Tuple[str, Any]  # how a part is reached, and the part
+Step = Tuple[str, Any]  # the text of the access to a part, and the part
 
-# Members that are no part of a class's pickle.
+# Members that a class's pickle does not have.
 _NOT_SENT = frozenset(["__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__abstractmethods__"])
-# What a Manager makes in place of the classes of multiprocessing.
+# The proxies that a Manager makes for the classes of multiprocessing.
 _MANAGED = {
     **{
         name: name for name in ("Queue", "JoinableQueue", "Lock", "RLock", "Semaphore", "Event", "Condition", "Barrier")
@@ -29,7 +29,7 @@ _MANAGED = {
 
 
 class Unsendable:
-    """Entry of a worker's registry for an env whose spec cannot be sent: making it raises the reason."""
+    """Entry of a worker's registry for an env whose spec cannot be sent; making the env raises the reason."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -44,13 +44,13 @@ class Unsendable:
 
 
 def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: BaseException) -> str:
-    """The path from a value to what of it cannot be pickled, the error and the remedy, in a sentence.
+    """A sentence with the path from a value to its part that cannot be pickled, the error and the remedy.
 
     Args:
-        named: how the value is called.
-        value: it raised when it was pickled.
-        dumps: pickles a value; only called, whatever it raises.
-        error: what it raised, which is told where the path leads no further.
+        named: the name of the value in the sentence.
+        value: the value that cannot be pickled.
+        dumps: pickles a value; any error means that it cannot be pickled.
+        error: the error of pickling ``value``, for a path without parts.
     """
     steps = _Search(dumps).path(value)
     culprit = steps[-1][1] if steps else value
@@ -63,20 +63,20 @@ def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: 
 
 
 class _Search:
-    """A search in depth, each part once, which also follows cycles."""
+    """A depth-first search that visits each part once, so that cycles end."""
 
     def __init__(self, dumps: Callable[[Any], Any]) -> None:
         self._dumps = dumps
         self._left = PICKLES_MAX
         self._failing: set[int] = set()
-        self._kept: list[Any] = []  # so that no other object gets the id of one that was seen
+        self._kept: list[Any] = []  # keeps visited objects alive, so that no new object gets the id of one
 
     def path(self, value: Any) -> list[Step]:
         self._failing.add(id(value))
         return self._below(value, DEPTH_MAX) or []
 
     def _below(self, value: Any, depth: int) -> list[Step] | None:
-        """The path from here; empty if this value itself is to blame, None if only parts that were seen before are."""
+        """The path to the part that fails; empty for the value itself, None if only parts visited before fail."""
         if not depth:
             return []
         to_blame = True
@@ -92,22 +92,22 @@ class _Search:
             to_blame = False
             self._failing.add(id(part))
             self._kept.append(part)
-            found = self._below(part, depth - 1)
-            if found is not None:
-                return [(how, part), *found]
+            path = self._below(part, depth - 1)
+            if path is not None:
+                return [(how, part), *path]
         return [] if to_blame else None
 
 
 def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
     try:
         dumps(value)
-    except Exception as error:  # whatever a foreign object raises when it is pickled
+    except Exception as error:  # a foreign object may raise anything
         return error
     return None
 
 
 def _parts(value: Any) -> Iterable[Step]:
-    """The parts of a value that are pickled with it, as far as they can be told."""
+    """The parts of a value that are pickled with it, as far as they can be determined."""
     try:
         return list(islice(_of(value), PARTS_MAX))
     except Exception:  # such as a lock itself
@@ -146,7 +146,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Step]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield f"variable {name!r}", cell.cell_contents
-        except ValueError:  # it is still empty
+        except ValueError:  # an empty cell
             pass
     names = _globals_of(function.__code__)
     yield from ((f"global {name!r}", function.__globals__[name]) for name in names if name in function.__globals__)
@@ -156,7 +156,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Step]:
 
 
 def _globals_of(code: types.CodeType) -> list[str]:
-    """The globals that a function uses, and those that the functions in it use."""
+    """The globals that a function and its nested functions use."""
     names = {each.argval: None for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -171,8 +171,8 @@ def _of_class(kind: type) -> Iterator[Step]:
     yield from ((f"base class {base.__name__}", base) for base in kind.__bases__)
 
 
-def _of_mapping(found: Mapping[Any, Any]) -> Iterator[Step]:
-    for key, each in found.items():
+def _of_mapping(mapping: Mapping[Any, Any]) -> Iterator[Step]:
+    for key, each in mapping.items():
         yield f"item {key!r:.60}", each
         yield f"key {key!r:.60}", key
 
@@ -184,7 +184,7 @@ def _of_object(value: Any) -> Iterator[Step]:
         return
     made_of, arguments, state, *items = (*reduced, None, None, None)[:5]
     states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    for each in states:  # that of its __dict__ and of its __slots__
+    for each in states:  # the states of its __dict__ and of its __slots__
         if isinstance(each, Mapping):
             yield from ((f"attribute {name!r}", part) for name, part in each.items())
         elif each is not None:
@@ -196,7 +196,7 @@ def _of_object(value: Any) -> Iterator[Step]:
 
 
 def _shown(how: str, part: Any) -> str:
-    """A step of the path, with the name of the class or function that it leads to."""
+    """The text of a step, with the name of the class or function that it leads to."""
     name = part.__qualname__ if isinstance(part, (type, types.FunctionType)) else ""
     return f"{how} ({name})" if name and name.rpartition(".")[2] not in how else how
 

@@ -8,123 +8,66 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from envhub.arena.spin import configured_spin_us
-from envhub.protocol import validation
-from envhub.protocol.messages import Hosting
+from envhub.hub_options import HubOptions
+from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import ReplayFolder
-from envhub_server.operator_bounds import BOUNDS
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
+from envhub_server.table_check import check
 
-MIB = 1 << 20
+INFO_BYTES = 2048  # room for an info in the arena, per row; it grows where an env shows more
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 LOADAVG = Path("/proc/loadavg")
-_PARTS = ("limits", "timing", "hosting")  # of ``HubConfig``, whose fields are told by their own names
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The most that a hub gives to its clients."""
-
-    sessions_max: int = 64
-    envs_max: int = 4096
-    envs_per_session_max: int = 1024
-    arena_bytes_max: int = 2048 * MIB  # of all sessions together
-    message_bytes_max: int = 64 * MIB  # one frame from a client; fixed once a socket is bound
-    worker_memory_bytes_max: int = 0  # of each worker (RLIMIT_DATA), besides arenas and files; 0 for no limit
-    close_s_max: float = 60.0  # that a client may give its envs to close
-    spares_max: int = 8  # of one session, unless its operator says more
-    replays_max: int = 200  # files in the folder of replays; 0 keeps none
-    replays_bytes_max: int = 256 * MIB  # of them together
-    recordings_memory_bytes_max: int = 16384 * MIB  # of all recordings together
-    info_bytes: int = 2048  # room for an info in the arena, per row; it grows where an env shows more
-    info_bytes_max: int = 1 * MIB  # of an info, besides the observation in it; a larger one loses entries
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The times that a hub waits, in seconds."""
-
-    lease_s: float = 60.0  # for a client that lost its connection
-    drain_s: float = 5.0  # for running requests to end, once the hub is stopping
-    close_after_drain_s: float = 2.0  # for envs to close after that; `docker stop` kills after 10
-
-
-@dataclass(frozen=True)
-class HubConfig:
-    """All settings of a hub; numbers of the operator's are within ``operator_bounds``, which ``table_check`` checks.
+@dataclass(frozen=True, kw_only=True)
+class HubConfig(HubOptions):
+    """All settings of a hub: its operator's options, and what only a program says.
 
     Attributes:
-        binds: addresses to listen on, ``tcp://host:port`` or ``ipc://path``.
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
         tables: what else may be made, with its settings, by the name under which it is offered.
-        workers: the number of workers of a session that asks for no number; None is a number that suits its envs.
-        insecure: allow an address that other machines can reach, and other users of this one, without a key.
-        keys: the folder of keys, see ``envhub_server.network.key_folder``; every tcp address then wants one. None for
-            no keys.
-        rendering: by what envs draw frames whose table says nothing: ``"egl"`` or ``"osmesa"``; empty for no choice.
-        vector: whether ``envs`` are vector envs.
-        python: the interpreter of envs whose table names none: Python 3.8 or later with NumPy, msgpack and Gymnasium
-            (0.26 or later) or gym (0.21 or later), by its program or its virtual environment; empty for the hub's own.
-        replays: the folder for what envs were asked that failed, for ``envhub replay``; None keeps none.
         record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
-        audit: a file to which who connects, is refused, and has sessions is written; None for none.
-        allow_factories: make envs also by factories that clients send, for the hub's own user and clients that may
-            deploy; they run in workers.
-        allow_arguments: which arguments of envs any client may give any value, see ``envhub_server.catalog.registry``.
-        verbose_errors: tell all clients, not only the hub's own user, the folders in errors of envs.
-        worker_variables: names of variables of the hub's environment that workers get, besides those that
-            ``envhub_server.processes.interpreter`` lists. A private hub's workers get all of its program's.
-        hosting: what workers get besides their envs: the default of sessions, and the most that a client may ask for.
-            The table of an env may say otherwise.
         owner: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
-    binds: tuple[str, ...] = ()
     envs: tuple[str, ...] = ()
-    workers: int | None = None
-    insecure: bool = False
-    keys: Path | None = None
-    audit: Path | None = None
-    allow_factories: bool = False
-    allow_arguments: tuple[str, ...] = ()
-    verbose_errors: bool = False
-    worker_variables: tuple[str, ...] = ()
-    hosting: Hosting = field(default_factory=Hosting)
-    owner: int | None = None
-    python: str = ""
-    rendering: Literal["", "egl", "osmesa"] = ""
-    vector: bool = False
-    step_costs: Path | None = None
-    replays: Path | None = None
-    record: RecordSettings | None = None
-    limits: Limits = Limits()
-    timing: Timing = Timing()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
+    record: RecordSettings | None = None
+    step_costs: Path | None = None
+    owner: int | None = None
 
     def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            ValueError: a value is not allowed, or there are too many interpreters.
+        """
+        check(self, HubOptions)
+        for table in self.tables.values():
+            check(table, EnvSettings)
         configured_spin_us()
         interpreters = len(self.registry().interpreters)
         if interpreters > INTERPRETERS_MAX:
             text = f"{interpreters} interpreters, counting each with other settings; at most {INTERPRETERS_MAX} can be"
             raise ValueError(f"{text} used by one hub")
-        for said in (self.hosting, *(table.hosting() for table in self.tables.values())):
-            validation.check(said)
-            if said.spares is not None and not BOUNDS["spares"].admits(said.spares):
-                raise ValueError(f"spares must be {BOUNDS['spares']} of a session, got {said.spares}")
-            if len(set(said.gpus)) < len(said.gpus):
-                raise ValueError(f"a device is given twice: gpus={said.gpus}")
+
+    @property
+    def hosting(self) -> Hosting:
+        """Settings of workers besides their envs: the default of sessions, and the most that a client may ask for."""
+        return Hosting([*self.gpus], self.memory_max, self.spares, Recycle(**vars(self.recycle)))
 
     def registry(self) -> Registry:
         """Offers of the hub."""
@@ -134,13 +77,7 @@ class HubConfig:
     def said(self) -> dict[str, Any]:
         """Settings that differ from the defaults, by name, of types that JSON has; of tables their names."""
         usual = HubConfig()
-        pairs = [(self, usual), *((getattr(self, part), getattr(usual, part)) for part in _PARTS)]
-        told = {
-            name: value
-            for own, default in pairs
-            for name, value in vars(own).items()
-            if name not in _PARTS and value != getattr(default, name)
-        }
+        told = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         if self.tables:
             told["tables"] = list(self.tables)
         said: dict[str, Any] = msgspec.to_builtins(told, enc_hook=str)
@@ -148,10 +85,9 @@ class HubConfig:
 
     def replay_folder(self) -> ReplayFolder | None:
         """Folder of replays; None where none are kept."""
-        limits = self.limits
-        if self.replays is None or not limits.replays_max:
+        if self.replays is None or not self.replays_max:
             return None
-        return ReplayFolder(self.replays, limits.replays_max, limits.replays_bytes_max)
+        return ReplayFolder(self.replays, self.replays_max, self.replays_bytes_max)
 
     @property
     def private(self) -> bool:

@@ -32,7 +32,7 @@ from envhub.values import codec
 from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.config import Limits
+from envhub_server.config import INFO_BYTES
 from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
@@ -54,7 +54,7 @@ from envhub_server.worker.process import Worker
 
 PEER, CONNECTION = b"program", 1  # the one client
 ARENA_BYTES_MAX = 1 << 50
-SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", told=True)
+SIZING = WorkerCount(1, "in the program's own process, by num_workers=0", chosen=True)
 
 
 class _Interrupts:
@@ -160,7 +160,7 @@ class InProcessHub:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
-        state = SessionState(make, recipe, SIZING, Limits().info_bytes, machine, restarts)
+        state = SessionState(make, recipe, SIZING, INFO_BYTES, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
         return SessionRuntime(Holdings(1, request.token, state, self._services, False, "", budget, factories))
 

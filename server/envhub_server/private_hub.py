@@ -21,7 +21,7 @@ from envhub_server.ipc import process_marks
 from envhub_server.processes import hub_process
 from envhub_server.processes.interpreter import OWN, environment_of
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, leave_terminal
+from envhub_server.worker.own_process import PR_SET_PDEATHSIG, leave_terminal
 
 if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub
@@ -47,7 +47,7 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
     from envhub_server import log
     from envhub_server.catalog.replay_folder import default_path
     from envhub_server.catalog.step_cost_file import cache_path
-    from envhub_server.config import MIB, HubConfig, Limits, Timing
+    from envhub_server.config import HubConfig
     from envhub_server.serve import run_hub
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
@@ -67,16 +67,17 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
                 os.close(file)
 
     # Its one client is the program itself, which may use the whole machine.
-    limits = Limits(
+    config = HubConfig(
+        bind=(f"ipc://{path}",),
+        owner=owner,
         sessions_max=1024,
-        envs_max=1 << 20,
+        max_envs=1 << 20,
         envs_per_session_max=1 << 16,
         arena_bytes_max=1 << 50,
-        message_bytes_max=1024 * MIB,
-        close_s_max=SECONDS_MAX,
+        message_bytes_max=1 << 30,
+        close_timeout_max=SECONDS_MAX,
+        lease=3600.0,  # the hub ends with the program, which a debugger may stop for long
+        step_costs=cache_path(os.environ),
+        replays=default_path(os.environ),
     )
-    timing = Timing(lease_s=3600.0)  # the hub ends with the program, which a debugger may stop for long
-    costs = cache_path(os.environ)
-    replays = default_path(os.environ)
-    config = HubConfig((f"ipc://{path}",), owner=owner, limits=limits, timing=timing, step_costs=costs, replays=replays)
     run_hub(config, ready, zygote)

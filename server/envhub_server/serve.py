@@ -4,90 +4,46 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from envhub.errors import AddressError
-from envhub.hub_options import HubOptions
-from envhub.protocol.messages import Hosting
+from envhub.hub_options import HubArguments, HubOptions, given
 from envhub.transport import address
 from envhub_server import log
 from envhub_server.catalog import hub_file
 from envhub_server.catalog.replay_folder import default_path
-from envhub_server.config import HubConfig, Limits, Timing
+from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
 from envhub_server.import_check import check_folders
 from envhub_server.processes import hub_process
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.table_check import check_options
+from envhub_server.table_check import ArgumentSpot, values_from
 
 
-def config_of(entries: Sequence[str], options: HubOptions, file: Path | None = None) -> HubConfig:
-    """The configuration that ``envhub serve`` is told: by the command line, and where that is silent by the file.
+def config_of(entries: Sequence[str], arguments: HubArguments | None = None, file: Path | None = None) -> HubConfig:
+    """Return the configuration that ``envhub serve`` gets: by the command line, and by the file what that has not.
 
     Args:
         entries: what to offer, besides the envs of the file.
-        options: of the command line.
+        arguments: the options of the command line; None for none.
         file: with options, and a table for each env; None for no file.
 
     Raises:
         ValueError: the file cannot be used, or a value is out of bounds.
     """
-    check_options(options, lambda name: f"--{name.replace('_', '-')}")
-    said = hub_file.read(file) if file is not None else hub_file.HubFile()
-    chosen = hub_file.over(options, said.options)
-    limits = {
-        "envs_max": chosen.max_envs,
-        "close_s_max": chosen.close_timeout_max,
-        "worker_memory_bytes_max": chosen.worker_memory,
-        "info_bytes_max": chosen.info_bytes_max,
-        "replays_max": chosen.replays_max,
-        "recordings_memory_bytes_max": chosen.recordings_memory_max,
-        "replays_bytes_max": chosen.replays_bytes_max,
-    }
-    replays = chosen.replays or default_path(os.environ)
-    if replays is not None and os.path.lexists(replays) and not os.path.isdir(replays):
+    said = {} if arguments is None else values_from(given(arguments), HubOptions, ArgumentSpot(""))
+    found = hub_file.read(file) if file is not None else hub_file.HubFile()
+    options = {"replays": default_path(os.environ), **found.options, **said}
+    if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
         raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
-    others = {
-        "binds": chosen.bind,
-        "python": chosen.python,
-        "rendering": chosen.rendering,
-        "vector": chosen.vector,
-        "workers": None if chosen.workers == "auto" else chosen.workers,
-        "worker_variables": chosen.worker_env,
-        "allow_arguments": chosen.allow_arguments,
-        "keys": chosen.keys,
-        "audit": chosen.audit,
-        "replays": replays,
-        "insecure": chosen.insecure,
-        "allow_factories": chosen.allow_factories,
-        "verbose_errors": chosen.verbose_errors,
-    }
     try:
-        return HubConfig(
-            envs=tuple(entries),
-            hosting=Hosting(**_given({name: getattr(chosen, name) for name in _HOSTING}, list)),
-            tables=said.envs,
-            record=said.record,
-            limits=Limits(**_given(limits)),
-            timing=Timing(**_given({"lease_s": chosen.lease})),
-            **_given(others),
-        )
+        return HubConfig(envs=tuple(entries), tables=found.envs, record=found.record, **options)
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
-
-
-_HOSTING = ("gpus", "memory_max", "spares", "recycle")  # what the hub says of all envs
-
-
-def _given(values: Mapping[str, Any], sequence: type = tuple) -> dict[str, Any]:
-    """The values that were said, lists as such sequences."""
-    lists = {name: sequence(value) for name, value in values.items() if isinstance(value, list)}
-    return {name: lists.get(name, value) for name, value in values.items() if value is not None}
 
 
 def check_config(config: HubConfig) -> None:
@@ -96,7 +52,7 @@ def check_config(config: HubConfig) -> None:
     Raises:
         AddressError: every registered environment would be offered to other machines.
     """
-    for bind in config.binds:
+    for bind in config.bind:
         parsed = address.parse_bind(bind)
         if config.registry().offers_all and not parsed.is_ipc and not parsed.is_loopback:
             raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
@@ -139,8 +95,8 @@ def serve(
         EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         UnsafeFolder: an env would be imported from a folder that others may write to.
     """
-    if not config.binds:
-        config = replace(config, binds=(address.default_address(),))
+    if not config.bind:
+        config = replace(config, bind=(address.default_address(),))
     check_config(config)
     log.configure()
     check_folders(config.registry())

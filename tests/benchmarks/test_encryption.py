@@ -17,7 +17,7 @@ import envhub
 TURNS = 7
 
 
-IMAGES = "images=envhub_client.tools.bench.workloads:images"
+IMAGES = "images=side_by_side.workloads:images"
 ENVS = [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
 
 

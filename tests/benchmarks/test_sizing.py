@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools.bench.contest import Contest
-from envhub_client.tools.bench.entrant import ASYNC, vector_entrant
+from envhub_client.tools.bench.entrant import ASYNC, Task, async_entrant, vector_entrant
 from envhub_client.tools.bench.served_hub import served_hub
-from envhub_client.tools.bench.workloads import factory, offered
+from side_by_side.workloads import entry
 
 import envhub
 
@@ -45,7 +45,7 @@ def new_hub(way: str, kind: str) -> Iterator[str | None]:
         private_hub().stop()
         yield None
     else:
-        with served_hub(offered(kind)) as hub:
+        with served_hub(entry(kind)) as hub:
             yield getattr(hub, way)
 
 
@@ -66,10 +66,11 @@ def test_sizing(kind: str, num_envs: int, way: str, monkeypatch: pytest.MonkeyPa
         pytest.skip("gymnasium[box2d] is not installed")
     monkeypatch.setenv("ENVHUB_CACHE", "off")
     sizings: dict[str, envhub.Sizing] = {}
-    with Contest(kind, num_envs) as contest:
-        contest.add_async()
+    task = Task(entry(kind), num_envs)
+    with Contest() as contest:
+        contest.add(ASYNC, async_entrant(task))
         address = contest.enter_context(new_hub(way, kind))
-        env = [factory(kind)] * num_envs if address is None else kind
+        env = task.factories if address is None else kind
 
         def session(name: str, workers: int | None, teach: bool = False) -> envhub.HubVectorEnv:
             envs = envhub.make_vec(env, num_envs, hub=address, num_workers=workers)
@@ -79,14 +80,14 @@ def test_sizing(kind: str, num_envs: int, way: str, monkeypatch: pytest.MonkeyPa
             return envs
 
         def add(name: str, make: Callable[[], envhub.HubVectorEnv]) -> None:
-            contest.add(name, vector_entrant(contest.task, make))
+            contest.add(name, vector_entrant(task, make))
 
         add(FIRST, partial(session, FIRST, None, teach=True))
         add(SECOND, partial(session, SECOND, None))
         for workers in sorted({1, 2, 4, 8, num_envs}):
             if workers <= num_envs:
                 add(f"{workers} workers", partial(session, f"{workers} workers", workers))
-        found = {name: result.summary.rate for name, result in contest.run(SECONDS, REPEATS).items()}
+        found = {name: summary.rate for name, summary in contest.run(SECONDS, REPEATS).items()}
     best = max((name for name in sizings if name.endswith("workers")), key=found.__getitem__)
     first, second = found[FIRST] / found[ASYNC], found[SECOND] / found[best]
     target = "none" if way == "tcp" and num_envs < 4 else ">= 1.0"

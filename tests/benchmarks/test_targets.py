@@ -16,11 +16,13 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result, wire_bytes
-from envhub_client.tools.bench.entrant import ASYNC, PRIVATE, SYNC, TCP
+from envhub_client.private_hub.process import private_hub
+from envhub_client.tools.bench import entrant as entrants
+from envhub_client.tools.bench.entrant import ASYNC, PRIVATE, SYNC, TCP, Task
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
-from envhub_client.tools.bench.workloads import BUSY_S, factory, offered
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from side_by_side.contest import ECHO, ONE_WAY, MeasuredContest, Measurement, wire_bytes
+from side_by_side.workloads import BUSY_S, busy, entry, images
 
 import envhub
 
@@ -35,7 +37,7 @@ IDLE_SESSIONS, IDLE_S = 8, 10.0
 # A worker's share of heavy envs, stepped by itself as often as it can: so many steps in so many seconds.
 OWN_RATE = """
 import sys, time
-from envhub_client.tools.bench.workloads import busy
+from side_by_side.workloads import busy
 envs = [busy() for _ in range(int(sys.argv[1]))]
 for env in envs:
     env.reset()
@@ -53,7 +55,7 @@ print(steps)
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[ServedHub]:
-    with served_hub("CartPole-v1", offered("images"), offered("busy")) as running:
+    with served_hub("CartPole-v1", entry("images"), entry("busy")) as running:
         yield running
 
 
@@ -61,17 +63,18 @@ def told(measure: str, target: str, found: float, detail: str = "") -> None:
     print(f"\n{measure}: {found:.2f} (target {target}){'; ' + detail if detail else ''}")
 
 
-def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Result]:
-    with Contest(env, num_envs) as contest:
-        contest.add_async()
-        contest.add_sync()
-        contest.add_private_hub()
-        contest.add_hub(TCP, hub.tcp)
+def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Measurement]:
+    task = Task(entry(env), num_envs)
+    with MeasuredContest(task) as contest:
+        contest.add(ASYNC, entrants.async_entrant(task))
+        contest.add(SYNC, entrants.sync_entrant(task))
+        contest.add(PRIVATE, entrants.private_entrant(task))
+        contest.add(TCP, entrants.hub_entrant(task, hub.tcp))
         contest.add_pyzmq()
-        return contest.run(SECONDS, REPEATS)
+        return contest.measure(SECONDS, REPEATS)
 
 
-def of_async(found: dict[str, Result], way: str) -> float:
+def of_async(found: dict[str, Measurement], way: str) -> float:
     return found[way].summary.rate / found[ASYNC].summary.rate
 
 
@@ -94,10 +97,12 @@ def test_cartpole(hub: ServedHub) -> None:
 
 def test_process_per_env() -> None:
     for num_envs, target in ((16, ">= 2.5"), (64, ">= 3")):
-        with Contest("CartPole-v1", num_envs) as contest:
-            contest.add_async()
-            contest.add_private_hub(num_workers=num_envs)
-            found = contest.run(SECONDS, REPEATS)
+        task = Task("CartPole-v1", num_envs)
+        with MeasuredContest(task) as contest:
+            contest.add(ASYNC, entrants.async_entrant(task))
+            of_each = entrants.private_entrant(task, num_workers=num_envs)
+            contest.add(PRIVATE, of_each, lambda: private_hub().pid)
+            found = contest.measure(SECONDS, REPEATS)
         told(f"a worker per env to AsyncVectorEnv, {num_envs} envs", target, of_async(found, PRIVATE))
     memory = found[PRIVATE].memory_mb / found[ASYNC].memory_mb
     detail = f"{found[PRIVATE].memory_mb:.0f} to {found[ASYNC].memory_mb:.0f} MB"
@@ -129,7 +134,7 @@ def seconds_until_made(make: Callable[[], VectorEnv]) -> float:
 def test_images(hub: ServedHub) -> None:
     found = race("images", 64, hub)
     told("shared lane to AsyncVectorEnv, 64 image envs", ">= 5", of_async(found, PRIVATE))
-    _, reply = wire_bytes(factory("images")().observation_space, gym.spaces.Discrete(2))
+    _, reply = wire_bytes(images().observation_space, gym.spaces.Discrete(2))
     steps, messages = found[TCP].summary.rate / 64, found[ONE_WAY].summary.rate / 64
     detail = f"{steps * reply * 64 / 1e9:.2f} to {messages * reply * 64 / 1e9:.2f} GB/s"
     told("tcp, 64 image envs, to raw pyzmq one way", ">= 0.75", steps / messages, detail)
@@ -138,7 +143,7 @@ def test_images(hub: ServedHub) -> None:
 def test_heavy_envs() -> None:
     workers = CPUS
     share = -(-HEAVY_ENVS // workers)
-    with contextlib.closing(envhub.make_vec([factory("busy")] * HEAVY_ENVS, num_workers="auto")) as envs:
+    with contextlib.closing(envhub.make_vec([busy] * HEAVY_ENVS, num_workers="auto")) as envs:
         envs.reset(seed=1)
         actions = np.zeros(HEAVY_ENVS, np.int64)
         ratios = []

@@ -78,7 +78,7 @@ def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub:
 @pytest.mark.long
 def test_trainer_whose_worker_dies_too_often_gets_an_error_that_says_so(cartpole_hub: ServedHub) -> None:
     generator = random.Random(SEED)
-    told = r"worker 0 \(envs .*SIGKILL.*; it failed 6 times and is not started again: close this session, mend the env"
+    told = r"worker 0 \(envs .*SIGKILL.*; it failed 6 times and is not started again: close this session, fix the env"
     with (
         every(1.0, lambda: kill_one(cartpole_hub, generator)),  # for one that is killed while it builds is another case
         pytest.raises(envhub.RestartsExhausted, match=told),

@@ -9,21 +9,21 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, get_type_hints
+from typing import Any
 
 from conformance.option_keywords import OF_A_SESSION, described
 from envhub_client.make import make_vec
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
-from envhub_server import table_check
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 
 import envhub
-from envhub.hub_options import HubOptions
+from envhub.hub_options import HubOptions, RecycleOptions
+from envhub.option_kinds import allowed, options_of
 from envhub.recording.options import RecordOptions
 
 ROOT = Path(__file__).parents[2]
@@ -79,27 +79,31 @@ def of_make_vec() -> str:
 
 def of_hub() -> str:
     """The options of ``envhub serve`` that are keys of its file."""
-    pieces = re.split(r"^(\w+)$", (inspect.getdoc(HubOptions) or "").split("-" * 10)[1], flags=re.MULTILINE)[1:]
-    texts = {name: " ".join(text.split()) for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
-    return reference("key | allowed", dict(allowed(HubOptions)), texts)
+    return of_table(HubOptions)
 
 
 def of_envs() -> str:
     """The keys of the table of an environment."""
-    return reference("key | allowed", dict(allowed(EnvSettings)), described(EnvSettings))
+    return of_table(EnvSettings)
 
 
 def of_records() -> str:
     """The keys of the table ``record``."""
-    texts = {**described(RecordOptions), "folder": described(RecordSettings)["folder"]}
-    return reference("key | allowed", dict(allowed(RecordSettings)), texts)
+    folder = "a folder of the hub's machine. Each session makes ``recording-v0``, ``recording-v1`` ... in it."
+    return of_table(RecordSettings, {**described(RecordOptions), "folder": folder})
 
 
-def allowed(options: Any) -> Iterator[tuple[str, str]]:
-    """What a hub's file may say of each field of a dataclass."""
-    hints = get_type_hints(options)
-    for each in dataclasses.fields(options):
-        yield each.name, f"| {table_check._described(hints[each.name], each.name)} "
+def of_recycling() -> str:
+    """The keys of the table ``recycle``."""
+    return of_table(RecycleOptions)
+
+
+def of_table(table: Any, texts: Mapping[str, str] | None = None) -> str:
+    """The keys of a table of a hub's file; the texts are its own, or those given."""
+    options = options_of(table)
+    cells = {name: f"| {allowed(option.annotation)} | {option.default_text} " for name, option in options.items()}
+    own = {name: option.description for name, option in options.items()}
+    return reference("key | allowed | default", cells, texts or own)
 
 
 def of_functions() -> str:
@@ -160,6 +164,7 @@ REFERENCES = {
     "hub": of_hub,
     "envs": of_envs,
     "record": of_records,
+    "recycle": of_recycling,
 }
 
 

@@ -10,11 +10,10 @@ import pytest
 os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
 
 from envhub_client.session.faults import FaultOptions
-from hubs import ServedHub, serve, wait_until, worker_processes
+from hubs import ServedHub, lane_address, serve, wait_until, worker_processes
 from sims import OFFERED
 
 RESTARTED_S = 60.0
-LANES = ["embedded", "ipc", "tcp"]  # every way to reach a hub, as the fixture ``address`` takes them
 # Test modules with envs, which go to workers by value: a worker that imported the module would import pytest, too.
 BY_VALUE = ["test_any_space", "test_defects", "test_hub_loss", "test_infos", "test_interrupts", "test_partial"]
 BY_VALUE += ["test_drop_in", "test_shared_lane", "test_slow_and_leaking", "test_workers"]
@@ -37,13 +36,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 def address(request: pytest.FixtureRequest) -> str | None:
     """Every way to reach a hub: None is this program's own. Ipc has the memory of the one and the hub of the other."""
     return lane_address(request, request.param)
-
-
-def lane_address(request: pytest.FixtureRequest, lane: str) -> str | None:
-    if lane == "embedded":
-        return None
-    served: ServedHub = request.getfixturevalue("hub")
-    return served.ipc if lane == "ipc" else served.tcp
 
 
 @pytest.fixture(autouse=True)

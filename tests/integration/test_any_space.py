@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import sims
 from combinations import each_value
-from conftest import LANES, lane_address
 from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
+from hubs import LANES, lane_address
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from same import assert_same
 from strategies import any_space, runs_of_infos

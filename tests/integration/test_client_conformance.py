@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from envhub_client.tools.conformance.client_cases import CASES, LEVELS
+from envhub_client.tools.conformance.client_cases import CASES, FAULT_STEP, LEVELS
 from envhub_client.tools.conformance.client_conformance import FAILED, NOT_SHOWN, PASSED, RuleVerdict, judged
-from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Record, ScriptedHub
+from envhub_client.tools.conformance.counting_envs import NAME, NUM_ENVS, SEEDS
+from envhub_client.tools.conformance.scripted_hub import HEARD_MAX, Heard, Record, ScriptedHub
 from hubs import free_port
 from page_client import PageClient, execute
 from wrong_clients import WRONG
@@ -186,9 +187,45 @@ def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_h
     assert first.result == FAILED and first.why.startswith("a header cannot be read")
 
 
+def refused(address: str) -> None:
+    """Send requests that the hub refuses, STEP 3 because it is another hub's."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\x80")
+        hub_id = Prelude.unpack(socket.recv()).hub_id
+        make, reset = messages.pack(messages.Make(NUM_ENVS, NAME)), messages.pack(messages.Reset(SEEDS))
+        receive = messages.pack(messages.Receive(1))
+        before = [(Op.MAKE, make), (Op.RESET, reset), *[(Op.STEP, b"")] * 2, *[(Op.RECEIVE, receive)] * 2]
+        after = [(Op.STEP, b""), (Op.RESET, reset), (Op.CLOSE, b"\x80")]
+        for seq, (op, header) in enumerate([*before, *after], 1):
+            socket.send(Prelude(op, hub_id ^ (seq == len(before) + 1), bytes(range(16)), seq).pack() + header)
+            assert socket.poll(5000)
+            socket.recv_multipart()
+
+
+@pytest.mark.parametrize("name", ["short_frame", "foreign_row", "slow_step", "late_reply"])
+def test_client_whose_requests_are_refused_passes_by_no_rule_about_what_they_bring(name: str) -> None:
+    with ScriptedHub("tcp://127.0.0.1:0") as hub, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(refused, hub.address)
+        record = hub.run(CASES[name].script(), None, CASE_S)
+        client.result()
+    assert PASSED not in {verdict.result for verdict in judged(name, CASES[name], record)}
+
+
 def test_rule_is_not_shown_where_nothing_came() -> None:
     for name, case in CASES.items():
         assert {verdict.result for verdict in judged(name, case, Record())} == {NOT_SHOWN}, name
+
+
+def test_rule_about_a_request_that_the_hub_refused_is_not_shown() -> None:
+    prelude = Prelude(Op.STEP, 1, b"a" * 16, 9)
+    refused = Heard(1.0, 3, prelude, (prelude.pack() + b"\x04",), FAULT_STEP)
+    reset = Heard(2.0, 3, prelude._replace(op=Op.RESET), (prelude.pack(),), 1)
+    record = Record([refused, reset, reset], fault=1)
+    for name in ("slow_step", "late_reply"):
+        first, *_ = judged(name, CASES[name], record)
+        assert first.result == NOT_SHOWN and "the hub did not run it" in first.why, name
 
 
 ENDS = {"os.abort()": "crashed with status -6", "sys.exit(0)": "ended with status 0"}

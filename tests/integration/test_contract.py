@@ -20,11 +20,10 @@ import gymnasium as gym
 import pytest
 import sims
 from combinations import each_value
-from conftest import LANES
 from envhub_server.catalog.admission import WRAPPER_NAMES
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hubs import ServedHub, stopped, wait_until
+from hubs import LANES, ServedHub, stopped, wait_until
 from same import assert_same
 
 import envhub

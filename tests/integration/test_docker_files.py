@@ -16,7 +16,6 @@ from envhub_server.serve import check_config, config_of
 from hubs import ServedHub, serve
 
 from envhub import cli
-from envhub.hub_options import HubOptions
 from envhub.transport import address
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +40,7 @@ def command(text: str = IMAGE) -> list[str]:
 def config(arguments: list[str]) -> HubConfig:
     """What ``envhub serve`` makes of its arguments, read by the real command line."""
     serving, bound, unknown = cli.app.parse_args(arguments, exit_on_error=False, print_error=False)[:3]
-    assert serving is cli.serve
+    assert serving is cli.serve.serve
     assert not unknown
     given = bound.arguments
     return config_of(given["env"], given["options"])
@@ -64,12 +63,12 @@ def test_health_is_asked_by_the_command_line() -> None:
     (test,) = re.findall(r"^ +test: (.+)$", COMPOSE, re.MULTILINE)
     assert json.loads(test) == ["CMD", *HEALTH]
     health, _, unknown = cli.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
-    assert health is cli.health
+    assert health is cli.hubs.health
     assert not unknown
 
 
 def test_health_is_asked_where_the_hub_listens() -> None:
-    tcp, ipc = config(command()).binds
+    tcp, ipc = config(command()).bind
     assert address.parse(tcp).port == int(instruction("EXPOSE")) and ipc == HEALTH[2]
 
 
@@ -88,7 +87,7 @@ def test_default_command_offers_cartpole_and_atari_only() -> None:
 def test_default_command_wants_keys_which_a_volume_keeps() -> None:
     found = config(command())
     assert found.keys == Path(instruction("VOLUME")) and not found.insecure
-    assert not any(address.parse(bind).is_loopback for bind in found.binds)
+    assert not any(address.parse(bind).is_loopback for bind in found.bind)
     assert f"\n      - keys:{found.keys}\n" in COMPOSE and f"--volume envhub-keys:{found.keys}" in README
 
 
@@ -132,9 +131,9 @@ def test_replays_leave_room_in_the_only_folder_that_can_be_written_to(tmp_path: 
     derived, _ = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
     (file,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     (tmp_path / "hub.toml").write_text(file)
-    drawing = config_of([], HubOptions(), tmp_path / "hub.toml")
+    drawing = config_of([], None, tmp_path / "hub.toml")
     for found in (config(command()), config(command(derived)), drawing):
-        assert 4 * found.limits.replays_bytes_max <= int(size) << 20
+        assert 4 * found.replays_bytes_max <= int(size) << 20
 
 
 def test_build_context_holds_what_the_build_copies_and_no_more() -> None:
@@ -168,9 +167,9 @@ def test_image_for_envs_that_draw_has_what_the_hub_asks_for(tmp_path: Path) -> N
     _, derived = re.findall(r"```dockerfile\n(.*?)```", README, re.DOTALL)
     (file,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     (tmp_path / "hub.toml").write_text(file)
-    found = config_of([], HubOptions(), tmp_path / "hub.toml")
+    found = config_of([], None, tmp_path / "hub.toml")
     check_config(found)
-    assert str(found.keys) == "/keys" and HEALTH[2] in found.binds
+    assert str(found.keys) == "/keys" and HEALTH[2] in found.bind
     assert [each.rendering for each in found.tables.values()] == ["egl", "osmesa"]
     assert command(derived) == ["serve", "--config", "/etc/envhub.toml"]
     installed = re.findall(r"--no-install-recommends (.*?) \\$", derived, re.MULTILINE)[0].split()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import importlib
 import os
 import pickle
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import types
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,12 @@ def test_spec_that_nobody_registered_is_made_with_its_wrappers() -> None:
     assert envs.single_observation_space == one.observation_space
     assert envs.spec is not None and envs.spec.id == "Local-v2"
     envs.close()
+
+
+def test_factories_have_no_spec_that_would_make_other_envs() -> None:
+    with closing(envhub.make_vec(functools.partial(gym.make, "FrozenLake-v1", map_name="8x8"), 1)) as envs:
+        assert envs.spec is None
+        assert envs.env_spec is not None and envs.env_spec.kwargs == {"map_name": "8x8"}
 
 
 class Lost:

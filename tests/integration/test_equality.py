@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import sims
 from combinations import every_pair
-from conftest import LANES, lane_address
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from hubs import LANES, lane_address
 from same import assert_same
 
 import envhub

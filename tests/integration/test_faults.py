@@ -19,8 +19,7 @@ import psutil
 import pytest
 import sims
 from combinations import each_value
-from conftest import LANES
-from hubs import HERE, ServedHub, lives, serve, stopped, wait_until, worker_processes
+from hubs import HERE, LANES, ServedHub, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
 

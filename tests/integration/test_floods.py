@@ -93,7 +93,7 @@ def test_memory_of_sessions_whose_replies_are_not_read_is_given_back(
             peer = peers.enter_context(session(flooded, token, mebibytes=16))
             for seq in (3, 4):
                 peer.ask(Op.STEP, b"\x04", token, seq, bytes(8))
-                time.sleep(0.3)
+                assert wait_until(lambda: _phase(flooded, token) == "ready", 10)  # noqa: B023
             peer.ask(Op.CLOSE, messages.pack(Close()), token, 5)
         assert wait_until(lambda: arenas(flooded) <= mapped, 15)
         assert goes_on(honest) and rss(flooded) - before < GROWN_MAX

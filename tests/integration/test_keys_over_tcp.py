@@ -394,6 +394,27 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
         assert '"session_revoked"' in hub.log and "session_expired" not in hub.log
 
 
+def test_admin_ends_a_session_whose_envs_are_being_made(tmp_path: Path, keys: KeyFolder) -> None:
+    tokens = admitted(keys, "alice"), admitted(keys, "boss", "admin"), admitted(keys, "carol")
+    held = tmp_path / "held"
+    held.touch()
+    options = "--keys", str(keys.path), "--allow-arguments", "held=held_by"
+    with serve(tmp_path, "held=faulty:faulty", *options) as hub, ThreadPoolExecutor(1) as pool:
+        alice, boss, carol = (address_of(token, hub.tcp) for token in tokens)
+        with envhub.connect(boss) as client, envhub.connect(carol) as other:
+            making = pool.submit(envhub.make_vec, "held", 1, hub=alice, held_by=str(held))
+            assert wait_until(lambda: len(client.sessions()) == 1, 10)
+            name = client.sessions()[0]["session"]
+            with pytest.raises(envhub.SessionLost):
+                other.end(name)
+            client.end(name)
+            with pytest.raises(envhub.SessionLost, match="another client took the session over"):
+                making.result(10)
+            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [], 5)
+            with pytest.raises(envhub.SessionLost):
+                client.end(name)
+
+
 @pytest.mark.long
 def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_holds_for_one_that_runs(
     tmp_path: Path, keys: KeyFolder

@@ -14,9 +14,8 @@ import gymnasium as gym
 import pytest
 import sims
 from combinations import each_value
-from conftest import LANES
 from envhub_client.tools.conformance import conformance
-from hubs import ServedHub, serve
+from hubs import LANES, ServedHub, serve
 from rich.console import Console
 
 import envhub

@@ -11,8 +11,7 @@ import numpy as np
 import odd_sims
 import pytest
 from combinations import each_value
-from conftest import LANES
-from hubs import ServedHub, serve, wait_until
+from hubs import LANES, ServedHub, serve, wait_until
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import any_space

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from envhub_server.config import Limits
+from envhub_server.config import HubConfig
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX
 from hubs import ServedHub
 
@@ -98,7 +98,7 @@ def test_messages_without_a_prelude_have_no_reply_and_end_their_connection_likew
 
 def test_frame_that_is_too_long_ends_its_connection_without_a_reply(client: PlainClient) -> None:
     head = Prelude(Op.LIST, client.hello(), NO_SESSION, 2).pack()
-    client.socket.send(head + bytes(Limits().message_bytes_max + 1 - len(head)))
+    client.socket.send(head + bytes(HubConfig().message_bytes_max + 1 - len(head)))
     assert client.has_ended() and client.codes() == []
 
 

@@ -20,13 +20,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from brittle import CAUSES, Brittle, Tuned, tune
-from conftest import LANES, lane_address
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.catalog.replay_folder import files_in
 from envhub_server.ipc import replay_file
 from gymnasium.vector import AutoresetMode
-from hubs import ServedHub, serve, wait_until, worker_processes, written_replay
+from hubs import LANES, ServedHub, lane_address, serve, wait_until, worker_processes, written_replay
 
 import envhub
 from envhub.values import codec

@@ -157,6 +157,14 @@ def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path)
 
 
 @pytest.mark.long
+def test_child_that_a_module_forks_does_not_go_on_in_place_of_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text("import os\nos.fork() and os.wait()\nfrom sims import counter\n")
+    environ = {"PYTHONPATH": str(HERE)}
+    with serve(tmp_path, "forks=forks:counter", cwd=tmp_path, environ=environ) as hub:
+        assert wait_until(lambda: "was ended: its code has to end in os._exit" in hub.log, 10)
+
+
+@pytest.mark.long
 def test_factories_are_found_from_the_working_directory_and_never_imported_into_the_hub(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
@@ -427,7 +435,7 @@ def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--max-envs", "6", "--workers", "1") as hub, envhub.connect(hub.tcp) as client:
         envs = client.make_vec("CartPole-v1", 4)
         assert envs.num_workers == 1
-        with pytest.raises(envhub.RequestRefused, match="envs_max=6; 4 are in use"):
+        with pytest.raises(envhub.RequestRefused, match="max_envs=6; 4 are in use"):
             client.make_vec("CartPole-v1", 3)
         envs.close()
         with closing(client.make_vec("CartPole-v1", 2, num_workers=3)) as as_many_as_envs:

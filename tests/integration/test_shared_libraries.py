@@ -9,10 +9,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import traces
 from envhub_server.config import usable_cpus
 from envhub_server.ipc import shared_libraries
+from envhub_server.worker.env_family import may_share_process
+from envhub_server.worker.env_runner import EnvRunner
 from hubs import HERE, ServedHub, serve
 
 import envhub
@@ -126,9 +129,9 @@ def test_env_that_must_load_something_before_a_library_is_made_without(folder: P
     assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
 
 
-def seen(hub: ServedHub, env: str) -> list[bool]:
+def seen(hub: ServedHub, env: str, num_workers: int | None = None) -> list[bool]:
     """As ``shared``, of a session of a served hub."""
-    with closing(envhub.make_vec(env, NUM_ENVS, hub=hub.tcp)) as envs:
+    with closing(envhub.make_vec(env, NUM_ENVS, hub=hub.tcp, num_workers=num_workers)) as envs:
         envs.reset()
         for _ in range(LEARNED):
             envs.step([0] * NUM_ENVS)
@@ -142,6 +145,15 @@ def test_sessions_of_another_env_have_no_library_of_it(folder: Path) -> None:
     (folder / "sims" / "plain_sim.py").write_text(text)
     with serve(folder, "fit=fit_sim:Sim", "plain=plain_sim:Sim", cwd=folder / "sims") as hub:
         assert [seen(hub, env) for env in ("fit", "plain", "fit", "plain")] == [OTHERS, NONE, ALL, NONE]
+
+
+@pytest.mark.long
+def test_first_session_of_a_registered_id_shares_what_its_entry_point_imports(folder: Path) -> None:
+    written(folder)
+    registers = 'import gymnasium\n\ngymnasium.register("Fit-v0", entry_point="fit_sim:Sim")\n'
+    (folder / "sims" / "registers.py").write_text(registers)
+    with serve(folder, "registers:Fit-v0", cwd=folder / "sims") as hub:
+        assert seen(hub, "Fit-v0", num_workers=NUM_ENVS) == OTHERS
 
 
 @pytest.mark.long
@@ -197,3 +209,9 @@ def test_four_zygotes_with_libraries_are_kept_and_the_one_used_longest_ago_ends_
     found = json.loads(ran.stdout.splitlines()[-1])
     assert all(found["born"])
     assert found["left"] == ["scipy.linalg", "networkx", "scipy.special,scipy.linalg", "scipy.sparse"]
+
+
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Humanoid-v5"])
+def test_envs_of_mujoco_may_share_a_process(name: str) -> None:
+    with closing(gym.make(name)) as env:
+        assert may_share_process(env, EnvRunner)

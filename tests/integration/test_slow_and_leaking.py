@@ -19,10 +19,9 @@ import sims
 import test_placement
 import vector_sims
 from combinations import each_value
-from conftest import LANES
 from envhub_server.processes.memory_use import memory_bytes
 from gymnasium.vector import AutoresetMode
-from hubs import ServedHub, kill_worker, wait_until, worker_processes
+from hubs import LANES, ServedHub, kill_worker, wait_until, worker_processes
 
 import envhub
 

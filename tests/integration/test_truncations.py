@@ -17,9 +17,8 @@ import numpy as np
 import psutil
 import pytest
 from combinations import each_value
-from conftest import LANES
 from faulty import EXIT, HOLD_GIL, KILL, RAISE, SEGFAULT, SLEEP
-from hubs import ServedHub, kill_worker, wait_until
+from hubs import LANES, ServedHub, kill_worker, wait_until
 
 import envhub
 

@@ -9,7 +9,7 @@ RIGHTS = "server/envhub_server/network/rights.py"
 ACCESS = "server/envhub_server/network/access.py"
 STAND_INS = "server/envhub_server/memory/stand_ins.py"
 ENV_HISTORY = "server/envhub_server/session/env_history.py"
-SERVING = "server/envhub_server/hub/hub.py"
+SESSIONS = "server/envhub_server/hub/directory.py"
 CHAOS = "chaos/test_chaos.py"
 
 
@@ -75,7 +75,7 @@ NAMED = [
     ),
     Named(
         "a session whose lease has run out leaves its workers",
-        ((SERVING, "self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))", "pass"),),
+        ((SESSIONS, "self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))", "pass"),),
         CHAOS,
         "long",
     ),

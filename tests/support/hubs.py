@@ -16,11 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import envhub_client
 import psutil
 
 import envhub
+
+if TYPE_CHECKING:
+    import pytest
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 60.0
@@ -281,3 +285,13 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
         time.sleep(0.01)
         late = time.monotonic() > end
     return True
+
+
+LANES = ["embedded", "ipc", "tcp"]  # every way to reach a hub, as the fixture ``address`` takes them
+
+
+def lane_address(request: pytest.FixtureRequest, lane: str) -> str | None:
+    if lane == "embedded":
+        return None
+    served: ServedHub = request.getfixturevalue("hub")
+    return served.ipc if lane == "ipc" else served.tcp

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from envhub_server.config import MIB, HubConfig, Limits
+from envhub_server.config import HubConfig
 from envhub_server.serve import serve
 
 if __name__ == "__main__":
     serve(
         HubConfig(
-            binds=(sys.argv[1],),
+            bind=(sys.argv[1],),
             envs=("wide=odd_sims:Wide", "shows=large_sims:shows"),
-            limits=Limits(arena_bytes_max=4 * MIB),
+            arena_bytes_max=4 << 20,
         )
     )

@@ -17,6 +17,7 @@ from envhub.protocol.prelude import PRELUDE, Frames, Prelude
 from envhub.values import codec
 
 AT_ONCE = float("-inf")
+FLOAT64 = bytes([11])
 
 WRONG: dict[tuple[str, str], type[PageClient]] = {}
 
@@ -80,6 +81,15 @@ class OtherSeeds(PageClient):
     def reset(self) -> None:
         self._forget_totals()
         self.observe(self.ask(Op.RESET, Reset(seeds=[seed + 1 for seed in SEEDS])).frames[0])
+
+
+@breaks("plain", "the actions of a Discrete are integers")
+class SendsFloats(PageClient):
+    def step(self) -> None:
+        actions = self._observations[:, 0].astype(np.float64).tobytes()
+        frames = self.ask(Op.STEP, messages.Step(FLOAT64), [actions]).frames
+        self.observe(frames[0])
+        self.take(range(NUM_ENVS), frames[1:])
 
 
 @breaks("unknown_fields", "an unknown field is ignored")

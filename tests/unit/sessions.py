@@ -17,7 +17,7 @@ from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
-from envhub_server.session.instructions import Instruction, Instructions
+from envhub_server.session.instructions import Instruction, Instructions, Tell
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
@@ -102,9 +102,20 @@ class Session(SessionState):
 Kind = TypeVar("Kind", bound=Instruction)
 
 
+def every(kind: type[Kind], instructions: Iterable[Instruction]) -> list[Kind]:
+    """The instructions of this kind, whatever comes between them."""
+    return [each for each in instructions if isinstance(each, kind)]
+
+
 def only(kind: type[Kind], instructions: Iterable[Instruction]) -> Kind:
     """The one instruction of this kind, whatever comes before and after it."""
-    (found,) = (each for each in instructions if isinstance(each, kind))
+    (found,) = every(kind, instructions)
+    return found
+
+
+def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
+    """The one instruction that tells a process a message of this kind, whatever comes before and after it."""
+    (found,) = (each for each in every(Tell, instructions) if isinstance(each.message, kind))
     return found
 
 
@@ -112,7 +123,8 @@ def validate(state: SessionState) -> None:
     """Check what always holds between two stimuli."""
     owner, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
-    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING, *MAKING)
+    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
+    assert asked or owner.claimed or state.phase not in MAKING
     assert owner.claimed or state.phase is not Phase.HANDING_OVER
     assert owner.driver is Driver.HUB or (owner.lent and not state.parts.out)
     assert owner.lane is LaneName.WIRE or owner.lent

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -34,18 +32,24 @@ PURE = [
     "server/envhub_server/catalog/registry.py",
     "server/envhub_server/catalog/replay_shares.py",
     # Restarts draw from the generator that they are given.
+    "server/envhub_server/hub/planner.py",
     *(each for each in FILES if each.startswith("server/envhub_server/session/") and not each.endswith("/restarts.py")),
 ]
 STEP_PATH = [
     "envhub/transport/sockets.py",
     "client/envhub_client/connection/zeromq_transport.py",
     "server/envhub_server/network/listener.py",
+    "server/envhub_server/network/router.py",
     "server/envhub_server/hub/hub.py",
+    "server/envhub_server/hub/gateway.py",
 ]
-SOCKETS = [*STEP_PATH, "server/envhub_server/network/authenticator.py"]
+SOCKETS = [
+    *STEP_PATH,
+    "server/envhub_server/hub/connection_supervisor.py",
+    "server/envhub_server/network/authenticator.py",
+]
 # These may import zmq inside functions.
 TOOLS = [
-    "client/envhub_client/tools/bench/echo.py",
     "client/envhub_client/tools/conformance/raw_peer.py",
     "client/envhub_client/tools/conformance/scripted_hub.py",
 ]
@@ -73,6 +77,17 @@ def nodes_of(name: str) -> list[ast.AST]:
 @cache
 def imports_of(name: str) -> list[tuple[str, str, bool]]:
     return list(imports(nodes_of(name)[0]))
+
+
+def run_by(name: str) -> set[tuple[str, str]]:
+    """Module and imported name of every import that the file runs, in functions too, but not for annotations alone."""
+    typing = [
+        node
+        for node in nodes_of(name)
+        if isinstance(node, ast.If) and dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    ]
+    unrun = {(module, imported) for node in typing for module, imported, _ in imports(node)}
+    return {(module, imported) for module, imported, _ in imports_of(name)} - unrun
 
 
 @cache
@@ -111,20 +126,24 @@ def dotted(node: ast.AST) -> str:
 
 
 def test_the_files_are_found() -> None:
-    assert {*PURE, *STEP_PATH, "server/envhub_server/worker/process.py", "envhub/cli.py"} <= FILES.keys()
+    assert {*PURE, *STEP_PATH, "server/envhub_server/worker/process.py", "envhub/cli/serve.py"} <= FILES.keys()
 
 
 # --- who imports whom -------------------------------------------------------------------------------------------------
 
-# Of each room, which others of its package it imports besides the package's top level, and for the client which of
-# ``envhub``.
+# Which rooms of its package each room imports, and each file at the top level that imports any; for the client also
+# which of ``envhub``. Every room may import the top level.
 ROOMS = {
     "envhub": {
         "arena": {"values"},
+        "cli": {"recording", "transport"},
         "protocol": {"arena", "values"},
         "recording": {"transport", "values"},
         "transport": set(),
         "values": set(),
+        "__main__.py": {"cli"},
+        "env_failure.py": {"values"},
+        "option_kinds.py": {"protocol", "transport"},
     },
     "envhub_server": {
         "catalog": {"ipc", "processes"},
@@ -136,6 +155,13 @@ ROOMS = {
         "processes": {"ipc", "loop"},
         "session": {"catalog", "ipc", "processes"},
         "worker": {"ipc"},
+        "config.py": {"catalog", "processes"},
+        "import_check.py": {"catalog", "processes"},
+        "in_process.py": {"catalog", "hub", "ipc", "loop", "memory", "processes", "session", "worker"},
+        "log.py": {"processes"},
+        "private_hub.py": {"catalog", "hub", "ipc", "processes", "worker"},
+        "replay.py": {"ipc", "processes"},
+        "serve.py": {"catalog", "hub", "processes"},
     },
     "envhub_client": {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
@@ -149,9 +175,15 @@ ROOMS = {
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
         "tools": {
-            *("connection", "envs", "private_hub", "session"),
-            *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+            *("connection", "envs", "session"),
+            *("envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
+        "batch.py": {"envhub.values"},
+        "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
+        "make.py": {"envs", "session", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"},
+        "observer.py": {"connection", "results", "envhub.protocol", "envhub.values"},
+        "option_keywords.py": {"session", "envhub.recording"},
+        "remote.py": {"envs", "envhub.transport"},
     },
 }
 
@@ -161,16 +193,35 @@ def room(place: list[str]) -> str:
     return place[1] if len(place) > 1 and place[1] in ROOMS[place[0]] else ""
 
 
-@of_each(FILES)
-def test_room_imports_only_the_rooms_in_the_table(name: str) -> None:
-    package = next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
-    own = room([package, *FILES[name].relative_to(PACKAGES[package]).parts])
+def package_of(name: str) -> str:
+    return next(package for package, folder in PACKAGES.items() if FILES[name].is_relative_to(folder))
+
+
+def key_of(name: str) -> str:
+    """The key of a file in the table of its package: its room, or its own name at the top level."""
+    return FILES[name].relative_to(PACKAGES[package_of(name)]).parts[0]
+
+
+def rooms_imported(name: str) -> set[str]:
+    """The other rooms that a file imports, as the table names them."""
+    package, found = package_of(name), set()
     for module, imported, _ in imports_of(name):
-        found = [*module.split("."), imported]
-        if own and found[0] == package and room(found) != own:
-            assert room(found) in ROOMS[package][own] | {""}, f"{module} {imported}"
-        if own and package == "envhub_client" and found[0] == "envhub" and room(found):
-            assert f"envhub.{room(found)}" in ROOMS[package][own], f"{module} {imported}"
+        place = [*module.split("."), imported]
+        if place[0] == package and room(place) != key_of(name):
+            found.add(room(place))
+        if (place[0], package) == ("envhub", "envhub_client") and room(place):
+            found.add(f"envhub.{room(place)}")
+    return found - {""}
+
+
+def test_rooms_and_top_level_files_import_the_rooms_in_the_table() -> None:
+    found: dict[str, dict[str, set[str]]] = {
+        package: {room: set() for room in rooms} for package, rooms in ROOMS.items()
+    }
+    for name in FILES:
+        if rooms := rooms_imported(name):
+            found[package_of(name)].setdefault(key_of(name), set()).update(rooms)
+    assert found == ROOMS
 
 
 def test_no_two_rooms_import_each_other() -> None:
@@ -182,9 +233,34 @@ def test_no_two_rooms_import_each_other() -> None:
             behind = {name: found for name, found in behind.items() if name not in leaves}
 
 
+def modules() -> dict[str, str]:
+    """The file of each module, by the module's dotted name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in folder.rglob("*.py"):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = str(path.relative_to(ROOT))
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    files = modules()
+    behind = {
+        module: {
+            f"{source}.{name}" if f"{source}.{name}" in files else source for source, name in run_by(files[module])
+        }
+        for module in files
+    }
+    while behind:
+        leaves = {module for module, found in behind.items() if not found & behind.keys()}
+        assert leaves, f"a circle among {sorted(behind)}"
+        behind = {module: found for module, found in behind.items() if module not in leaves}
+
+
 def test_every_folder_is_a_room() -> None:
     for package, folder in PACKAGES.items():
-        assert {path.parent.name for path in folder.glob("*/__init__.py")} == ROOMS[package].keys()
+        rooms = {name for name in ROOMS[package] if not name.endswith(".py")}
+        assert {path.parent.name for path in folder.glob("*/__init__.py")} == rooms
 
 
 @of_each(FILES)
@@ -355,7 +431,7 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
 # Who takes a key out of its ``Secret``, and how often: to write its file, to give it to a socket, to read an address,
 # to print it once.
 REVEALING = {
-    "envhub/cli.py": 1,
+    "envhub/cli/keys.py": 1,
     "envhub/transport/address.py": 1,
     "envhub/transport/keys.py": 4,
     "envhub/transport/sockets.py": 3,
@@ -372,7 +448,6 @@ def test_secrets_are_revealed_where_the_table_says_and_nowhere_else() -> None:
 # --- dependencies -----------------------------------------------------------------------------------------------------
 
 MODULE_OF = {"pyzmq": "zmq", "msgpack-numpy": "msgpack_numpy", "typing-extensions": "typing_extensions"}
-BENCH = "client/envhub_client/tools/bench/"
 
 
 def test_every_dependency_is_imported() -> None:
@@ -384,9 +459,8 @@ def test_every_dependency_is_imported() -> None:
 
 
 @of_each(FILES)
-def test_only_the_bench_imports_what_is_in_its_extra(name: str) -> None:
-    if not name.startswith(BENCH):
-        assert not {"matplotlib", "psutil"} & packages_imported(name)
+def test_no_module_imports_what_only_the_tests_need(name: str) -> None:
+    assert not {"matplotlib", "psutil"} & packages_imported(name)
 
 
 # --- Python 3.8 -------------------------------------------------------------------------------------------------------
@@ -408,34 +482,3 @@ def test_files_for_python_3_8_evaluate_no_generics_that_it_lacks() -> None:
         annotations = {inner for slot in slots if isinstance(slot, ast.AST) for inner in ast.walk(slot)}
         evaluated = [node for node in nodes_of(name) if isinstance(node, ast.Subscript) and node not in annotations]
         assert not [ast.unparse(node) for node in evaluated if dotted(node.value) in lacking], name
-
-
-# --- what an import costs ---------------------------------------------------------------------------------------------
-
-SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
-
-
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules in a fresh interpreter after the statement."""
-    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    return set(done.stdout.split())
-
-
-def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
-    loaded = loaded_by("import envhub")
-    assert "envhub" in loaded
-    assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
-
-
-def test_private_hub_imports_little_before_it_starts_its_zygote_and_nothing_that_it_seldom_needs() -> None:
-    assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
-    loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
-    assert "zmq" in loaded
-    assert not loaded & {"structlog", "cyclopts", "rich", "psutil", "asyncio"}
-
-
-def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
-    loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
-    assert "zmq" in loaded
-    assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}

@@ -5,45 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from envhub_server.network.audit import Audit, AuditError
 
-# A limit of the file's size makes a write short, as a full disk does, and refuses those after it.
-FULL = """
-import logging, pathlib, resource, sys
-from envhub_server import log
-from envhub_server.network.audit import Audit
-
-log.configure(logging.ERROR)
-audit = Audit(pathlib.Path(sys.argv[1]))
-limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
-for number in range(5):
-    audit.write("connected", f"client-{number}")
-resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-for number in (5, 6):
-    audit.write("connected", f"client-{number}")
-"""
-
 
 def clients(path: Path) -> list[str]:
     """The client that each whole line names."""
     return [json.loads(line)["client"] for line in path.read_text().splitlines() if line.endswith("}")]
-
-
-def test_line_after_a_full_disk_is_one_of_its_own_and_each_failure_is_logged_once(tmp_path: Path) -> None:
-    path = tmp_path / "audit"
-    ran = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    assert clients(path) == ["client-0", "client-5", "client-6"]
-    assert len(path.read_text().splitlines()) == 4  # and what there was room for of the second
-    logged = [json.loads(line) for line in ran.stderr.splitlines()]
-    assert [line["event"] for line in logged] == ["audit_failed"] * 2
-    assert "only a part of a line" in logged[0]["why"] and "too large" in logged[1]["why"]
 
 
 def test_last_line_of_a_clients_keys_says_whether_it_is_admitted(tmp_path: Path) -> None:

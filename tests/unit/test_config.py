@@ -6,29 +6,28 @@ import json
 from pathlib import Path
 
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.config import HubConfig, Limits, Timing
-
-from envhub.protocol.messages import Hosting
+from envhub_server.config import HubConfig
 
 
 def test_configuration_that_differs_from_the_defaults_is_told_in_types_of_json() -> None:
     config = HubConfig(
-        binds=("tcp://127.0.0.1:5555", "ipc:///run/hub.sock"),
+        bind=("tcp://127.0.0.1:5555", "ipc:///run/hub.sock"),
         envs=("CartPole-v1",),
         keys=Path("/keys"),
         insecure=True,
-        limits=Limits(envs_max=3),
-        timing=Timing(lease_s=7.0),
-        hosting=Hosting(gpus=[0, 1], spares=2),
+        max_envs=3,
+        lease=7.0,
+        gpus=(0, 1),
+        spares=2,
         tables={"arm": EnvSettings(env="Pendulum-v1")},
     )
     assert json.loads(json.dumps(config.said())) == {
-        "binds": ["tcp://127.0.0.1:5555", "ipc:///run/hub.sock"],
+        "bind": ["tcp://127.0.0.1:5555", "ipc:///run/hub.sock"],
         "envs": ["CartPole-v1"],
         "keys": "/keys",
         "insecure": True,
-        "envs_max": 3,
-        "lease_s": 7.0,
+        "max_envs": 3,
+        "lease": 7.0,
         "gpus": [0, 1],
         "spares": 2,
         "tables": ["arm"],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,42 +14,9 @@ import pytest
 from envhub_client.session.factory_digest import _tokens, factories_digest
 from gymnasium.envs.registration import EnvSpec
 
-PROGRAM = """
-import functools, gymnasium
-from envhub_client.session.factory_digest import factories_digest
-
-ENV = "CartPole-v1"
-
-class Sim(gymnasium.Env):
-    def step(self, action):
-        return self.wait({wait})
-
-def wrapped(rank, seed):
-    def make():
-        env = gymnasium.make(ENV)
-        env.reset(seed=seed + rank)
-        return Sim() if rank < 0 else env
-    return make
-
-print(factories_digest([wrapped(rank, 1) for rank in range(3)]))
-print(factories_digest([lambda: Sim()] * 2))
-print(factories_digest([functools.partial(Sim, options={{"a", "b", "c"}})]))
-"""
-
-
-def digests(wait: float) -> list[str]:
-    program = [sys.executable, "-c", PROGRAM.format(wait=wait)]
-    return subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-
 
 def by_rank(name: str, rank: int) -> Callable[[], Any]:
     return lambda: (gymnasium.make(name), rank)
-
-
-def test_digest_is_the_same_in_every_run_of_a_program_and_another_once_that_is_changed() -> None:
-    first = digests(0.002)
-    assert first == digests(0.002) and len(set(first)) == 3
-    assert all(before != after for before, after in zip(first, digests(0.01), strict=True))
 
 
 def test_captured_values_count() -> None:

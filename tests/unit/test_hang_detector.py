@@ -14,9 +14,9 @@ def test_env_that_stays_at_the_same_turn_is_reported_as_slow_and_then_as_over() 
     detector = HangDetector(FAULTS)
     found = [detector.sample(float(now_s), 10.0, "step", 3, turn=7) for now_s in range(0, 61, 10)]
     assert found[:3] == [None] * 3
-    assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].over
+    assert found[3] == Late("step", 3, 30.0, 60.0) and not found[3].expired
     assert found[4:6] == [None] * 2
-    assert found[6] is not None and found[6].over
+    assert found[6] is not None and found[6].expired
 
 
 def test_worker_that_goes_on_is_never_late_however_long_its_batch_takes() -> None:
@@ -45,7 +45,7 @@ def test_each_kind_has_its_own_time() -> None:
         detector = HangDetector(FAULTS)
         detector.sample(0.0, limit_s, kind, 0, 1)
         early, late = (detector.sample(at_s, limit_s, kind, 0, 1) for at_s in (limit_s - 0.1, limit_s))
-        assert (early is None or not early.over) and late is not None and late.over
+        assert (early is None or not early.expired) and late is not None and late.expired
 
 
 def test_late_sample_counts_for_twice_the_planned_interval() -> None:
@@ -55,7 +55,7 @@ def test_late_sample_counts_for_twice_the_planned_interval() -> None:
     assert detector.sample(3.8, 0.1, "step", 0, 1) is None
     assert detector.sample(3.9, 0.1, "step", 0, 1) is None
     late = detector.sample(5.0, 0.1, "step", 0, 1)
-    assert late is not None and late.over and math.isclose(late.waited_s, 0.7)
+    assert late is not None and late.expired and math.isclose(late.waited_s, 0.7)
 
 
 def test_sample_after_a_pause_finds_a_worker_that_went_on() -> None:

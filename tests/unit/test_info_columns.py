@@ -65,7 +65,7 @@ class Told(InfoTemplates):
     """Templates that were announced already."""
 
     def __init__(self, known: dict[int, bytes]) -> None:
-        self._known = {number: Template(codec.decode(example)) for number, example in known.items()}
+        self._templates = {number: Template(codec.decode(example)) for number, example in known.items()}
 
 
 def carried(infos: list[dict[str, Any]]) -> Infos:

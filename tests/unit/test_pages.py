@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
-from envhub_server import operator_bounds, repeats
+from envhub_server import repeats
 from envhub_server.catalog import hub_file
-from envhub_server.config import Limits
-from envhub_server.hub import recordings, replay_writer, stats
+from envhub_server.config import INFO_BYTES
+from envhub_server.hub import recordings, replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import LINES_MAX
 from envhub_server.memory import unread_memory
@@ -27,9 +27,10 @@ from envhub_server.processes import memory_use, worker_output
 from envhub_server.session import failure_text, restarts
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
-from envhub import cli, errors
+from envhub import cli, errors, option_kinds
 from envhub.arena import layout
 from envhub.env_failure import EnvFailure
+from envhub.hub_options import HubOptions
 from envhub.protocol import messages, prelude, validation
 from envhub.recording import recorder_handle
 from envhub.transport import sockets
@@ -166,7 +167,7 @@ def test_exit_statuses_are_those_of_the_command() -> None:
     rows = table(SERVER / "exit_statuses.md", "Exit statuses")
     assert {int(row[0]) for row in rows} == {0, cli.EXIT_FAILED, cli.EXIT_USAGE, cli.EXIT_KEYS}
     commands = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
-    assert all(f"def {name}(" in CODE[ROOT / "envhub/cli.py"] for name in commands)
+    assert commands <= {*cli.app}
 
 
 def test_errors_are_the_codes() -> None:
@@ -208,8 +209,8 @@ def test_events_are_logged() -> None:
 def test_counters_are_the_codes() -> None:
     text = section(SERVER / "monitoring.md", "Counters")
     counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
-    assert counters == keys_returned(stats.stats)
-    assert keys_returned(stats.described) <= {*re.findall(r"`(\w+)`", text)}
+    assert counters == keys_returned(status.Status.counters)
+    assert keys_returned(status.description) <= {*re.findall(r"`(\w+)`", text)}
 
 
 def keys_returned(function: Callable[..., object]) -> set[str]:
@@ -221,21 +222,14 @@ def keys_returned(function: Callable[..., object]) -> set[str]:
 
 
 LIMITS = {
-    "sessions": Limits().sessions_max,
-    "envs, all sessions together": Limits().envs_max,
-    "envs of a session": Limits().envs_per_session_max,
-    "shared memory, all sessions together": Limits().arena_bytes_max,
     "leaves of an observation or an action space": leaf.LEAVES_MAX,
     "a time that a client sets": validation.SECONDS_MAX,
-    "time for a session's envs to close, that a client sets": Limits().close_s_max,
     "`restarts_max` that a client sets": validation.RESTARTS_MAX,
-    "spares of a session, unless its operator says more": Limits().spares_max,
-    "workers and spares of a session that its operator says": operator_bounds.PROCESSES_MAX,
-    "bytes of memory that the operator says, unless 0, at least": operator_bounds.BYTES_MIN,
-    "bytes of memory that the operator says, at most": operator_bounds.BYTES_MAX,
+    "workers and spares of a session that its operator says": option_kinds.PROCESSES_MAX,
+    "bytes of memory that the operator says, unless 0, at least": option_kinds.BYTES_MIN,
+    "bytes of memory that the operator says, at most": option_kinds.BYTES_MAX,
     "processes of a worker whose memory counts for `memory_max`": memory_use.PROCESSES_MAX,
     "values of attributes of a session, which are set again on new envs": set_attributes.BYTES_MAX,
-    "one frame from a client": Limits().message_bytes_max,
     "one frame from the hub": prelude.FRAME_BYTES_MAX,
     "frames of a message": prelude.FRAMES_MAX,
     "header of a request, besides the bytes that the hub passes on unread": codec.HEADER_BYTES_MAX,
@@ -243,10 +237,8 @@ LIMITS = {
     "lists and maps around an item": codec.HEADER_DEPTH_MAX,
     "a worker's message, such as the results of a call on its envs": channel.WORKER_MESSAGE_BYTES_MAX,
     "items of a worker's message, such as names of envs": channel.WORKER_LIMITS.items_max,
-    "results of a call that the hub joins in one frame": Limits().message_bytes_max,
     "replies of a session that has ended and that its client does not read": unread_memory.UNREAD_S,
-    "an info's place in the arena": Limits().info_bytes,
-    "an info, besides the observation in it": Limits().info_bytes_max,
+    "an info's place in the arena": INFO_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
     "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
     "parts of journals that wait to be written as replays, in all": replay_writer.WAITING_BYTES_MAX,
@@ -254,7 +246,6 @@ LIMITS = {
     "actions and observations of an env in a replay": replay_file.HISTORY_BYTES_MAX,
     "time for replays to be written when the hub ends": replay_writer.CLOSE_S,
     "recordings that are written at a time, of sessions that have ended, too": recordings.RECORDINGS_MAX,
-    "memory of all recordings together, each with twice its `queue_bytes`": Limits().recordings_memory_bytes_max,
     "orders to the process of a recording about one worker": recorder_handle.ORDER_BYTES_MAX,
     "orders that wait for the process of a recording": recorder_handle.ORDERS_WAITING_MAX,
     "the wait of a session that is recorded for the process that writes": recordings.START_S,
@@ -282,25 +273,41 @@ LIMITS = {
     "all envs of a session to close": messages.Faults().close_s,
     "a step's wait for envs that are built again": messages.Faults().restart_wait_s,
 }
-# No name of the code has these alone.
-UNNAMED = {
-    "observations that one key has asked for by OBSERVE and not read, or one of any size",
-    "unfinished messages of one client, by all its connections",
-    "equal lines of one event in 10 s",
-}
+UNNAMED = {"equal lines of one event in 10 s"}  # of the code, which has no name for it alone
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "PiB": 1 << 50, "days": 24 * 3600}
 
 
-def test_limits_are_the_codes() -> None:
-    page = SERVER / "limits.md"
-    titles = ("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log and audit")
-    shown = {}
-    for title in (*titles, "Deadlines"):
-        for row in table(page, title):
+def limits(*titles: str) -> Iterator[tuple[str, float, str]]:
+    """The name, the default and the third cell of each limit in the tables of these sections."""
+    for title in titles:
+        for row in table(SERVER / "limits.md", title):
             number, _, unit = row[1].partition(" ")
-            shown[re.split(r" \(|;", row[0])[0]] = float(number.replace(",", "")) * UNITS.get(unit, 1)
+            yield re.split(r" \(|;", row[0])[0], float(number.replace(",", "")) * UNITS.get(unit, 1), row[2]
+
+
+SECTIONS = (
+    *("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log and audit"),
+    "The end of a hub",
+)
+
+
+def test_limits_are_the_codes() -> None:
+    fixed = {name: number for name, number, changed_by in limits(*SECTIONS) if changed_by == "no"}
+    shown = {**fixed, **{name: number for name, number, _ in limits("Deadlines")}}
     assert shown.keys() == LIMITS.keys() | UNNAMED
     assert {name: shown[name] for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
+
+
+def test_limits_that_options_change_have_their_defaults_and_every_option_with_a_limit_is_shown() -> None:
+    options = {f"--{name.replace('_', '-')}": each for name, each in option_kinds.options_of(HubOptions).items()}
+    shown = set()
+    for name, number, changed_by in limits(*SECTIONS):
+        if changed_by != "no":
+            times, option = re.fullmatch(r"(twice |[\d.]+ times )?`(--[a-z-]+)`", changed_by).groups()  # type: ignore[union-attr]
+            factor = {None: 1.0, "twice ": 2.0}.get(times) or float(times.split()[0])
+            assert number == factor * options[option].default, name
+            shown.add(option)
+    assert shown == {name for name, option in options.items() if option.default_text}
 
 
 def test_numbers_in_the_texts_are_the_codes() -> None:
@@ -316,4 +323,4 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
         assert sentence in text, sentence
     replays = (SERVER / "replays.md").read_text()
     assert f"{journal.TICKS_MAX:,} batches and {journal.RING_BYTES_MAX >> 20} MiB" in replays
-    assert f"`--replays-max` ({Limits().replays_max})" in replays
+    assert f"`--replays-max` ({HubOptions().replays_max})" in replays

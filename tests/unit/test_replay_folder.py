@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from envhub_server.catalog.replay_folder import UNFINISHED, ReplayFolder, files_
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def killed_while_it_writes(folder: Path) -> None:
-    """Leave what a hub leaves that is killed within ``keep``."""
-    child = os.fork()
-    if not child:
-        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        ReplayFolder(folder, 10, 1000).keep("a", b"x" * 300)
-    os.waitpid(child, 0)
 
 
 def test_file_is_whole_and_the_only_one(tmp_path: Path) -> None:
@@ -36,18 +26,6 @@ def test_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch:
     ReplayFolder(tmp_path, 10, 1000).keep("a", b"xyz")
     ((found, nbytes),) = synced
     assert nbytes == 3 and len(found) == 1 and found[0].endswith(UNFINISHED)
-
-
-def test_what_a_killed_hub_was_writing_counts_until_it_is_removed(tmp_path: Path) -> None:
-    killed_while_it_writes(tmp_path)
-    killed_while_it_writes(tmp_path)
-    (tmp_path / ".mine").touch()
-    folder = ReplayFolder(tmp_path, 10, 1000)
-    for name in ("b", "c", "d"):
-        folder.keep(name, b"x" * 200)
-    assert {path.stem for path in files_in(tmp_path)} == {"c", "d"}
-    folder.remove_leftovers()
-    assert names(tmp_path) == [".mine", "c.replay", "d.replay"]
 
 
 def test_files_that_come_and_go_beside_a_hubs_own_count(tmp_path: Path) -> None:
@@ -72,15 +50,6 @@ def test_file_for_which_there_is_no_room_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="1001 bytes are more than replays_bytes_max=1000"):
         ReplayFolder(tmp_path, 10, 1000).keep("b", b"x" * 1001)
     assert files_in(tmp_path) == []
-
-
-def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
-    folder = ReplayFolder(tmp_path, 10, 1000)
-    for _ in range(4):
-        killed_while_it_writes(tmp_path)
-    for name in ("a", "b"):
-        folder.keep(name, b"x" * 900)
-        assert [path.stem for path in files_in(tmp_path)] == [name]
 
 
 def test_only_files_are_listed_and_give_way(tmp_path: Path) -> None:

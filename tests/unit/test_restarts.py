@@ -19,7 +19,7 @@ def test_one_that_ends_at_once_waits_twice_as_long_each_time_and_is_then_given_u
     found = restarts()
     delays = [serve_and_end(found, 10.0 + number, served_s=0.1) for number in range(6)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, None]
-    assert found.count(0) == 6 and found.told(0) == "it failed 6 times"
+    assert found.count(0) == 6 and found.count_text(0) == "it failed 6 times"
 
 
 def test_delay_has_a_limit() -> None:
@@ -44,7 +44,7 @@ def test_workers_have_budgets_of_their_own_and_one_of_all() -> None:
     found = restarts()
     delays = [serve_and_end(found, 10.0, served_s=5, worker=worker) for worker in range(11)]
     assert delays == [0.1] * 10 + [None]
-    assert found.told(10) == "it failed 1 times, and all workers of this session 11 times within 60 s,"
+    assert found.count_text(10) == "it failed 1 times, and all workers of this session 11 times within 60 s,"
 
 
 def test_one_budget_of_all_workers_has_a_restart_for_each_env() -> None:
@@ -118,17 +118,19 @@ def test_envs_that_are_made_again_are_counted() -> None:
 def test_all_workers_are_told_of_where_they_are_what_was_too_often() -> None:
     found = Restarts(ALL_MAX - 1, 1, random.Random(1))
     for worker in range(ALL_MAX + 1):
-        assert ("all workers" in found.told(worker)) is False
+        assert ("all workers" in found.count_text(worker)) is False
         given_up = serve_and_end(found, 100.0, STABLE_S, worker) is None
         assert given_up == (worker == ALL_MAX)
-    assert found.told(0) == f"it failed 1 times, and all workers of this session {ALL_MAX + 1} times within 60 s,"
+    assert found.count_text(0) == f"it failed 1 times, and all workers of this session {ALL_MAX + 1} times within 60 s,"
     for number in range(ALL_MAX - 1):
         found.faulted(0, 100.0)
-        assert ("all workers" in found.told(0)) == (number < ALL_MAX - 2), "then it is this one that failed too often"
+        assert ("all workers" in found.count_text(0)) == (number < ALL_MAX - 2), (
+            "then it is this one that failed too often"
+        )
 
 
 def test_worker_that_fails_too_often_is_told_of_alone() -> None:
     found = Restarts(2, 1, random.Random(1))
     for _ in range(3):
         found.faulted(0, 100.0)
-    assert found.told(0) == "it failed 3 times"
+    assert found.count_text(0) == "it failed 3 times"

@@ -13,6 +13,7 @@ from envhub_server.catalog.step_costs import StepCost
 from envhub_server.hub.executor import EXECUTED
 from envhub_server.hub.replies import REPLIES
 from envhub_server.ipc.control import (
+    Build,
     Building,
     BuildRest,
     CallFailed,
@@ -93,7 +94,9 @@ from sessions import (
     attached,
     begun,
     built,
+    every,
     only,
+    only_tell,
     ready,
     restarts,
     session_of,
@@ -147,29 +150,25 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
 
 
-def has_order(instruction: Instruction, rows: list[int]) -> bool:
-    return isinstance(instruction, Tell) and instruction.message.rows == rows
-
-
 def separated(session: Session, instructions: Instructions) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
-    started = [each for each in instructions if isinstance(each, StartProcesses)]
+    started = every(StartProcesses, instructions)
     assert Warn("envs_separated", {"worker": 0, "why": SECOND_FAILED}) in instructions
     assert session.sizing.count is not None and session.sizing.count.alone
     assert [worker.rows for worker in session.slots] == [[0], [1], [2]]
-    killed = [each.process for each in instructions if isinstance(each, Kill)]
+    killed = [each.process for each in every(Kill, instructions)]
     places = [session.slots.process(number).place for each in started for number in each.processes]
     assert places == [each for each in range(3) if each not in killed]
     for number in killed:
         assert session.said(number, built()) == []  # of the envs that it made before
-        again, build = session.exited(number)
-        assert again == StartProcesses((session.number(number),)) and has_order(build, [number])
+        again = session.exited(number)
+        assert StartProcesses((session.number(number),)) in again and only_tell(Build, again).message.rows == [number]
     for number in range(3):
         assert session.phase is Phase.BUILDING
         session.said(number, built())
     answers = [session.said(number, Mapped()) for number in range(3)][-1]
     assert LearnCost(StepCost(0.0, 0.0, alone=True)) in answers
-    (answer,) = (each for each in answers if isinstance(each, Answer))
+    answer = only(Answer, answers)
     assert answer.message.num_workers == 3 and "a second env could not be made" in answer.message.sizing
 
 
@@ -184,13 +183,13 @@ def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None
     separated(session, session.exited(0, ExitCause("exited with status 3")))
     session = begun()
     session.said(0, Building(1))
-    assert isinstance(session.exited(0, KILLED)[0], Fail)  # by the kernel, for want of memory, or by somebody
+    assert only(Fail, session.exited(0, KILLED))  # by the kernel, for want of memory, or by somebody
     session = begun(hosting=Hosting(memory_max=1))
     session.said(0, Building(1))
     assert Kill(0) in session.elapsed(1.0, memory={0: 2})
-    assert isinstance(session.exited(0, ExitCause("exited with status 3"))[0], Fail)
+    assert only(Fail, session.exited(0, ExitCause("exited with status 3")))
     session = begun()
-    assert isinstance(session.exited(0, ExitCause("exited with status 3"))[0], Fail)  # it was at its first env
+    assert only(Fail, session.exited(0, ExitCause("exited with status 3")))  # it was at its first env
     session = begun()
     session.said(0, Building(1))
     late = session.sampled(0.0, session.make.faults.init_s + 2.0, *[Progress(0, 0, 0)] * 2)
@@ -208,7 +207,7 @@ def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> N
 
 @pytest.mark.parametrize("failure", [replace(SECOND, env_index=0), replace(SECOND, env_index=None)])
 def test_first_env_that_cannot_be_made_fails_the_session(failure: Failure) -> None:
-    assert begun().said(0, RowFailed(failure))[0] == Fail(failure)
+    assert Fail(failure) in begun().said(0, RowFailed(failure))
 
 
 UNTOLD = WorkerCount(2, "as the test wants it")
@@ -225,7 +224,7 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
 @pytest.mark.parametrize(
     "made",
     [
-        {"sizing": replace(UNTOLD, told=True)},
+        {"sizing": replace(UNTOLD, chosen=True)},
         {"sizing": replace(UNTOLD, crowded=True)},
         {"machine": Machine((0,), 1, workers_max=2)},
         {"recipe": VECTOR},
@@ -234,7 +233,7 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
 )
 def test_second_env_fails_the_session_whose_envs_cannot_have_a_process_each(made: dict[str, Any]) -> None:
     session = making(**made)
-    assert session.said(0, RowFailed(SECOND))[0] == Fail(SECOND)
+    assert Fail(SECOND) in session.said(0, RowFailed(SECOND))
 
 
 @pytest.mark.parametrize("machine", [Machine((0,), 1, workers_max=3), Machine((0, 1, 2), 3, workers_max=2)])
@@ -246,7 +245,7 @@ def test_envs_have_a_process_each_where_there_is_room_for_just_so_many(machine: 
 def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_the_session() -> None:
     session = making()
     session.said(1, built())
-    assert isinstance(session.exited(1, ExitCause("exited with status 3"))[0], Fail)
+    assert only(Fail, session.exited(1, ExitCause("exited with status 3")))
     for mapping in (RowFailed(SECOND), None):
         session = making()
         for worker in (0, 1):
@@ -262,14 +261,14 @@ def test_what_steps_took_is_learned_with_whether_envs_may_share_a_process() -> N
             session.said(number, replace(built(), fit=fit))
         for number in range(3):
             session.said(number, Mapped())
-        (learned, *_) = session.said(0, StepTimes(100, 10**6, 0))
-        assert isinstance(learned, LearnCost) and learned.cost.fit is fit and not learned.cost.alone
+        learned = only(LearnCost, session.said(0, StepTimes(100, 10**6, 0)))
+        assert learned.cost.fit is fit and not learned.cost.alone
 
 
 def test_client_is_told_once_what_envs_change_that_their_process_shares() -> None:
     session = ready()
-    (told,) = session.said(0, SharedChanged(["os.environ", "a bad word"]))
-    assert isinstance(told, Notify) and "change os.environ, which all envs of a process" in told.text
+    told = only(Notify, session.said(0, SharedChanged(["os.environ", "a bad word"])))
+    assert "change os.environ, which all envs of a process" in told.text
     assert session.said(1, SharedChanged(["os.environ"])) == []
     assert ready().said(0, SharedChanged(["nothing that is shared"])) == []
 
@@ -283,10 +282,10 @@ def undecided(num_envs: int = 16) -> Session:
     """A session whose first envs are being made, to decide how many workers it gets, and what they share."""
     make = Make(num_envs, "CartPole-v1", pin=True)
     session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts(), WorkerRules(libraries=None))
-    started, *builds = session.handle(stimuli.SessionMade())
-    assert started == StartProcesses((0, 1, 2, 3)) and len(builds) == 4  # one for each CPU
-    for cpu, build in enumerate(builds):
-        assert isinstance(build, Tell) and build.message.first_only
+    begun = session.handle(stimuli.SessionMade())
+    assert StartProcesses((0, 1, 2, 3)) in begun and len(every(Tell, begun)) == 4  # one for each CPU
+    for cpu, build in enumerate(every(Tell, begun)):
+        assert build.message.first_only
         assert (build.message.rows[0], build.message.cpu) == (cpu, cpu)
     return session
 
@@ -306,14 +305,15 @@ def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBui
     started = [StartProcesses(tuple(range(4, workers)))] if workers > 4 else []
     rest = [Tell(worker, BuildRest(list(range(worker, 16, workers)))) for worker in range(4)]
     instructions = session.said(3, first[3])
-    assert instructions[: len(started) + 4] == [*started, *rest]
-    builds = [told.message for told in instructions[len(started) + 4 :] if isinstance(told, Tell)]
+    assert every(StartProcesses, instructions) == started
+    assert [each for each in instructions if each in rest] == rest
+    builds = [each.message for each in every(Tell, instructions) if isinstance(each.message, Build)]
     assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
     for worker in range(workers):
         assert session.phase is Phase.BUILDING
         session.said(worker, built())
-    answer = [session.said(worker, Mapped()) for worker in range(workers)][-1][-1]
-    assert isinstance(answer, Answer) and answer.message.num_workers == workers and why in answer.message.sizing
+    answer = only(Answer, [session.said(worker, Mapped()) for worker in range(workers)][-1])
+    assert answer.message.num_workers == workers and why in answer.message.sizing
 
 
 def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_time_for_it() -> None:
@@ -321,8 +321,8 @@ def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_
     for worker in range(4):
         session.said(worker, FIT)
     limit_s = session.make.faults.init_s
-    late = [told for told in session.sampled(0.0, limit_s + 1.0) if isinstance(told, ReportLate)]
-    assert [(told.process, told.late.row) for told in late if told.late.over] == [(n, n + 4) for n in range(4)]
+    late = every(ReportLate, session.sampled(0.0, limit_s + 1.0))
+    assert [(each.process, each.late.row) for each in late if each.late.expired] == [(n, n + 4) for n in range(4)]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -333,7 +333,7 @@ def test_client_is_told_that_its_envs_share_processes_for_want_of_room(known: bo
     told = session.handle(stimuli.SessionMade())
     if not known:
         told = [session.said(worker, UNKNOWN) for worker in range(4)][-1]
-    assert [each for each in told if isinstance(each, Notify)] == [Notify("processes_shared", crowded_text(16, 5))]
+    assert every(Notify, told) == [Notify("processes_shared", crowded_text(16, 5))]
 
 
 def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_made_but_no_more_than_it_may() -> None:
@@ -341,7 +341,7 @@ def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_mad
         machine = replace(MACHINE, workers_max=64)
         session = Session(Make(num_envs), RECIPE, None, INFO_BYTES, machine, restarts())
         assert session.processes == processes
-    assert sized(2).processes == 16 and sized(2, told=True).processes == 2  # which may need one each, or must not
+    assert sized(2).processes == 16 and sized(2, chosen=True).processes == 2  # which may need one each, or must not
     assert ready().processes == 2
 
 
@@ -349,9 +349,9 @@ def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_an
     session = undecided()
     for worker in (0, 1, 2):
         session.said(worker, replace(UNKNOWN, libraries=["torch", "os"][: 2 * (worker == 1)]))
-    started = session.said(3, replace(UNKNOWN, libraries=["scipy.stats"]))[0]
+    started = only(StartProcesses, session.said(3, replace(UNKNOWN, libraries=["scipy.stats"])))
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
 
 
@@ -364,13 +364,13 @@ def told_to_share(libraries: tuple[str, ...] | None, workers: int = 2, gpus: Seq
 
 def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_what_they_share() -> None:
     session = told_to_share(None, workers=16)
-    started, *builds = session.handle(stimuli.SessionMade())
-    assert started == StartProcesses((0, 1, 2, 3))
-    assert all(isinstance(told, Tell) and told.message.says_imported for told in builds)
+    instructions = session.handle(stimuli.SessionMade())
+    assert StartProcesses((0, 1, 2, 3)) in instructions
+    assert all(build.message.says_imported for build in every(Tell, instructions))
     assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
-    started, *builds = session.said(3, Imported([]))
-    assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch",))
-    assert [told.process for told in builds if isinstance(told, Tell)] == [*range(4, 16)]
+    instructions = session.said(3, Imported([]))
+    assert StartProcesses(tuple(range(4, 16)), libraries=("torch",)) in instructions
+    assert [build.process for build in every(Tell, instructions)] == [*range(4, 16)]
     assert session.said(3, Imported([])) == []
 
 
@@ -379,7 +379,7 @@ def test_one_worker_that_must_share_nothing_decides_for_all() -> None:
     session.handle(stimuli.SessionMade())
     for worker, found in enumerate([["torch"], None, ["torch"]]):
         assert session.said(worker, Imported(found)) == []
-    assert session.said(3, Imported(["torch"]))[0] == StartProcesses(tuple(range(4, 16)))
+    assert StartProcesses(tuple(range(4, 16))) in session.said(3, Imported(["torch"]))
 
 
 def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> None:
@@ -387,14 +387,14 @@ def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> Non
     session.handle(stimuli.SessionMade())
     started = [session.said(worker, Imported(["torch"])) for worker in range(4)][-1][0]
     assert started == StartProcesses(tuple(range(4, 16)))
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch",)))
 
 
 def sharing() -> Session:
     """A session of two workers that have PyTorch from their zygote, and make their envs."""
     session = told_to_share(("torch",))
-    assert session.handle(stimuli.SessionMade())[0] == StartProcesses((0, 1), libraries=("torch",))
+    assert StartProcesses((0, 1), libraries=("torch",)) in session.handle(stimuli.SessionMade())
     return session
 
 
@@ -411,13 +411,13 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
         assert session.said(1, Imported([])) == [Kill(1)]
     elif trouble == "late":  # its zygote takes too long to import them
         session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
-    started, build = session.exited(1)
-    assert started == StartProcesses((2,)) and isinstance(build, Tell) and build.process == 2
+    again = session.exited(1)
+    assert StartProcesses((2,)) in again and only_tell(Build, again).process == 2
     assert session.said(0, built()) == []
     assert session.phase is Phase.BUILDING
     session.said(1, replace(built(), libraries=["torch"]))
     assert session.phase is Phase.MAPPING
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=(), fit=True))  # later sessions do without from the start
 
 
@@ -428,7 +428,7 @@ def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None,
     for message in (Imported([]), replace(built(), libraries=found)):
         for worker in (0, 1):
             session.said(worker, message)
-    learned, *_ = session.said(0, StepTimes(64, 0, 0))
+    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
     assert learned == LearnCost(StepCost(0.0, 0.0, libraries=noted, fit=True))
 
 
@@ -442,7 +442,7 @@ def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_librar
     session = sharing()
     for worker in (0, 1):
         session.said(worker, built())
-    assert isinstance(session.exited(1)[0], Fail)  # as it mapped the arena, which libraries have no part in
+    assert only(Fail, session.exited(1))  # as it mapped the arena, which libraries have no part in
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last:
     assert session.said(0, built()) == []
     assert session.said(1, last) == []  # it said so before it was killed
     assert session.phase is Phase.BUILDING
-    assert session.exited(1)[0] == StartProcesses((2,))
+    assert StartProcesses((2,)) in session.exited(1)
     session.said(1, built())
     assert session.phase is Phase.MAPPING
 
@@ -469,15 +469,15 @@ def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_
     session = sharing()
     session.said(1, RowFailed(RAISED))
     session.exited(1)
-    answer, *kills = session.said(1, RowFailed(RAISED))
-    assert answer == Fail(RAISED) and kills == [Kill(0), Kill(2)]
+    ends = session.said(1, RowFailed(RAISED))
+    assert Fail(RAISED) in ends and every(Kill, ends) == [Kill(0), Kill(2)]
 
 
 def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libraries() -> None:
     session = sharing()
     session.said(1, Imported(["torch"]))
     session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
-    assert isinstance(session.exited(1)[0], Fail)
+    assert only(Fail, session.exited(1))
 
 
 @pytest.mark.parametrize("tried", [False, True])
@@ -489,7 +489,7 @@ def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_env
             session.said(worker, message)
     assert session.phase is Phase.READY
     session.exited(1)
-    restarted = [told for told in session.elapsed(60.0) if isinstance(told, StartProcesses)]
+    restarted = every(StartProcesses, session.elapsed(60.0))
     assert restarted == [StartProcesses((2,), libraries=("torch",) if tried else ())]
 
 
@@ -503,25 +503,25 @@ def test_progress_counts_the_first_envs() -> None:
 def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None:
     session = undecided()
     session.said(1, UNKNOWN)
-    answer, *kills = session.exited(0) if exits else session.said(0, RowFailed(RAISED))
+    ends = session.exited(0) if exits else session.said(0, RowFailed(RAISED))
     alive = [1, 2, 3] if exits else [0, 1, 2, 3]
-    assert isinstance(answer, Fail) and kills == [Kill(worker) for worker in alive]
+    assert only(Fail, ends) and every(Kill, ends) == [Kill(worker) for worker in alive]
     assert session.said(1, UNKNOWN) == []
 
 
 def test_session_whose_interpreter_cannot_be_used_is_not_made() -> None:
-    answer, *kills = begun().exited(0, replace(KILLED, unready="it lacks numpy"))
-    assert answer == Fail(Failure("env_unready", "hub", "'CartPole-v1' is not ready: it lacks numpy"))
-    assert kills == [Kill(1)]
-    (taken,) = ready().exited(0, replace(KILLED, unready="it lacks numpy"))  # it has made its envs before
-    assert isinstance(taken, TakeRows)
+    ends = begun().exited(0, replace(KILLED, unready="it lacks numpy"))
+    assert Fail(Failure("env_unready", "hub", "'CartPole-v1' is not ready: it lacks numpy")) in ends
+    assert every(Kill, ends) == [Kill(1)]
+    only(TakeRows, ready().exited(0, replace(KILLED, unready="it lacks numpy")))  # it has made its envs before
 
 
 def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None:
     session = begun(1, 1)
-    answer, *kills = session.said(0, replace(built(), observation_leaves=[["<f4", []]] * (LEAVES_MAX + 1)))
-    assert isinstance(answer, Fail) and answer.failure.code == "limit" and kills == [Kill(0)]
-    assert "have no place in shared memory: an observation space of 1001 leaves" in answer.failure.message
+    ends = session.said(0, replace(built(), observation_leaves=[["<f4", []]] * (LEAVES_MAX + 1)))
+    failure = only(Fail, ends).failure
+    assert failure.code == "limit" and every(Kill, ends) == [Kill(0)]
+    assert "have no place in shared memory: an observation space of 1001 leaves" in failure.message
 
 
 def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
@@ -531,9 +531,9 @@ def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None
     assert ends == [[], [], [], [End()]]
 
 
-def sized(workers: int, told: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
+def sized(workers: int, chosen: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
     """A session of 16 envs that has so many workers, which make their envs."""
-    sizing = WorkerCount(workers, "as the test wants it", told, alone)
+    sizing = WorkerCount(workers, "as the test wants it", chosen, alone)
     make = Make(16, factories=factories)
     session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
     session.handle(stimuli.SessionMade())
@@ -541,15 +541,15 @@ def sized(workers: int, told: bool = False, alone: bool = False, factories: byte
 
 
 def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
-    session = sized(2, told=True)
+    session = sized(2, chosen=True)
     assert session.said(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
     assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002, libraries=()))]
 
 
 def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
     session = sized(1)
-    learn, notify = session.said(0, WAITS)
-    assert isinstance(learn, LearnCost) and isinstance(notify, Notify)
+    first = session.said(0, WAITS)
+    learn, notify = only(LearnCost, first), only(Notify, first)
     assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
     assert session.said(0, WAITS) == [learn]
 
@@ -572,7 +572,7 @@ def test_user_is_told_whether_the_next_session_has_the_better_number(rules: Any,
     session = sized(1, **rules)
     if fit:
         session.said(0, built())
-    texts = [each.text for each in session.said(0, WAITS) if isinstance(each, Notify)]
+    texts = [each.text for each in every(Notify, session.said(0, WAITS))]
     assert len(texts) == (then is not None) and all(text.endswith(f"; {then}") for text in texts)
 
 
@@ -594,7 +594,9 @@ def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() ->
 
 
 def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
-    assert sized(1, told=True).said(0, StepTimes(64, 0, 640_000_000)) == [LearnCost(StepCost(0.0, 0.01, libraries=()))]
+    assert sized(1, chosen=True).said(0, StepTimes(64, 0, 640_000_000)) == [
+        LearnCost(StepCost(0.0, 0.01, libraries=()))
+    ]
 
 
 def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
@@ -608,9 +610,9 @@ def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
 def test_every_worker_is_told_to_build_its_block() -> None:
     make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
     session = session_of(make, 2, Recipe("CartPole-v1", ("mine",), "m:f"))
-    started, first, second = session.handle(stimuli.SessionMade())
-    assert started == StartProcesses(tuple(range(2)))
-    assert isinstance(first, Tell) and isinstance(second, Tell)
+    instructions = session.handle(stimuli.SessionMade())
+    assert only(StartProcesses, instructions) == StartProcesses(tuple(range(2)))
+    first, second = every(Tell, instructions)
     assert (first.process, first.message.rows, first.message.worker) == (0, [0, 2], 0)
     assert (second.process, second.message.rows, second.message.worker) == (1, [1], 1)
     assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
@@ -633,9 +635,9 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
-    private = session_of(Make(1, world=World(["/x"], "/", {}, b"r")), 1).handle(stimuli.SessionMade())[1]
-    public = session_of(Make(1), 1).handle(stimuli.SessionMade())[1]
-    assert isinstance(private, Tell) and isinstance(public, Tell)
+    world = World(["/x"], "/", {}, b"r")
+    private = only_tell(Build, session_of(Make(1, world=world), 1).handle(stimuli.SessionMade()))
+    public = only_tell(Build, session_of(Make(1), 1).handle(stimuli.SessionMade()))
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
 
@@ -660,7 +662,7 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     assert session.phase is Phase.READY and not session.requests.asked
     session = begun(1, 1, lost=b"what it lost with the session before")
     session.said(0, built())
-    assert session.said(0, Mapped())[0] == HandOver(0, 0, Serve(info=b"what it lost with the session before"))
+    assert HandOver(0, 0, Serve(info=b"what it lost with the session before")) in session.said(0, Mapped())
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
@@ -668,8 +670,7 @@ def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
     session.said(0, built(OBSERVATION, OBSERVATION))
     session.said(1, built(WIDER))
     session.said(0, Mapped())
-    answer = session.said(1, Mapped())[-1]
-    assert isinstance(answer, Answer)
+    answer = only(Answer, session.said(1, Mapped()))
     assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
 
 
@@ -679,12 +680,12 @@ def test_actions_of_different_structures_are_objects_where_any_are_taken(mode: s
     own, other = ("Tuple", "Dict") if mode == "any" else ("", "")
     session.said(0, replace(built(), action_structure=own))
     given = session.said(1, replace(built(), action_structure=other))
-    message = next(each.message for each in given if isinstance(each, GiveArena))
+    message = every(GiveArena, given)[0].message
     as_told = ([OBJECT.wire()], codec.encode(ANYTHING)) if mode == "any" else ([["<i8", []]], ACTION)
     assert (message.action_leaves, message.action_space) == as_told
     session.said(0, Mapped())
-    answer = session.said(1, Mapped())[-1]
-    assert isinstance(answer, Answer) and answer.message.action_space == as_told[1]
+    answer = only(Answer, session.said(1, Mapped()))
+    assert answer.message.action_space == as_told[1]
 
 
 def test_env_whose_spaces_cannot_be_batched_fails_the_make_and_ends_its_workers() -> None:
@@ -725,18 +726,17 @@ def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     if mapping:
         session.said(0, built())
         session.said(1, built())
-    fail, kill = session.exited(1, ExitCause("was ended by SIGSEGV"))
-    assert isinstance(fail, Fail)
-    assert fail.failure.code == "worker_died" and "SIGSEGV" in fail.failure.message
-    assert kill == Kill(0)
+    ends = session.exited(1, ExitCause("was ended by SIGSEGV"))
+    failure = only(Fail, ends).failure
+    assert failure.code == "worker_died" and "SIGSEGV" in failure.message
+    assert only(Kill, ends) == Kill(0)
     assert session.exited(0, ExitCause("was ended by SIGKILL")) == [End()]
 
 
 def test_only_worker_that_dies_while_building_ends_the_session_at_once() -> None:
     session = begun(1, 1)
-    fail, end = session.exited(0, ExitCause("exited with status 3"))
-    assert isinstance(fail, Fail) and fail.failure.env_index == 0
-    assert end == End()
+    ends = session.exited(0, ExitCause("exited with status 3"))
+    assert only(Fail, ends).failure.env_index == 0 and End() in ends
 
 
 def test_message_that_no_worker_should_send_ends_the_session() -> None:
@@ -774,7 +774,7 @@ def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
 
 def test_mask_of_every_row_is_a_reset_of_all() -> None:
     session = ready(2, 1)
-    assert session.request(Reset([], [True, True]))[0] == PostReset()
+    assert PostReset() in session.request(Reset([], [True, True]))
 
 
 @pytest.mark.parametrize(
@@ -782,8 +782,8 @@ def test_mask_of_every_row_is_a_reset_of_all() -> None:
 )
 def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> None:
     session = ready()
-    (fail,) = session.request(reset)
-    assert isinstance(fail, Fail) and (fail.failure.code, fail.failure.scope) == ("refused", "request")
+    fail = only(Fail, session.request(reset))
+    assert (fail.failure.code, fail.failure.scope) == ("refused", "request")
     assert session.phase is Phase.READY and not session.requests.asked
     assert session.request(Step(b"\x04")) == [PostStep()]
 
@@ -868,15 +868,15 @@ def test_call_of_some_rows_concerns_their_workers_only() -> None:
 def test_rows_of_a_call_ascend_and_exist(rows: list[int]) -> None:
     session = ready()
     for request_ in (Call("render", b"", rows=rows), SetAttr("gravity", [b"1"], rows=rows)):
-        (failed,) = session.request(request_)
-        assert isinstance(failed, Fail) and "must ascend, and be less than 3" in failed.failure.message
+        failed = only(Fail, session.request(request_))
+        assert "must ascend, and be less than 3" in failed.failure.message
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
 def test_class_that_a_question_names_may_have_any_name() -> None:
     session = ready(world=None)
-    (failed,) = session.request(Call("_secret", b"", question="exists"))
-    assert isinstance(failed, Fail) and failed.failure.code == "not_permitted"
+    failed = only(Fail, session.request(Call("_secret", b"", question="exists")))
+    assert failed.failure.code == "not_permitted"
     assert len(session.request(Call("__main__:Mine", b"", question="wrapped"))) == 2
 
 
@@ -888,33 +888,32 @@ def test_options_each_go_with_their_rows() -> None:
         Tell(1, ResetRows([], [], b"", [])),
     ]
     session.rows_done()
-    (failed,) = session.request(Reset(options_each=[b"a"]))
-    assert isinstance(failed, Fail) and "the options of 3 envs, got 1" in failed.failure.message
+    failed = only(Fail, session.request(Reset(options_each=[b"a"])))
+    assert "the options of 3 envs, got 1" in failed.failure.message
 
 
 def test_call_that_a_process_had_not_read_when_it_ended_is_told_to_the_next_one() -> None:
     session = ready()
-    tell = session.request(Call("render", b"args"))[1]
-    assert isinstance(tell, Tell) and tell.process == 1
+    tell = every(Tell, session.request(Call("render", b"args")))[1]
+    assert tell.process == 1
     session.said(0, CallResults([b"a", b"b"]))
-    assert not any(isinstance(each, Fail) for each in session.handle(WorkerExited(1, KILLED, tell.message)))
+    assert not every(Fail, session.handle(WorkerExited(1, KILLED, tell.message)))
     session.elapsed(1.0)
     session.said(1, built(), 1.1)
-    (handed,) = session.said(1, Mapped(), 1.2)
-    assert isinstance(handed, HandOver) and handed.pending == tell.message
+    handed = only(HandOver, session.said(1, Mapped(), 1.2))
+    assert handed.pending == tell.message
     assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
 
 
 @pytest.mark.parametrize("unread", ["nothing", "another message", "the call, until its deadline"])
 def test_call_fails_whose_process_may_have_read_it_or_had_its_time(unread: str) -> None:
     session = ready()
-    tell = session.request(Call("render", b"args"))[1]
-    assert isinstance(tell, Tell)
+    tell = every(Tell, session.request(Call("render", b"args")))[1]
     session.said(0, CallResults([b"a", b"b"]))
     if unread.startswith("the call"):
         session.slots[1].process.late = Late("call", 1, 61.0, 60.0)
     message = {"nothing": None, "another message": Mapped()}.get(unread, tell.message)
-    failed = [each for each in session.handle(WorkerExited(1, KILLED, message)) if isinstance(each, Fail)]
+    failed = every(Fail, session.handle(WorkerExited(1, KILLED, message)))
     assert len(failed) == 1 and "during a call" in failed[0].failure.message
 
 
@@ -931,8 +930,8 @@ def test_results_of_another_number_of_envs_fail_the_call(values: list[bytes]) ->
     session = ready()
     session.request(Call("render", b""))
     session.said(1, CallResults([b"c"]))
-    (failed,) = session.said(0, CallResults(values))
-    assert isinstance(failed, Fail) and f"the results of {len(values)} envs in place of 2" in failed.failure.message
+    failed = only(Fail, session.said(0, CallResults(values)))
+    assert f"the results of {len(values)} envs in place of 2" in failed.failure.message
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -968,8 +967,8 @@ def test_one_value_is_set_on_every_env() -> None:
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> None:
     session = ready()
-    (fail,) = session.request(SetAttr("gravity", [b"1"] * count))
-    assert isinstance(fail, Fail) and fail.failure.code == "refused" and f"got {count}" in fail.failure.message
+    fail = only(Fail, session.request(SetAttr("gravity", [b"1"] * count)))
+    assert fail.failure.code == "refused" and f"got {count}" in fail.failure.message
     assert session.phase is Phase.READY
 
 
@@ -978,10 +977,10 @@ def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> 
 )
 def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
     session = ready()
-    (fail,) = session.request(request_)
-    assert isinstance(fail, Fail) and fail.failure.code == "not_permitted" and session.phase is Phase.READY
+    fail = only(Fail, session.request(request_))
+    assert fail.failure.code == "not_permitted" and session.phase is Phase.READY
     private = ready(world=World([], "/", {}))
-    assert isinstance(private.request(request_)[0], Tell)
+    assert every(Tell, private.request(request_))
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -1023,9 +1022,9 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     session.request(Close())
     session.exited(0, ExitCause("exited with status 0"))
     assert session.next_deadline_s() == session.make.faults.close_s
-    killed, failed, kill = session.elapsed(session.make.faults.close_s)
-    assert killed == Warn("session_killed", {"close_s": 5.0}) and isinstance(failed, Fail) and kill == Kill(1)
-    assert "close_timeout=5 s" in failed.failure.message
+    ends = session.elapsed(session.make.faults.close_s)
+    assert Warn("session_killed", {"close_s": 5.0}) in ends and only(Kill, ends) == Kill(1)
+    assert "close_timeout=5 s" in only(Fail, ends).failure.message
     assert session.next_deadline_s() == math.inf and session.elapsed(2 * session.make.faults.close_s) == []
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
 
@@ -1035,9 +1034,9 @@ def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
     assert made is not None and (made.autoreset_mode, made.observation_mode) == ("SameStep", "different")
 
 
-def test_session_can_be_taken_over_from_when_it_is_made_until_it_ends() -> None:
+def test_session_can_be_taken_over_until_it_closes() -> None:
     session = ready(faults=Faults(restarts_max=0))
-    assert session.attachable and not begun().attachable
+    assert session.attachable and begun().attachable
     session.exited(0)
     assert session.phase is Phase.BROKEN and session.attachable
     session.request(Close())
@@ -1057,8 +1056,8 @@ def test_history_of_a_session_has_a_limit() -> None:
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
     session.handle(stimuli.LeaseExpired(quiescent=True))
-    (fail,) = session.request(Step(b"\x04"))
-    assert isinstance(fail, Fail) and "closing" in fail.failure.message
+    fail = only(Fail, session.request(Step(b"\x04")))
+    assert "closing" in fail.failure.message
 
 
 def test_requests_while_the_session_of_a_hub_that_shuts_down_closes_are_told_so() -> None:
@@ -1095,8 +1094,8 @@ def test_session_whose_lease_expires_closes_its_envs_or_kills_those_that_are_und
     assert ready().handle(stimuli.LeaseExpired(quiescent=True)) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
     session = ready()
     session.request(Step(b"\x04"))
-    failed, *kills = session.handle(stimuli.LeaseExpired(quiescent=False))
-    assert isinstance(failed, Fail) and kills == [Kill(0), Kill(1)]
+    ends = session.handle(stimuli.LeaseExpired(quiescent=False))
+    assert only(Fail, ends) and every(Kill, ends) == [Kill(0), Kill(1)]
 
 
 @pytest.mark.parametrize("parts", [0, 1])
@@ -1105,7 +1104,7 @@ def test_session_whose_lease_expires_kills_envs_that_went_by_parts(parts: int) -
     session.request(Send([0], b"\x04"))
     if parts:
         session.handle(stimuli.PartPosted(parts))
-    assert session.handle(stimuli.LeaseExpired(quiescent=True))[-2:] == [Kill(0), Kill(1)]
+    assert every(Kill, session.handle(stimuli.LeaseExpired(quiescent=True))) == [Kill(0), Kill(1)]
 
 
 @pytest.mark.parametrize("quiescent", [False, True])
@@ -1118,7 +1117,7 @@ def test_session_whose_lease_expires_while_it_is_taken_over_kills_its_envs() -> 
     session = shared()
     attached(session)
     session.handle(stimuli.OtherArenaMade())
-    assert session.handle(stimuli.LeaseExpired(quiescent=True))[-2:] == [Kill(0), Kill(1)]
+    assert every(Kill, session.handle(stimuli.LeaseExpired(quiescent=True))) == [Kill(0), Kill(1)]
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
@@ -1134,9 +1133,9 @@ def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     assert session.handle(DRAINING) == []
-    answer, goodbye, *closed = session.rows_done()
-    assert isinstance(answer, Answer) and goodbye == Goodbye(SHUTTING_DOWN)
-    assert closed == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+    ends = session.rows_done()
+    assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
+    assert every(Tell, ends) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
 
 
 def test_hub_that_shuts_down_waits_no_longer_than_the_request_though_it_found_it_under_way() -> None:
@@ -1187,8 +1186,8 @@ def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
     session.request(Step(b"\x04"))
     session.handle(DRAINING)
     assert session.elapsed(9.9, quiescent=False) == []
-    failed, goodbye, *kills = session.elapsed(10.0, quiescent=False)
-    assert failed == Fail(SHUTTING_DOWN) and goodbye == Goodbye(SHUTTING_DOWN) and kills == [Kill(0), Kill(1)]
+    ends = session.elapsed(10.0, quiescent=False)
+    assert Fail(SHUTTING_DOWN) in ends and Goodbye(SHUTTING_DOWN) in ends and every(Kill, ends) == [Kill(0), Kill(1)]
 
 
 def test_hub_that_shuts_down_begins_no_request() -> None:
@@ -1198,8 +1197,8 @@ def test_hub_that_shuts_down_begins_no_request() -> None:
     assert session.handle(DRAINING) == []
     assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
     assert session.request(Receive(1)) == [TakePart(1)]
-    answer, goodbye, *_ = session.handle(stimuli.PartDone((0,)))
-    assert isinstance(answer, Answer) and goodbye == Goodbye(SHUTTING_DOWN)
+    ends = session.handle(stimuli.PartDone((0,)))
+    assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
 
 
 def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
@@ -1220,8 +1219,8 @@ def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
     session.said(0, RowInfo(2, b"large"))
     answer = session.handle(stimuli.PartDone((0, 2), ((0, b"small"),), (2,)))
     assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
-    (fail,) = session.request(Receive(1))
-    assert isinstance(fail, Fail) and "no env is under way" in fail.failure.message
+    fail = only(Fail, session.request(Receive(1)))
+    assert "no env is under way" in fail.failure.message
 
 
 def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
@@ -1267,8 +1266,8 @@ def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
     session.request(Send([0], b"\x04"))
     session.handle(stimuli.PartPosted(1))
     for request in (Step(b"\x04"), Reset(), Call("x", b"")):
-        (fail,) = session.request(request)
-        assert isinstance(fail, Fail) and "RECEIVE" in fail.failure.message
+        fail = only(Fail, session.request(request))
+        assert "RECEIVE" in fail.failure.message
 
 
 def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
@@ -1287,11 +1286,11 @@ def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session = ready()
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
     assert (session.ownership.lane, session.ownership.driver) == (LaneName.SHARED, Driver.CLIENT)
-    taken, *told = session.request(Call("x", b""))
-    assert taken == TakeDrive() and len(told) == 2 and session.ownership.driver is Driver.HUB
+    called = session.request(Call("x", b""))
+    assert TakeDrive() in called and len(every(Tell, called)) == 2 and session.ownership.driver is Driver.HUB
     session.said(0, CallResults([b"", b""]))
-    answer, given = session.said(1, CallResults([b""]))
-    assert isinstance(answer, Answer) and given == GiveDrive() and session.ownership.driver is Driver.CLIENT
+    answered = session.said(1, CallResults([b""]))
+    assert only(Answer, answered) and GiveDrive() in answered and session.ownership.driver is Driver.CLIENT
 
 
 def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:
@@ -1321,8 +1320,8 @@ def test_failure_of_an_env_that_is_another_workers_is_not_kept() -> None:
 
 def test_client_whose_step_is_under_way_is_refused() -> None:
     session = shared()
-    (fail,) = session.request(Reset(), quiescent=False)
-    assert isinstance(fail, Fail) and "a step that the client drives has not ended" in fail.failure.message
+    fail = only(Fail, session.request(Reset(), quiescent=False))
+    assert "a step that the client drives has not ended" in fail.failure.message
     assert session.ownership.driver is Driver.CLIENT
 
 
@@ -1361,6 +1360,30 @@ def test_client_without_the_memory_is_followed_at_once() -> None:
     assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide(), TakeDrive(), AnswerAttach()]
 
 
+def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_waits_for_them() -> None:
+    session = begun(1, 1)
+    (failed,) = session.handle(stimuli.Attached(quiescent=True))
+    assert isinstance(failed, Fail) and failed.failure.code == "session_lost"
+    session.said(0, built())
+    done = session.said(0, Mapped())
+    assert [type(each) for each in done] == [HandOver, TakeDrive, AnswerAttach] and session.phase is Phase.READY
+
+
+def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -> None:
+    session = begun(1, 1)
+    session.handle(stimuli.Attached(quiescent=True))
+    refused, *killed = session.request(Close(terminate=True))
+    assert isinstance(refused, FailAttach) and killed == [Kill(0)]
+    assert session.exited(0)[0] == Answer(Done()) and session.phase is Phase.ENDED
+
+
+def test_client_that_takes_over_before_the_envs_are_made_is_refused_if_they_cannot_be_made() -> None:
+    session = begun(1, 1)
+    session.handle(stimuli.Attached(quiescent=True))
+    refused, *_ = session.said(0, RowFailed(Failure("env_error", "env", "no licence", env_index=0)))
+    assert isinstance(refused, FailAttach)
+
+
 def test_workers_are_looked_after_soon_once_a_client_drives() -> None:
     session = ready()
     session.handle(stimuli.SideConnected(quiescent=True), 5.0)
@@ -1376,16 +1399,16 @@ def test_takeover_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
-    answer, *following = session.rows_done()
-    assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
+    ended = session.rows_done()
+    assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
 
 def test_takeover_waits_for_the_call_under_way() -> None:
     session = ready(1, 1)
     session.request(Call("x", b""))
     assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
-    answer, *following = session.said(0, CallResults([b""]))
-    assert isinstance(answer, Answer) and following == [TakeDrive(), AnswerAttach()]
+    ended = session.said(0, CallResults([b""]))
+    assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
 
 def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sent() -> None:
@@ -1421,7 +1444,7 @@ def test_workers_leave_memory_that_a_client_has_had() -> None:
     assert attached(session) == [TakeDrive(), MakeOtherArena()]
     assert session.phase is Phase.HANDING_OVER
     given = session.handle(stimuli.OtherArenaMade())
-    assert [(type(each), each.process) for each in given] == [(GiveArena, 0), (GiveArena, 1)]  # type: ignore[union-attr]
+    assert [each.process for each in every(GiveArena, given)] == [0, 1]
     assert session.said(1, Mapped()) == []
     moved = session.said(0, Mapped())
     serve = Serve(moved=True)
@@ -1446,9 +1469,10 @@ def test_takeover_waits_for_rows_that_were_posted_while_the_workers_moved() -> N
     session.said(1, Mapped(), 2.0)
     assert session.next_deadline_s() == 2.0
     assert session.elapsed(2.0, quiescent=False) == []
-    assert [type(each) for each in session.exited(0, now_s=2.0)] == [TakeRows]
+    assert every(TakeRows, session.exited(0, now_s=2.0))
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
-    assert session.elapsed(session.next_deadline_s())[:2] == [TakeDrive(), AnswerAttach()]
+    followed = session.elapsed(session.next_deadline_s())
+    assert only(TakeDrive, followed) and only(AnswerAttach, followed)
 
 
 def test_takeover_goes_on_without_a_worker_that_ends_meanwhile() -> None:
@@ -1467,7 +1491,7 @@ def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
     session.elapsed(1.0)
     attached(session, 1.0)
     session.handle(stimuli.OtherArenaMade())
-    assert [type(each) for each in session.said(0, built())] == [GiveArena]
+    assert every(GiveArena, session.said(0, built()))
     assert session.said(0, Mapped()) == []
     assert [type(each) for each in session.said(1, Mapped())] == [UseOtherArena, HandOver, Tell]
 
@@ -1479,10 +1503,10 @@ def test_worker_that_maps_the_first_arena_is_given_the_second_one() -> None:
     session.said(0, built())
     attached(session, 1.0)
     given = session.handle(stimuli.OtherArenaMade())
-    assert [each.slot for each in given] == [0, 1]  # type: ignore[union-attr]
+    assert [each.slot for each in every(GiveArena, given)] == [0, 1]
     assert session.said(1, Mapped()) == []
     assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, Tell]  # that of the first arena
-    assert [type(each) for each in session.said(0, Mapped())] == [HandOver]
+    assert every(HandOver, session.said(0, Mapped()))
 
 
 def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> None:
@@ -1493,7 +1517,7 @@ def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> No
     attached(session, 1.0)
     assert session.said(0, Mapped()) == []  # before the second arena is reported
     given = session.handle(stimuli.OtherArenaMade())
-    assert [each.slot for each in given] == [0, 1]  # type: ignore[union-attr]
+    assert [each.slot for each in every(GiveArena, given)] == [0, 1]
     session.said(1, Mapped())
     assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, HandOver, Tell]
 
@@ -1501,8 +1525,8 @@ def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> No
 def test_takeover_without_memory_leaves_the_session_as_it_was() -> None:
     session = shared()
     attached(session)
-    (fail,) = session.handle(stimuli.OtherArenaRefused("no room"))
-    assert isinstance(fail, FailAttach) and fail.failure.code == "limit" and session.phase is Phase.READY
+    fail = only(FailAttach, session.handle(stimuli.OtherArenaRefused("no room")))
+    assert fail.failure.code == "limit" and session.phase is Phase.READY
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -1513,8 +1537,8 @@ def test_worker_that_came_back_serves_where_there_is_no_memory_for_a_takeover() 
     session.said(0, built(), now_s=1.0)
     attached(session, 1.0)
     assert session.said(0, Mapped(), now_s=1.0) == []
-    handed, fail = session.handle(stimuli.OtherArenaRefused("no room"), 1.0)
-    assert isinstance(handed, HandOver) and handed.slot == 0 and isinstance(fail, FailAttach)
+    refused = session.handle(stimuli.OtherArenaRefused("no room"), 1.0)
+    assert only(HandOver, refused).slot == 0 and only(FailAttach, refused)
     assert session.slots[0].stage.name == "SERVING"
 
 
@@ -1522,11 +1546,11 @@ def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
     session = shared(faults=Faults(restarts_max=0))
     attached(session)
     session.handle(stimuli.OtherArenaMade())
-    dropped, fail = session.exited(0)
-    assert dropped == DropOtherArena() and isinstance(fail, FailAttach) and session.phase is Phase.BROKEN
-    assert fail.failure.code == "session_lost"
+    ends = session.exited(0)
+    assert DropOtherArena() in ends and session.phase is Phase.BROKEN
+    assert only(FailAttach, ends).failure.code == "session_lost"
     again = session.handle(stimuli.Attached(quiescent=True))
-    assert isinstance(again[-1], FailAttach)
+    assert only(FailAttach, again)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -1535,8 +1559,8 @@ def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
 def test_memory_of_a_takeover_that_has_failed_meanwhile_is_dropped() -> None:
     session = shared(faults=Faults(restarts_max=0))
     attached(session)
-    (fail,) = session.exited(0)
-    assert isinstance(fail, FailAttach) and session.phase is Phase.BROKEN
+    only(FailAttach, session.exited(0))
+    assert session.phase is Phase.BROKEN
     assert session.handle(stimuli.OtherArenaMade()) == [DropOtherArena()]
 
 
@@ -1575,15 +1599,14 @@ def vector_env() -> Session:
 def test_vector_envs_rows_are_sent_together() -> None:
     session = vector_env()
     assert session.made is not None and session.made.vector
-    (refused,) = session.request(Send([0, 1], b"\x04"))
-    assert refused == Fail(Failure("refused", "request", split_share(3, 2)))
+    assert only(Fail, session.request(Send([0, 1], b"\x04"))) == Fail(Failure("refused", "request", split_share(3, 2)))
     assert session.request(Send([2, 0], b"\x04")) == [PostPart()]
 
 
 def test_vector_env_has_options_for_all_of_its_envs() -> None:
-    assert vector_env().request(Reset(options=b"options"))[0] == PostReset()
-    (refused,) = vector_env().request(Reset(options_each=[b"", b"", b""]))
-    assert isinstance(refused, Fail) and "options for all of its envs" in refused.failure.message
+    assert PostReset() in vector_env().request(Reset(options=b"options"))
+    refused = only(Fail, vector_env().request(Reset(options_each=[b"", b"", b""])))
+    assert "options for all of its envs" in refused.failure.message
 
 
 def test_steps_of_a_vector_env_choose_no_number_of_workers() -> None:

@@ -41,7 +41,7 @@ from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Stage
 from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
-from sessions import KILLED, RAISED, Session, attached, built, only, ready, session_of, shared
+from sessions import KILLED, RAISED, Session, attached, built, every, only, only_tell, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 from envhub.values import codec
@@ -75,14 +75,14 @@ def test_spares_are_made_once_the_session_is_ready() -> None:
 
 def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -> None:
     session = spared()
-    taken, swapped, told, given, started, build = session.exited(1, now_s=5.0)
-    assert isinstance(taken, TakeRows) and taken.slot == 1
-    assert swapped == Assign(1, 2) and isinstance(given, GiveArena) and (given.process, given.slot) == (2, 1)
-    assert isinstance(told, Tell) and told.process == 2
-    assert isinstance(told.message, TakePlace) and (told.message.worker, told.message.rows) == (1, [1])
-    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.process == 3
-    (handed,) = session.said(1, Mapped(), now_s=5.0)
-    assert isinstance(handed, HandOver) and (handed.slot, handed.process) == (1, 2)
+    ended = session.exited(1, now_s=5.0)
+    assert only(TakeRows, ended).slot == 1 and Assign(1, 2) in ended
+    given, placed = only(GiveArena, ended), only_tell(TakePlace, ended)
+    assert (given.process, given.slot, placed.process) == (2, 1, 2)
+    assert (placed.message.worker, placed.message.rows) == (1, [1])
+    assert StartProcesses((3,), spare=True) in ended and only_tell(Build, ended).process == 3
+    handed = only(HandOver, session.said(1, Mapped(), now_s=5.0))
+    assert (handed.slot, handed.process) == (1, 2)
     assert session.restarts == 1 and list(session.slots.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
 
@@ -111,11 +111,10 @@ def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_
     assert len(session.exited(0)) == 1  # the spare is still being made
     session.elapsed(0.2)
     session.said(0, Building(1))
-    swapped, told, given = session.said(2, built())
-    assert swapped == Assign(0, 2) and isinstance(told, Tell) and isinstance(given, GiveArena)
+    swapped = session.said(2, built())
+    assert Assign(0, 2) in swapped and only_tell(TakePlace, swapped) and only(GiveArena, swapped)
     assert session.slots.spares[3].stage is Stage.BUILDING and session.slots.spares[3].built == 1
-    (handed,) = session.said(0, Mapped())
-    assert isinstance(handed, HandOver)
+    only(HandOver, session.said(0, Mapped()))
     assert session.said(3, built()) == [] and session.slots.spares[3].stage is Stage.BUILT
 
 
@@ -129,9 +128,10 @@ def test_spare_that_is_ready_later_than_the_lost_workers_next_process_stays_a_sp
 
 def test_two_workers_that_end_at_once_get_a_spare_each_as_far_as_there_are_any() -> None:
     session = spared(4, 4, hosting=Hosting(spares=2))
-    assert [type(each) for each in session.exited(1)[1:4]] == [Assign, Tell, GiveArena]
-    assert [type(each) for each in session.exited(2)[1:4]] == [Assign, Tell, GiveArena]
-    assert len(session.exited(3)) == 1
+    for slot in (1, 2):
+        ended = session.exited(slot)
+        assert only(Assign, ended).slot == slot and only_tell(TakePlace, ended) and only(GiveArena, ended)
+    assert not every(Assign, session.exited(3))
     session.elapsed(0.2)
     assert session.slots[3].stage is Stage.BUILDING
 
@@ -140,7 +140,7 @@ def test_call_under_way_ends_with_a_worker_and_its_spare_serves() -> None:
     session = spared()
     session.request(Call("pid", b"", []))
     instructions = session.exited(1)
-    assert any(isinstance(each, Assign) for each in instructions) and session.phase is Phase.CALLING
+    assert every(Assign, instructions) and session.phase is Phase.CALLING
 
 
 def test_spares_of_devices_are_made_for_each_device() -> None:
@@ -149,8 +149,8 @@ def test_spares_of_devices_are_made_for_each_device() -> None:
     numbers = {spare.place: number for number, spare in session.slots.spares.items()}
     for number in session.slots.spares:
         session.said(number, built())
-    assert session.exited(3)[1] == Assign(3, numbers[1])
-    assert session.exited(2)[1] == Assign(2, numbers[0])
+    assert Assign(3, numbers[1]) in session.exited(3)
+    assert Assign(2, numbers[0]) in session.exited(2)
 
 
 @pytest.mark.parametrize("make", [{"kwargs_each": [b"0", b"1", b"2"]}, {"factories": b"three"}])
@@ -158,9 +158,9 @@ def test_spare_of_envs_that_differ_is_for_one_worker_first_for_that_which_ended_
     session = spared(3, 3, **make)
     assert session.slots.spares[3].place == 0
     assert len(session.exited(1)) == 1
-    *_, started, build = session.exited(0)
-    assert started == StartProcesses((4,), spare=True) and places([build]) == [(0, [0])]
-    assert spared(3, 3, factories=b"three", alike=True).exited(1)[1] == Assign(1, 3)
+    ended = session.exited(0)
+    assert StartProcesses((4,), spare=True) in ended and places(ended) == [(0, [0])]
+    assert Assign(1, 3) in spared(3, 3, factories=b"three", alike=True).exited(1)
 
 
 def test_failure_of_a_spare_is_none_of_a_step_that_was_given_up() -> None:
@@ -174,12 +174,14 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
         (number,) = session.slots.spares
         assert session.said(number, RowFailed(RAISED)) == []
         assert session.exited(number, now_s=now_s) == [] and not session.slots.spares
-        assert session.exited(0, now_s=now_s + retry_s / 2)[1:] == []  # nor is it sooner for a worker that ends
+        assert not every(
+            StartProcesses, session.exited(0, now_s=now_s + retry_s / 2)
+        )  # nor is it sooner for a worker that ends
         slot = session.slots[0]
         session.slots.begin(slot).stage, slot.loss = Stage.SERVING, None
         now_s += retry_s
-        started, build = session.elapsed(now_s)
-        assert isinstance(started, StartProcesses) and started.spare and isinstance(build, Tell)
+        begun = session.elapsed(now_s)
+        assert only(StartProcesses, begun).spare and only_tell(Build, begun)
     assert session.restarts == 3  # of the worker alone
     (number,) = session.slots.spares
     session.said(number, built(), now_s=now_s)
@@ -190,8 +192,8 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
 def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.elapsed(1.0)
-    (late,) = session.sampled(1.0, 2.1)
-    assert isinstance(late, ReportLate) and late.process == 2
+    late = only(ReportLate, session.sampled(1.0, 2.1))
+    assert late.process == 2
     assert session.elapsed(2.5 + STACKS_S) == [Kill(2)]
     session = spared(hosting=Hosting(spares=1, memory_max=MIB))
     assert session.elapsed(MEMORY_S, memory={2: 2 * MIB}) == [Kill(2)]
@@ -210,7 +212,7 @@ def test_process_that_became_the_spare_and_the_one_that_took_its_place_may_hang_
     session.exited(0)
     session.elapsed(0.2)
     assert Assign(0, 2) in session.said(2, built(), now_s=0.2)
-    late = [each for each in session.sampled(0.2, 1.5) if isinstance(each, ReportLate)]
+    late = every(ReportLate, session.sampled(0.2, 1.5))
     assert [(each.process, each.late.row) for each in late] == [(2, 0), (3, 0)]
 
 
@@ -219,14 +221,14 @@ def test_session_ends_with_its_spares() -> None:
     told = session.request(Close())
     assert told == [Tell(number, CloseEnvs()) for number in range(3)]
     assert session.exited(0) == session.exited(2) == []
-    assert any(isinstance(each, End) for each in session.exited(1))
+    assert every(End, session.exited(1))
 
 
 def test_spare_may_be_the_last_to_end() -> None:
     session = spared()
     session.request(Close())
     assert session.exited(0) == session.exited(1) == []
-    assert any(isinstance(each, End) for each in session.exited(2)) and session.phase is Phase.ENDED
+    assert every(End, session.exited(2)) and session.phase is Phase.ENDED
 
 
 def test_broken_session_keeps_no_spares() -> None:
@@ -280,7 +282,7 @@ def test_draining_hub_makes_no_more_spares() -> None:
     session = spared()
     session.request(Call("pid", b"", []))
     session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
-    assert not any(isinstance(each, StartProcesses) for each in session.exited(1, KILLED))
+    assert not every(StartProcesses, session.exited(1, KILLED))
 
 
 @pytest.mark.parametrize("drains_first", [False, True])
@@ -308,28 +310,29 @@ WORN = {"hosting": Hosting(recycle=Recycle(episodes=10))}
 
 def succeeded(session: Session, worker: int, number: int, now_s: float = 0.0) -> list[Instruction]:
     """What happens once the worker has left its rows to the successor of this number, whose envs are made."""
-    told, given = session.said(number, built(), now_s)
-    assert isinstance(told, Tell) and isinstance(told.message, TakePlace) and told.message.worker == worker
-    assert isinstance(given, GiveArena) and (given.process, given.slot) == (number, worker)
+    instructions = session.said(number, built(), now_s)
+    given = only(GiveArena, instructions)
+    assert only_tell(TakePlace, instructions).message.worker == worker
+    assert (given.process, given.slot) == (number, worker)
     assert session.said(number, Mapped(), now_s) == [Tell(session.number(worker), Leave())]
     return session.said(worker, Left(), now_s)
 
 
 def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
     session = session_of(Make(3, "CartPole-v1", **WORN), 2)
-    told = session.handle(stimuli.SessionMade())[1]
-    assert isinstance(told, Tell) and told.message.episodes_max == 10
+    builds = every(Tell, session.handle(stimuli.SessionMade()))
+    assert [build.message.episodes_max for build in builds] == [10, 10]
 
 
 def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() -> None:
     session = ready(**WORN)
     session.request(Reset([3, 4, 5]))
     session.rows_done()
-    started, build = session.said(1, EpisodesDone())
-    assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
-    swapped, closed, handed = succeeded(session, 1, 2, now_s=7.0)
-    assert swapped == Assign(1, 2, recycled=True) and closed == Tell(1, CloseEnvs())
-    assert handed == HandOver(1, 2, Serve([reseeded(4, 1)]))
+    begun = session.said(1, EpisodesDone())
+    assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
+    swapped = succeeded(session, 1, 2, now_s=7.0)
+    assert Assign(1, 2, recycled=True) in swapped and only_tell(CloseEnvs, swapped) == Tell(1, CloseEnvs())
+    assert only(HandOver, swapped) == HandOver(1, 2, Serve([reseeded(4, 1)]))
     assert session.restarts == 0 and session.recycled == 1 and session.expects_end(1)
     assert session.ended(1, now_s=7.1) == [] and not session.slots.spares
     assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
@@ -373,8 +376,7 @@ def test_worker_that_is_too_old_is_recycled() -> None:
     session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
     assert session.next_deadline_s() == 30.0
     assert session.elapsed(29.0) == []
-    started, _ = session.elapsed(30.0)
-    assert started == StartProcesses((2,), spare=True)
+    assert StartProcesses((2,), spare=True) in session.elapsed(30.0)
     succeeded(session, 0, 2, now_s=31.0)
     assert session.slots[0].serves_since_s == 31.0 and session.slots[1].due_for_recycling
 
@@ -383,8 +385,8 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     session = ready(hosting=Hosting(recycle=Recycle(memory_bytes=MIB)))
     assert session.next_deadline_s() == MEMORY_S
     assert session.elapsed(MEMORY_S, memory={0: MIB, 1: MIB}) == []
-    started, build = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
-    assert started == StartProcesses((2,), spare=True) and places([build]) == [(1, [1])]
+    begun = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
+    assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
     succeeded(session, 1, 2, now_s=0.5)
     assert session.ended(1) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
 
@@ -454,7 +456,7 @@ def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_makes
     session = ready(**WORN)
     leaving(session)
     session.exited(2)
-    assert session.elapsed(SPARE_RETRY_S)[0] == StartProcesses((3,), spare=True)
+    assert StartProcesses((3,), spare=True) in session.elapsed(SPARE_RETRY_S)
     assert session.said(0, EpisodesDone(leaving=True)) == []
     assert session.said(0, Left()) == [Kill(0)]
 
@@ -474,14 +476,14 @@ def test_worker_is_not_left_in_the_middle_of_episodes_for_the_successor_of_anoth
 def test_workers_are_recycled_one_after_the_other() -> None:
     session = ready(**WORN)
     assert len(session.said(0, EpisodesDone())) == 2 and session.said(1, EpisodesDone()) == []
-    *_, started, build = succeeded(session, 0, 2)
-    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+    begun = succeeded(session, 0, 2)
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
 def test_successor_is_made_though_a_spare_is_being_made() -> None:
     session = ready(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
-    started, build = session.said(1, EpisodesDone())
-    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+    begun = session.said(1, EpisodesDone())
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
 def test_worker_that_was_lost_before_its_turn_is_not_recycled() -> None:
@@ -489,22 +491,22 @@ def test_worker_that_was_lost_before_its_turn_is_not_recycled() -> None:
     for worker in (0, 1):
         session.said(worker, EpisodesDone())
     session.exited(1)
-    assert not any(isinstance(each, StartProcesses) for each in succeeded(session, 0, 2))
+    assert not every(StartProcesses, succeeded(session, 0, 2))
 
 
 def test_lost_worker_is_not_replaced_by_the_successor_of_another() -> None:
     session = ready(**WORN)
     session.said(0, EpisodesDone())
     session.said(2, built())
-    assert [type(each) for each in session.exited(1)] == [TakeRows]
+    assert every(TakeRows, session.exited(1))
 
 
 def test_spare_that_is_to_succeed_a_worker_is_at_the_envs_of_that_worker() -> None:
     session = spared(faults=Faults(init_s=1.0), hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     session.said(1, EpisodesDone())
     session.said(3, built())
-    (late,) = session.sampled(0.0, 1.2)
-    assert isinstance(late, ReportLate) and (late.process, late.late.row) == (2, 1)
+    late = only(ReportLate, session.sampled(0.0, 1.2))
+    assert (late.process, late.late.row) == (2, 1)
 
 
 def test_worker_that_has_served_longest_is_recycled_first() -> None:
@@ -514,12 +516,10 @@ def test_worker_that_has_served_longest_is_recycled_first() -> None:
     session.ended(0, now_s=5.1)
     session.said(0, EpisodesDone(), now_s=6.0)
     session.said(1, EpisodesDone(), now_s=6.0)  # while the first one's next successor is made
-    *_, build = succeeded(session, 0, 3, now_s=7.0)
-    assert places([build]) == [(1, [1])]
+    assert places(succeeded(session, 0, 3, now_s=7.0)) == [(1, [1])]
     session.ended(2, now_s=7.1)
     session.said(0, EpisodesDone(), now_s=8.0)
-    *_, build = succeeded(session, 1, 4, now_s=9.0)
-    assert places([build]) == [(0, [0, 2])]
+    assert places(succeeded(session, 1, 4, now_s=9.0)) == [(0, [0, 2])]
 
 
 def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() -> None:
@@ -529,19 +529,18 @@ def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() 
     session.ended(0, now_s=5.1)
     for worker in (2, 1, 0):
         session.said(worker, EpisodesDone(), now_s=6.0)
-    *_, build = succeeded(session, 2, 4, now_s=7.0)
-    assert places([build]) == [(1, [1])]
+    assert places(succeeded(session, 2, 4, now_s=7.0)) == [(1, [1])]
 
 
 def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
-    told, given, started, build = session.said(1, EpisodesDone())
-    assert isinstance(told, Tell) and told.process == 2 and isinstance(told.message, TakePlace)
-    assert isinstance(given, GiveArena) and given.slot == 1
-    assert started == StartProcesses((3,), spare=True) and isinstance(build, Tell) and build.process == 3
+    begun = session.said(1, EpisodesDone())
+    assert only_tell(TakePlace, begun).process == 2 and only(GiveArena, begun).slot == 1
+    assert StartProcesses((3,), spare=True) in begun and only_tell(Build, begun).process == 3
     session.said(2, Mapped())
     assert Assign(1, 2, recycled=True) in session.said(1, Left())
-    assert session.exited(1)[1:] == []  # the next spare is still being made
+    ended = session.exited(1)
+    assert ended == every(TakeRows, ended)  # the next spare is still being made
 
 
 def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> None:
@@ -549,9 +548,9 @@ def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> N
     session.said(1, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    taken, swapped, handed = session.exited(1)
-    assert isinstance(taken, TakeRows) and swapped == Assign(1, 2)
-    assert isinstance(handed, HandOver) and handed.message.info == taken.loss.info
+    ended = session.exited(1)
+    assert Assign(1, 2) in ended
+    assert only(HandOver, ended).message.info == only(TakeRows, ended).loss.info
     assert session.restarts == 1 and session.recycled == 0
     assert session.elapsed(60.0) == []  # no other process is started for the worker
 
@@ -560,7 +559,7 @@ def test_successor_that_maps_the_arena_too_late_replaces_no_lost_worker() -> Non
     session = ready(faults=Faults(init_s=1.0), **WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
-    assert any(isinstance(each, ReportLate) for each in session.sampled(0.0, 1.3))
+    assert every(ReportLate, session.sampled(0.0, 1.3))
     session.exited(1, now_s=1.3)
     assert session.said(2, Mapped(), now_s=1.3) == [] and session.slots[1].process is None
 
@@ -572,7 +571,7 @@ def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each
         session.said(1, EpisodesDone(), now_s=now_s)
         session.said(number, built(), now_s=now_s)
         session.said(number, Mapped(), now_s=now_s)
-        assert isinstance(session.exited(1, now_s=now_s + 5.0)[-1], HandOver)
+        assert only(HandOver, session.exited(1, now_s=now_s + 5.0))
     assert session.phase is Phase.READY and session.restarts == 10
 
 
@@ -580,10 +579,9 @@ def test_worker_that_ends_while_its_successor_maps_the_arena_is_replaced_by_it()
     session = ready(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
-    taken, swapped = session.exited(1)
-    assert isinstance(taken, TakeRows) and swapped == Assign(1, 2)
-    (handed,) = session.said(1, Mapped())
-    assert isinstance(handed, HandOver)
+    ended = session.exited(1)
+    assert only(TakeRows, ended) and only(Assign, ended) == Assign(1, 2)
+    only(HandOver, session.said(1, Mapped()))
 
 
 def test_successor_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
@@ -591,8 +589,8 @@ def test_successor_that_ends_is_made_again_later_and_the_worker_serves_on() -> N
     session.said(1, EpisodesDone())
     assert session.exited(2) == [] and session.restarts == 0
     assert session.elapsed(SPARE_RETRY_S / 2) == []
-    started, build = session.elapsed(SPARE_RETRY_S)
-    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+    begun = session.elapsed(SPARE_RETRY_S)
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
 def test_worker_that_left_to_a_successor_that_has_ended_is_lost() -> None:
@@ -602,8 +600,7 @@ def test_worker_that_left_to_a_successor_that_has_ended_is_lost() -> None:
     session.said(2, Mapped())
     session.exited(2)
     assert session.said(1, Left()) == [Kill(1)]
-    (taken,) = session.exited(1)
-    assert isinstance(taken, TakeRows)
+    only(TakeRows, session.exited(1))
 
 
 def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
@@ -652,7 +649,7 @@ def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_a
     session.said(0, Mapped())
     instructions = session.said(1, Mapped())
     assert UseOtherArena() in instructions
-    assert [each.slot for each in instructions if isinstance(each, HandOver)] == [1]
+    assert [each.slot for each in every(HandOver, instructions)] == [1]
 
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:
@@ -670,7 +667,7 @@ def test_session_ends_while_a_worker_is_recycled() -> None:
     session.said(1, EpisodesDone())
     session.request(Close())
     assert session.exited(0) == session.exited(1) == []
-    assert any(isinstance(each, End) for each in session.exited(2))
+    assert every(End, session.exited(2))
 
 
 def test_successor_that_is_the_first_to_have_made_a_lost_workers_envs_leaves_no_spare_behind() -> None:
@@ -678,8 +675,8 @@ def test_successor_that_is_the_first_to_have_made_a_lost_workers_envs_leaves_no_
     session.said(1, EpisodesDone())
     session.exited(1)
     session.elapsed(0.2)
-    killed, swapped, *_ = session.said(2, built())
-    assert killed == Kill(3) and swapped == Assign(1, 2)
+    swapped = session.said(2, built())
+    assert only(Kill, swapped) == Kill(3) and Assign(1, 2) in swapped
     assert session.ended(3) == [] and not session.slots.spares
 
 
@@ -688,8 +685,8 @@ def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     session.said(1, EpisodesDone())
     succeeded(session, 1, 2)
     assert session.said(1, EpisodesDone()) == []
-    started, build = session.ended(1)
-    assert started == StartProcesses((3,), spare=True) and places([build]) == [(1, [1])]
+    begun = session.ended(1)
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
 def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its_successor_the_limit() -> None:
@@ -705,8 +702,7 @@ def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its
 def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:
     session = ready(**SPARES)
     session.exited(0)
-    swapped, *_ = session.said(2, built())
-    assert swapped == Assign(0, 2) and 2 not in session.slots.spares
+    assert Assign(0, 2) in session.said(2, built()) and 2 not in session.slots.spares
 
 
 def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:

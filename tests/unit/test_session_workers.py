@@ -74,7 +74,21 @@ from envhub_server.session.slots import Stage
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import KILLED, RAISED, SHUTTING_DOWN, Session, attached, begun, built, ready, session_of, shared
+from sessions import (
+    KILLED,
+    RAISED,
+    SHUTTING_DOWN,
+    Session,
+    attached,
+    begun,
+    built,
+    every,
+    only,
+    only_tell,
+    ready,
+    session_of,
+    shared,
+)
 
 from envhub.protocol.messages import (
     Call,
@@ -125,8 +139,8 @@ def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> Non
     assert session.elapsed(3 * MEMORY_S, memory={0: 102 * MIB}) == []  # it is about to end
     assert session.supervision.reason(0) == "had 101 MiB of memory, more than memory_max=104857600 bytes"
     assert session.supervision.reason(1) == ""
-    (taken,) = session.exited(0, now_s=3 * MEMORY_S)
-    assert isinstance(taken, TakeRows) and taken.loss.failure.code == "worker_died"
+    taken = only(TakeRows, session.exited(0, now_s=3 * MEMORY_S))
+    assert taken.loss.failure.code == "worker_died"
     told = env_failure(taken.loss)
     assert told["cause"] == "memory"
     assert (
@@ -134,17 +148,16 @@ def test_worker_with_too_much_memory_is_ended_and_its_rows_are_told_why() -> Non
         == "worker 0 (envs 0, 2) had 101 MiB of memory, more than memory_max=104857600 bytes, and was ended"
     )
     found = session.elapsed(4 * MEMORY_S, memory={0: 200 * MIB, 9: 200 * MIB})  # of it, and of one that nobody knows
-    assert not any(isinstance(each, Kill) for each in found)
+    assert not every(Kill, found)
     assert session.slots[0].stage is Stage.BUILDING
-    (taken,) = session.exited(0, now_s=4.0)  # this time by itself
-    assert isinstance(taken, TakeRows) and env_failure(taken.loss)["cause"] == "crash"
+    taken = only(TakeRows, session.exited(0, now_s=4.0))  # this time by itself
+    assert env_failure(taken.loss)["cause"] == "crash"
 
 
 def test_worker_that_builds_its_envs_with_too_much_memory_is_ended() -> None:
     session = begun(hosting=Hosting(memory_max=100 * MIB))
     assert session.elapsed(MEMORY_S, memory={1: 101 * MIB}) == [Kill(1)]
-    failed, *_ = session.exited(1)
-    assert isinstance(failed, Fail)
+    failed = only(Fail, session.exited(1))
     assert failed.failure.message.endswith("memory_max=104857600 bytes, and was ended while it built its envs")
 
 
@@ -156,8 +169,7 @@ def test_worker_with_most_of_too_much_memory_of_a_client_is_ended_once_and_its_r
         session.supervision.overruns(0) and not session.supervision.overruns(1) and not session.supervision.overruns(9)
     )
     assert session.handle(stimuli.QuotaOverrun(0, overrun)) == []  # it is about to end
-    (taken,) = session.exited(0)
-    assert isinstance(taken, TakeRows)
+    taken = only(TakeRows, session.exited(0))
     told = env_failure(taken.loss)
     assert told["cause"] == "memory" and "the most of the workers of alice, which had 300 MiB" in told["message"]
     assert not session.supervision.overruns(0)
@@ -174,14 +186,14 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
     session = ready()
     if request_ is not None:
         session.request(request_)
-    (taken,) = session.exited(0)
-    assert isinstance(taken, TakeRows) and taken.slot == 0 and not taken.loss.raises
+    taken = only(TakeRows, session.exited(0))
+    assert taken.slot == 0 and not taken.loss.raises
     told = env_failure(taken.loss)
     assert (told["cause"], told["signal"], told["exit_status"], told["restarts"]) == ("crash", "SIGKILL", None, 0)
     assert told["message"] == "worker 0 (envs 0, 2) was ended by SIGKILL" and told["log_tail"] == "its last words"
     if request_ is not None:
-        (answer,) = session.rows_done()
-        assert isinstance(answer, Answer) and answer.arrays
+        answer = only(Answer, session.rows_done())
+        assert answer.arrays
     assert session.phase is Phase.READY and not session.requests.asked
 
 
@@ -191,14 +203,15 @@ def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() ->
     session.rows_done()
     session.exited(1, now_s=100.0)
     assert session.elapsed(100.0) == []
-    started, build = session.elapsed(100.1)
-    assert started == StartProcesses((2,)) and isinstance(build, Tell)
+    again = session.elapsed(100.1)
+    build = only_tell(Build, again)
+    assert StartProcesses((2,)) in again
     assert (build.process, build.message.rows) == (2, [1])
     assert session.elapsed(100.2) == []
-    (mapped,) = session.said(1, built())
-    assert isinstance(mapped, GiveArena) and (mapped.process, mapped.slot) == (2, 1) and mapped.message.num_envs == 3
-    (handed,) = session.said(1, Mapped(), now_s=101.0)
-    assert isinstance(handed, HandOver) and handed.message.seeds == [reseeded(4, 1)]
+    mapped = only(GiveArena, session.said(1, built()))
+    assert (mapped.process, mapped.slot) == (2, 1) and mapped.message.num_envs == 3
+    handed = only(HandOver, session.said(1, Mapped(), now_s=101.0))
+    assert handed.message.seeds == [reseeded(4, 1)]
     assert handed.message.failure is None and b"env_failure" in handed.message.info
     assert session.request(Step(b"\x04")) == [PostStep()]
 
@@ -217,8 +230,7 @@ def seeds_of_the_next(session: Session, worker: int) -> list[int | None]:
     session.exited(worker, now_s=100.0)
     session.elapsed(100.1)
     session.said(worker, built())
-    (handed,) = session.said(worker, Mapped(), now_s=101.0)
-    assert isinstance(handed, HandOver)
+    handed = only(HandOver, session.said(worker, Mapped(), now_s=101.0))
     return handed.message.seeds
 
 
@@ -229,8 +241,8 @@ def late(session: Session) -> float:
     limit_s = session.make.faults.step_s
     end_s = limit_s + SAMPLE_S
     assert session.elapsed(0.0, at, None, quiescent=False) == []
-    *_, report = session.sampled(0.0, end_s, at, None, quiescent=False)
-    assert isinstance(report, ReportLate) and report.process == 0 and report.late.over
+    report = every(ReportLate, session.sampled(0.0, end_s, at, None, quiescent=False))[-1]
+    assert report.process == 0 and report.late.expired
     assert session.next_deadline_s() <= end_s + STACKS_S
     assert session.elapsed(end_s + STACKS_S, at, None, quiescent=False) == [Kill(0)]
     return end_s + STACKS_S
@@ -240,8 +252,7 @@ def test_env_that_was_late_is_named_and_so_is_what_it_was_to_do() -> None:
     session = ready(faults=Faults(step_s=1.5))
     late(session)
     tail = 'a word\nCurrent thread 0x0001 (most recent call first):\n  File "x.py", line 3 in step\n'
-    (taken,) = session.exited(0, ExitCause("was ended by SIGKILL", "SIGKILL", log_tail=tail))
-    assert isinstance(taken, TakeRows)
+    taken = only(TakeRows, session.exited(0, ExitCause("was ended by SIGKILL", "SIGKILL", log_tail=tail)))
     told = env_failure(taken.loss)
     assert told["cause"] == "timeout"
     assert told["message"].startswith("env 2 did not finish its step within step_timeout=1.5 s; its worker 0 ")
@@ -256,8 +267,8 @@ def test_deadline_is_of_what_the_env_is_called_for(kind: str) -> None:
     at = Progress(turn=7, row=1, kind="" if kind == "call" else kind)
     before_s = limit_s - SAMPLE_S
     assert session.elapsed(0.0, None, at) == [] and session.sampled(0.0, before_s, None, at) == []
-    (report,) = session.sampled(before_s, limit_s + SAMPLE_S, None, at)
-    assert isinstance(report, ReportLate) and (report.late.kind, report.late.row) == (kind, 1)
+    report = only(ReportLate, session.sampled(before_s, limit_s + SAMPLE_S, None, at))
+    assert (report.late.kind, report.late.row) == (kind, 1)
 
 
 def test_pause_of_the_machine_is_not_the_time_of_an_env() -> None:
@@ -267,8 +278,8 @@ def test_pause_of_the_machine_is_not_the_time_of_an_env() -> None:
     assert session.elapsed(0.1, at, None, quiescent=False) == []
     assert session.elapsed(2.0, at, None, quiescent=False) == []  # planned for 0.2
     assert session.elapsed(2.1, at, None, quiescent=False) == []
-    (report,) = session.elapsed(4.0, at, None, quiescent=False)  # it has not returned between two pauses either
-    assert isinstance(report, ReportLate) and report.late.over
+    report = only(ReportLate, session.elapsed(4.0, at, None, quiescent=False))  # nor has it between two pauses
+    assert report.late.expired
 
 
 def test_pause_while_the_client_paused_is_not_the_time_of_an_env() -> None:
@@ -285,8 +296,8 @@ def test_worker_that_makes_its_envs_has_the_time_for_one_for_each() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
     assert session.elapsed(0.0) == session.sampled(0.0, 5.0) == []
     session.said(0, Building(1))
-    (report,) = session.sampled(5.0, 10.1)  # worker 0 is at its second env by now
-    assert isinstance(report, ReportLate) and (report.process, report.late.row) == (1, 1)
+    report = only(ReportLate, session.sampled(5.0, 10.1))  # worker 0 is at its second env by now
+    assert (report.process, report.late.row) == (1, 1)
 
 
 def test_worker_that_waits_for_the_others_is_not_late() -> None:
@@ -310,19 +321,18 @@ def test_each_cause_has_a_policy(faults: Faults, hangs: bool, raises: bool) -> N
     session = ready(faults=faults)
     now_s = late(session) if hangs else 0.0
     assert session.elapsed(now_s, quiescent=False) == []  # it is ended once
-    (taken,) = session.exited(0, now_s=now_s)
-    assert isinstance(taken, TakeRows) and taken.loss.raises is raises
+    taken = only(TakeRows, session.exited(0, now_s=now_s))
+    assert taken.loss.raises is raises
     session.elapsed(1e9)
     session.said(0, built())
-    (handed,) = session.said(0, Mapped())
-    assert isinstance(handed, HandOver) and (handed.message.failure is not None) is raises
+    handed = only(HandOver, session.said(0, Mapped()))
+    assert (handed.message.failure is not None) is raises
 
 
 def test_failure_that_the_hub_tells_in_place_of_a_worker_fails_the_step_and_no_more() -> None:
     session = ready(faults=Faults(on_crash="raise"))
     session.request(Step(b"\x04"))
-    (taken,) = session.exited(0)
-    assert isinstance(taken, TakeRows)
+    taken = only(TakeRows, session.exited(0))
     session.handle(stimuli.StandInFailed(taken.loss.failure))
     assert session.rows_done() == [Fail(taken.loss.failure)]
     assert taken.loss.failure.code == "worker_died" and taken.loss.failure.scope == "request"
@@ -333,8 +343,8 @@ def test_call_fails_when_a_worker_ends_in_it_and_every_other_has_answered() -> N
     session = ready()
     session.request(Call("render", b""))
     assert len(session.exited(0)) == 1
-    (fail,) = session.said(1, CallResults([b""]))
-    assert isinstance(fail, Fail) and fail.failure.code == "worker_died" and fail.failure.message.endswith("a call")
+    fail = only(Fail, session.said(1, CallResults([b""])))
+    assert fail.failure.code == "worker_died" and fail.failure.message.endswith("a call")
     assert session.phase is Phase.READY
 
 
@@ -346,8 +356,8 @@ def test_call_waits_for_a_worker_that_is_on_its_way() -> None:
     session.elapsed(1e9)
     session.said(0, built())
     session.said(0, Mapped())
-    (answer,) = session.said(0, CallResults([b"a", b"c"]))
-    assert isinstance(answer, Answer) and answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
+    answer = only(Answer, session.said(0, CallResults([b"a", b"c"])))
+    assert answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
 
 
 def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_tries() -> None:
@@ -356,11 +366,11 @@ def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_trie
     failure = Failure("factory_failed", "env", "no such file", env_index=0, worker=0)
     for number, now_s in enumerate((10.0, 20.0, 30.0), start=2):
         assert session.phase is Phase.READY
-        assert session.elapsed(now_s)[0] == StartProcesses((number,))
+        assert StartProcesses((number,)) in session.elapsed(now_s)
         assert session.said(0, RowFailed(failure)) == []
         session.exited(0, ExitCause("exited with status 0"))
-    (fail,) = session.request(Step(b"\x04"))
-    assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
+    fail = only(Fail, session.request(Step(b"\x04")))
+    assert fail.failure.code == "restarts_exhausted"
     assert "no such file" in fail.failure.message and "4 times" in fail.failure.message
 
 
@@ -371,8 +381,7 @@ def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -
         session.elapsed(now_s)
         if fails:
             session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
-        (taken,) = session.exited(0, now_s=now_s)
-        assert isinstance(taken, TakeRows)
+        taken = only(TakeRows, session.exited(0, now_s=now_s))
         assert ("; before that: no such file" in taken.loss.failure.message) is fails
 
 
@@ -380,7 +389,7 @@ def test_worker_that_serves_between_its_ends_is_started_again_each_time_almost_a
     session = ready(faults=Faults(restarts_max=100))
     for number, now_s in enumerate((10.0, 20.0, 30.0, 40.0), start=2):
         session.exited(0, now_s=now_s)
-        assert session.elapsed(now_s + 0.1)[0] == StartProcesses((number,))
+        assert StartProcesses((number,)) in session.elapsed(now_s + 0.1)
         session.said(0, built(), now_s=now_s + 0.1)
         assert session.progress.built == 3
         session.said(0, Mapped(), now_s=now_s + 0.1)
@@ -392,14 +401,14 @@ def test_call_waits_for_a_worker_whose_next_process_ends_before_it_reads_it() ->
     session.request(Call("render", b""))
     session.said(1, CallResults([b"b"]))
     session.elapsed(1.0)
-    assert [type(each) for each in session.exited(0, now_s=1.0)] == [TakeRows] and session.phase is Phase.CALLING
+    assert every(TakeRows, session.exited(0, now_s=1.0)) and session.phase is Phase.CALLING
 
 
 def test_worker_that_ends_once_it_has_answered_does_not_fail_the_call() -> None:
     session = ready()
     session.request(Call("render", b""))
     session.said(0, CallResults([b"a", b"c"]))
-    assert [type(each) for each in session.exited(0)] == [TakeRows]
+    assert every(TakeRows, session.exited(0))
     assert session.said(1, CallResults([b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
 
 
@@ -414,8 +423,7 @@ def test_exception_in_a_call_is_told_before_the_end_of_a_worker() -> None:
 def test_last_end_of_a_worker_fails_the_request_under_way_at_once(request_: Any) -> None:
     session = ready(faults=Faults(restarts_max=0))
     session.request(request_)
-    (fail,) = session.exited(0)
-    assert isinstance(fail, Fail)
+    fail = only(Fail, session.exited(0))
     assert (fail.failure.code, fail.failure.scope) == ("restarts_exhausted", "session")
     assert (fail.failure.worker, fail.failure.env_index) == (0, 0)
     assert "worker 0 (envs 0, 2) was ended by SIGKILL" in fail.failure.message
@@ -427,8 +435,8 @@ def test_last_end_of_a_worker_fails_the_request_under_way_at_once(request_: Any)
 def test_every_request_after_the_last_end_fails_at_once(request_: Any) -> None:
     session = broken()
     for _ in range(2):
-        (fail,) = session.request(request_)
-        assert isinstance(fail, Fail) and fail.failure.code == "restarts_exhausted"
+        fail = only(Fail, session.request(request_))
+        assert fail.failure.code == "restarts_exhausted"
         assert not session.requests.asked
 
 
@@ -436,8 +444,8 @@ def test_env_that_raises_too_often_breaks_the_session() -> None:
     session = ready(faults=Faults(restarts_max=2))
     for phase in (Phase.READY, Phase.READY, Phase.BROKEN):
         assert session.said(0, Faulted(2, "ValueError: no"), 1.0) == [] and session.phase is phase
-    (fail,) = session.request(Step(b"\x04"))
-    assert isinstance(fail, Fail) and "env 2 raised ValueError: no" in fail.failure.message
+    fail = only(Fail, session.request(Step(b"\x04")))
+    assert "env 2 raised ValueError: no" in fail.failure.message
     assert (fail.failure.env_index, fail.failure.worker) == (2, 0)
 
 
@@ -485,8 +493,8 @@ def test_part_of_a_request_waits_for_the_next_process() -> None:
     assert [type(each) for each in reset] == [PostReset, Tell]
     session.elapsed(1e9)
     session.said(0, built())
-    (handed,) = session.said(0, Mapped())
-    assert isinstance(handed, HandOver) and handed.pending == ResetRows([0, 2], [1, 3], b"")
+    handed = only(HandOver, session.said(0, Mapped()))
+    assert handed.pending == ResetRows([0, 2], [1, 3], b"")
 
 
 def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() -> None:
@@ -496,15 +504,15 @@ def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() 
     assert reset == [PostReset(), KeepRows(0), Tell(1, ResetRows([1], [None], b""))]
     session.elapsed(1.0)
     session.said(0, built())
-    (handed,) = session.said(0, Mapped())
-    assert isinstance(handed, HandOver) and handed.pending is None
+    handed = only(HandOver, session.said(0, Mapped()))
+    assert handed.pending is None
 
 
 def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
     session = ready()
     session.request(Reset([1, 2, 3]))
-    (taken,) = session.exited(0)
-    assert isinstance(taken, TakeRows) and taken.resetting == (0, 2)
+    taken = only(TakeRows, session.exited(0))
+    assert taken.resetting == (0, 2)
 
 
 def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
@@ -521,8 +529,8 @@ def test_process_that_takes_a_lost_workers_place_is_given_the_arena_once() -> No
     session = ready()
     session.exited(0)
     session.elapsed(1.0)
-    (given,) = session.said(0, built(), now_s=1.0)
-    assert isinstance(given, GiveArena) and session.said(0, built(), now_s=1.0) == []
+    only(GiveArena, session.said(0, built(), now_s=1.0))
+    assert session.said(0, built(), now_s=1.0) == []
 
 
 def test_spare_that_has_ended_is_nothing_any_more() -> None:
@@ -539,8 +547,7 @@ def test_client_that_drives_is_given_the_forms_of_infos_that_it_asks_for() -> No
 
 def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_large() -> None:
     def known(*numbers: int) -> list[int]:
-        (answer,) = session.request(TemplatesRequest([*numbers]))
-        assert isinstance(answer, Answer)
+        answer = only(Answer, session.request(TemplatesRequest([*numbers])))
         found: list[int] = answer.message.numbers
         return found
 
@@ -575,11 +582,16 @@ def test_client_may_ask_when_its_last_step_passed_the_hub() -> None:
     assert ready().request(HopsRequest()) == [AnswerHops()]
 
 
+def stale_answer(number: int) -> Warn:
+    return Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": number})
+
+
 def test_answer_to_an_earlier_call_is_dropped() -> None:
     session = ready()
     session.request(Call("x", b""))
-    (dropped,) = session.said(0, CallResults([b"", b""], number=7))
-    assert dropped == Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 7})
+    assert only(Warn, session.said(0, CallResults([b"", b""], number=7))) == Warn(
+        "stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 7}
+    )
     assert session.phase is Phase.CALLING
 
 
@@ -588,8 +600,9 @@ def test_answer_to_no_call_is_dropped(request_: Any) -> None:
     session = ready()
     if request_ is not None:
         session.request(request_)
-    (dropped,) = session.said(0, CallResults([b"", b""], number=1))
-    assert dropped == Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 1})
+    assert only(Warn, session.said(0, CallResults([b"", b""], number=1))) == Warn(
+        "stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 1}
+    )
 
 
 def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
@@ -623,8 +636,7 @@ def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
         fields = {"worker": 0, "message": type(stale).__name__, "of": 1}
         assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("stale_answer_dropped", fields)]
     assert not session.infos.large
-    answer, *_ = session.rows_done()
-    assert isinstance(answer, Answer)
+    only(Answer, session.rows_done())
 
 
 def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> None:
@@ -641,15 +653,15 @@ def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
     session.exited(0)
     session.handle(stimuli.RowsWaiting(0), 100.0)
     session.handle(stimuli.RowsWaiting(0), 103.0)  # the first one counts
-    finished = [[each.slot for each in session.elapsed(at) if isinstance(each, FinishSteps)] for at in (104, 105, 106)]
+    finished = [[each.slot for each in every(FinishSteps, session.elapsed(at))] for at in (104, 105, 106)]
     assert finished == [[], [0], []]
 
 
 def test_processes_that_cannot_be_started_fail_the_make() -> None:
     session = begun()
-    fail, *rest = session.handle(stimuli.WorkersNotStarted((0, 1), "no descriptors"))
-    assert isinstance(fail, Fail) and "cannot be started: no descriptors" in fail.failure.message
-    assert rest == [Kill(0), Kill(1), End()]
+    ends = session.handle(stimuli.WorkersNotStarted((0, 1), "no descriptors"))
+    assert "cannot be started: no descriptors" in only(Fail, ends).failure.message
+    assert every(Kill, ends) == [Kill(0), Kill(1)] and End() in ends
 
 
 def test_process_that_cannot_be_started_again_is_tried_later() -> None:
@@ -762,8 +774,8 @@ def test_worker_that_does_not_map_the_arena_of_a_takeover_is_late() -> None:
     assert session.next_deadline_s() == 5.0 + SAMPLE_S
     session.handle(stimuli.OtherArenaMade(), 5.0)
     session.said(1, Mapped(), now_s=5.0)
-    (late,) = session.sampled(5.0, 6.2)
-    assert isinstance(late, ReportLate) and (late.process, late.late.kind, late.late.row) == (0, "init", 0)
+    late = only(ReportLate, session.sampled(5.0, 6.2))
+    assert (late.process, late.late.kind, late.late.row) == (0, "init", 0)
 
 
 def test_worker_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
@@ -794,8 +806,8 @@ def test_last_env_of_a_worker_that_says_nothing_of_its_envs_is_late() -> None:
     session = begun(faults=Faults(init_s=1.0))
     session.said(0, Building(2))
     session.said(1, built())
-    (late,) = session.sampled(0.0, 1.2)
-    assert isinstance(late, ReportLate) and (late.process, late.late.row) == (0, 2)
+    late = only(ReportLate, session.sampled(0.0, 1.2))
+    assert (late.process, late.late.row) == (0, 2)
 
 
 # --- any life ---------------------------------------------------------------------------------------------------------
@@ -939,7 +951,8 @@ class FakeHub:
             case "move" if state.phase is Phase.MOVING:
                 self.finish()
             case "ask" if not state.requests.asked and state.phase is not Phase.HANDING_OVER:
-                self.ask(data.draw(st.sampled_from(REQUESTS)))
+                # The protocol admits nothing but CLOSE while ATTACH waits for the envs.
+                self.ask(data.draw(st.sampled_from(CLOSES if state.making else REQUESTS)))
             case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
                 self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
             case "age" if self.alive & {*self.serving.values()}:
@@ -971,7 +984,8 @@ class FakeHub:
 
 
 REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
-REQUESTS += [Collect([0]), Close(), Close(terminate=True)]
+CLOSES = [Close(), Close(terminate=True)]
+REQUESTS += [Collect([0]), *CLOSES]
 ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
 ACTS += ["raise", "age", "die", "tick", "connect", "leave", "drive", "done", "attach", "end"]
 
@@ -1013,12 +1027,12 @@ def test_new_envs_of_a_worker_are_given_the_attributes_that_were_set_last() -> N
     session.exited(0)
     session.elapsed(1e9)
     session.said(0, built())
-    *told, handed = session.said(0, Mapped())
-    assert told == [
+    instructions = session.said(0, Mapped())
+    assert every(Tell, instructions) == [
         Tell(2, SetAttrRows([0], "wind", each=[b"w"])),
         Tell(2, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
     ]
-    assert isinstance(handed, HandOver) and handed.slot == 0
+    assert only(HandOver, instructions).slot == 0
 
 
 def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
@@ -1035,8 +1049,8 @@ def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
 def test_attribute_without_room_is_reported() -> None:
     session = ready()
     session.request(SetAttr("map", [bytes(BYTES_MAX)], [0]))
-    reported, answer = session.said(0, CallResults([b""]))
-    assert reported == Warn("attribute_not_kept", {"name": "map"}) and isinstance(answer, Answer)
+    reported = session.said(0, CallResults([b""]))
+    assert Warn("attribute_not_kept", {"name": "map"}) in reported and only(Answer, reported)
 
 
 # --- replays of what an env was asked before it failed ----------------------------------------------------------------
@@ -1051,12 +1065,13 @@ def recorded(**make: Any) -> Session:
 
 def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
     session = recorded()
-    kept, taken = session.exited(0, now_s=100.0)
-    assert isinstance(kept, KeepReplay) and (kept.slot, kept.process, kept.row, kept.tick) == (0, 0, None, -1)
-    assert isinstance(taken, TakeRows) and taken.loss.failure.replay == kept.failure.replay == "kept-worker0-1"
+    ended = session.exited(0, now_s=100.0)
+    kept = only(KeepReplay, ended)
+    assert (kept.slot, kept.process, kept.row, kept.tick) == (0, 0, None, -1)
+    assert only(TakeRows, ended).loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
-    (taken,) = session.exited(0, now_s=100.3)
-    assert isinstance(taken, TakeRows) and taken.loss.failure.replay == ""
+    taken = only(TakeRows, session.exited(0, now_s=100.3))
+    assert taken.loss.failure.replay == ""
 
 
 @pytest.mark.parametrize("tick", [-1, 0, 7])
@@ -1068,8 +1083,8 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
     if tick < 0:
         assert found == []
         return
-    (kept,) = found
-    assert isinstance(kept, KeepReplay) and (kept.row, kept.tick) == (2, tick)
+    kept = only(KeepReplay, found)
+    assert (kept.row, kept.tick) == (2, tick)
     told = kept.failure
     assert (told.cause, told.message, told.exception, told.traceback) == (
         "exception",
@@ -1077,8 +1092,7 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
         "ValueError",
         "its traceback",
     )
-    (failed,) = session.rows_done()
-    assert failed == Fail(replace(failure, replay=told.replay)) and told.replay
+    assert only(Fail, session.rows_done()) == Fail(replace(failure, replay=told.replay)) and told.replay
 
 
 def test_no_replay_is_kept_where_none_are_wanted() -> None:
@@ -1120,8 +1134,8 @@ def test_end_is_expected_of_the_workers_of_a_session_that_closes() -> None:
 
 def test_part_is_refused_while_a_step_that_the_client_drives_has_not_ended() -> None:
     session = shared()
-    (refused,) = session.request(Send([0], b"\x04"), quiescent=False)
-    assert isinstance(refused, Fail) and "has not ended" in refused.failure.message
+    refused = only(Fail, session.request(Send([0], b"\x04"), quiescent=False))
+    assert "has not ended" in refused.failure.message
 
 
 def test_client_does_not_drive_a_session_that_has_broken() -> None:
@@ -1129,7 +1143,7 @@ def test_client_does_not_drive_a_session_that_has_broken() -> None:
     session.request(Reset())
     found = session.exited(0)
     assert session.phase is Phase.BROKEN and session.ownership.driver is Driver.HUB
-    assert not any(isinstance(each, GiveDrive) for each in found)
+    assert not every(GiveDrive, found)
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -1139,7 +1153,7 @@ def test_failure_of_no_env_comes_before_those_of_envs(last: int) -> None:
     failures = [Failure("env_raised", "env", "of env 1", env_index=1), Failure("refused", "request", "of none")]
     for number in (1 - last, last):
         told = session.said(number, CallFailed(failures[number]))
-    assert isinstance(told[0], Fail) and told[0].failure.message == "of none"
+    assert only(Fail, told).failure.message == "of none"
 
 
 def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
@@ -1147,8 +1161,8 @@ def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
     for worker in range(2):
         session.said(worker, built())
     session.slots[0].process.shares = True
-    failed, *_ = session.said(0, RowFailed(Failure("factory_failed", "session", "no", worker=0)))
-    assert isinstance(failed, Fail) and session.phase is Phase.CLOSING
+    only(Fail, session.said(0, RowFailed(Failure("factory_failed", "session", "no", worker=0))))
+    assert session.phase is Phase.CLOSING
 
 
 def test_rows_that_wait_are_nothing_to_be_done() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 import zmq
@@ -61,9 +59,3 @@ def test_address_lets_nobody_in_while_nobody_answers_for_it(handler: str, keys: 
             assert recv_monitor_message(monitor)["event"] & failed and not router.poll(0)
             dealer.monitor(None, 0)
             monitor.close()
-
-
-def test_older_libzmq_is_refused() -> None:
-    program = "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4); import envhub.transport.sockets"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 1 and "ImportError: EnvHub needs libzmq 4.3.5 or later" in found.stderr

@@ -17,9 +17,8 @@ import pytest
 import zmq
 from envhub_client.connection import zeromq_transport
 from envhub_client.tools.conformance import client_cases, scripted_hub
-from envhub_server.config import HubConfig, Limits, Timing
-from envhub_server.hub import hub
-from envhub_server.network import access, connections
+from envhub_server.config import HubConfig
+from envhub_server.network import access, connections, router
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
@@ -209,7 +208,7 @@ def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
     assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
     of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
     assert told == of_level
-    timeout_s = inspect.signature(cli.conformance).parameters["timeout"].default
+    timeout_s = inspect.signature(cli.conformance.conformance).parameters["timeout"].default
     limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
     assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
 
@@ -299,17 +298,17 @@ LIMITS = {
     "items of all lists and maps of another header": codec.KNOWN_HEADER_ITEMS_MAX,
     "lists and maps around an item of a header": codec.HEADER_DEPTH_MAX,
     "an extension in a header": codec.HEADER_EXTENSION_BYTES_MAX,
-    "one frame to the hub": Limits().message_bytes_max,
-    "sessions of a hub": Limits().sessions_max,
-    "envs of a hub": Limits().envs_max,
-    "envs of a session": Limits().envs_per_session_max,
+    "one frame to the hub": HubConfig().message_bytes_max,
+    "sessions of a hub": HubConfig().sessions_max,
+    "envs of a hub": HubConfig().max_envs,
+    "envs of a session": HubConfig().envs_per_session_max,
     "leaves of an observation or an action space": leaf.LEAVES_MAX,
     "items of one leaf, of one env": leaf.LEAF_ITEMS_MAX,
     "dimensions of one leaf": leaf.LEAF_DIMENSIONS_MAX,
     "elements of an observation or an action space, of all envs together": spaces.SPACE_BYTES_MAX,
     "spaces inside a space, with itself": spaces.SPACES_MAX,
     "elements of the spaces in one value (SPACE), together": codec.SPACES_BYTES_MAX,
-    "shared memory of all sessions": Limits().arena_bytes_max,
+    "shared memory of all sessions": HubConfig().arena_bytes_max,
     "ended sessions remembered": prelude.ENDED_MAX,
     "tokens remembered that were closed first": prelude.CLOSED_EARLY_MAX,
     "items of a list or map in a value": codec.ITEMS_MAX,
@@ -320,10 +319,10 @@ LIMITS = {
     "containers around a value": codec.DEPTH_MAX,
     "dimensions of an array in a value": codec.NDIM_MAX,
     "a REPR": codec.REPR_CHARS_MAX,
-    "lease": Timing().lease_s,
+    "lease": HubConfig().lease,
     "envs to close": messages.Faults().close_s,
-    "that a client may give envs to close": Limits().close_s_max,
-    "requests to end when the hub stops": Timing().drain_s,
+    "that a client may give envs to close": HubConfig().close_timeout_max,
+    "requests to end when the hub stops": HubConfig().drain_timeout,
     "time to the first message of a connection": connections.HELLO_S,
     "messages of a connection that cannot be read": connections.MALFORMED_MAX,
     "time for a client with too many connections to read why": access.REFUSED_S,
@@ -385,7 +384,7 @@ def test_arena_is_the_codes() -> None:
 def test_limits_are_the_codes() -> None:
     found = {row[0]: float(row[1].replace(",", "")) for row in table("Limits")}
     assert {name: found.get(name) for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
-    assert Limits().sessions_max == prelude.SESSIONS_MAX and Timing().lease_s == prelude.LEASE_S
+    assert HubConfig().sessions_max == prelude.SESSIONS_MAX and HubConfig().lease == prelude.LEASE_S
 
 
 def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
@@ -406,7 +405,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((1, hub, HubConfig().limits.message_bytes_max), (2, zeromq_transport, prelude.FRAME_BYTES_MAX))
+    sides = ((1, router, HubConfig().message_bytes_max), (2, zeromq_transport, prelude.FRAME_BYTES_MAX))
     for column, module, message_bytes_max in sides:
         shown = {row[0]: row[column] for row in rows if row[column] != "default"}
         if "IPC_FILTER_UID" in shown:

@@ -9,7 +9,7 @@ import pytest
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, allocate
-from envhub.arena.stand_in import FRESH, ONGOING, repeat_observation, stay, truncate, with_objects
+from envhub.arena.stand_in import FRESH, ONGOING, mark_no_step, repeat_observation, truncate, with_objects
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
@@ -51,7 +51,7 @@ def test_truncated_row_ends_its_episode_without_a_reward(arena: Arena) -> None:
 
 @pytest.mark.parametrize(("info_bytes", "status"), [(0, STATUS_OK), (6, STATUS_INFO)])
 def test_row_that_stays_shows_its_last_observation(arena: Arena, info_bytes: int, status: int) -> None:
-    stay(arena, 1, info_bytes)
+    mark_no_step(arena, 1, info_bytes)
     assert shown(arena, 1) == [[99, 2]] * 2
     assert (arena.status[1], arena.info_template[1], arena.info_length[1]) == (status, 0, info_bytes)
     assert arena.needs_reset[1] == ONGOING
@@ -59,7 +59,7 @@ def test_row_that_stays_shows_its_last_observation(arena: Arena, info_bytes: int
 
 def test_stand_in_leaves_the_row_with_its_worker(arena: Arena) -> None:
     truncate(arena, 0, 0)
-    stay(arena, 1)
+    mark_no_step(arena, 1)
     assert (arena.request != arena.done).all()  # who stores it says ``done`` last
 
 

@@ -18,12 +18,12 @@ from envhub_server.session.worker_count import (
     batch_s,
     better_count,
     better_count_text,
+    chosen_count,
+    count_in_advance,
     crowded_text,
-    known,
     lacking,
     of_first_envs,
     soonest,
-    told,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +36,8 @@ COSTS = st.builds(StepCost, st.floats(0, 10), st.floats(0, 10))
 
 
 def test_given_number_of_workers_is_used() -> None:
-    assert told(16, 4, "num_workers=4") == WorkerCount(4, "told by num_workers=4", told=True)
-    assert told(2, 4, "the hub's --workers 4").workers == 2
+    assert chosen_count(16, 4, "num_workers=4") == WorkerCount(4, "told by num_workers=4", chosen=True)
+    assert chosen_count(2, 4, "the hub's --workers 4").workers == 2
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_given_number_of_workers_is_used() -> None:
     ],
 )
 def test_what_steps_took_before_decides(machine: Machine, num_envs: int, cost: StepCost, workers: int) -> None:
-    found = known(num_envs, replace(cost, fit=True), machine)
+    found = count_in_advance(num_envs, replace(cost, fit=True), machine)
     assert found is not None
-    assert found == known(num_envs, cost, machine, shares=True)
+    assert found == count_in_advance(num_envs, cost, machine, shares=True)
     assert found.workers == workers
-    assert found.reason == f"a step of this env took {cost} before" and not found.told
+    assert found.reason == f"a step of this env took {cost} before" and not found.chosen
 
 
 def test_cheap_envs_get_fewer_workers_than_a_large_machine_has_cpus() -> None:
@@ -84,13 +84,13 @@ def test_cost_has_milliseconds_in_its_text() -> None:
 
 
 def test_no_more_envs_than_cpus_are_a_process_each() -> None:
-    found = known(16, None, SIXTEEN)
+    found = count_in_advance(16, None, SIXTEEN)
     assert found == WorkerCount(16, "a process per env: there are no more envs than CPUs")
-    assert known(17, None, SIXTEEN) is None  # which is for the first envs to say
+    assert count_in_advance(17, None, SIXTEEN) is None  # which is for the first envs to say
 
 
 def test_known_env_gets_no_more_workers_than_there_are_descriptors_for() -> None:
-    found = known(64, replace(WAIT_10_MS, fit=True), Machine((0, 1), 2, workers_max=20))
+    found = count_in_advance(64, replace(WAIT_10_MS, fit=True), Machine((0, 1), 2, workers_max=20))
     assert found is not None and found.workers == 20
     assert "64 are more than the memory, descriptors and processes that are to be had allow" in found.reason
 
@@ -124,7 +124,7 @@ def test_best_number_is_no_more_than_envs_and_nothing_is_better(
     num_envs: int, cost: StepCost, cpus: int, workers_max: int
 ) -> None:
     machine = Machine((0,), cpus, workers_max=workers_max)
-    best = known(num_envs, cost, machine, shares=True)
+    best = count_in_advance(num_envs, cost, machine, shares=True)
     assert best is not None and 1 <= best.workers <= num_envs
     assert better_count(num_envs, best.workers, cost, machine) is None
 
@@ -135,7 +135,7 @@ def test_number_that_is_reported_as_better_is_the_one_that_the_next_session_gets
     assert better_count(16, 16, WAIT_10_MS, TWO) is None
     assert better_count(64, 64, CARTPOLE, TWO) is not None
     small = Machine((0, 1), 2, workers_max=8)
-    found, next_one = better_count(64, 1, WAIT_10_MS, small), known(64, WAIT_10_MS, small, shares=True)
+    found, next_one = better_count(64, 1, WAIT_10_MS, small), count_in_advance(64, WAIT_10_MS, small, shares=True)
     assert found is not None and next_one is not None and found[0] == next_one.workers == 8
     assert better_count(64, 8, WAIT_10_MS, small) is None
 
@@ -150,20 +150,20 @@ def test_next_session_is_promised_the_number_only_where_it_knows_the_env_again()
 
 @pytest.mark.parametrize("cost", [CARTPOLE, BUSY, WAIT_10_MS])
 def test_what_steps_took_is_no_leave_to_share_a_process(cost: StepCost) -> None:
-    found = known(64, cost, TWO)
+    found = count_in_advance(64, cost, TWO)
     assert found == WorkerCount(64, "a process per env: nobody says that its envs may share one")
-    few = known(64, cost, Machine((0, 1), 2, workers_max=20))
+    few = count_in_advance(64, cost, Machine((0, 1), 2, workers_max=20))
     assert few is not None and (few.workers, few.crowded) == (20, True)
     assert "64 envs in 20 processes" in crowded_text(64, 20)
 
 
 def test_env_of_which_a_process_cannot_have_two_gets_one_each_whatever_is_said() -> None:
     alone = StepCost(0.0, 0.0, alone=True)
-    found = known(64, alone, Machine((0, 1), 2, workers_max=20))
-    assert found is not None and (found.workers, found.told, found.alone) == (64, True, True)
-    assert known(64, alone, TWO, shares=True) == found
+    found = count_in_advance(64, alone, Machine((0, 1), 2, workers_max=20))
+    assert found is not None and (found.workers, found.chosen, found.alone) == (64, True, True)
+    assert count_in_advance(64, alone, TWO, shares=True) == found
     assert "there is room for 20" in lacking(64, found, Machine((0, 1), 2, workers_max=20))
-    assert "there are to be 4, told by num_workers=4" in lacking(64, told(64, 4, "num_workers=4"), TWO)
+    assert "there are to be 4, told by num_workers=4" in lacking(64, chosen_count(64, 4, "num_workers=4"), TWO)
     assert lacking(64, found, TWO) == ""
 
 
@@ -175,7 +175,7 @@ def test_first_envs_share_a_process_where_somebody_says_so() -> None:
 
 def test_known_env_gets_no_more_workers_than_there_is_memory_for() -> None:
     large = StepCost(60e-6, 10e-3, env_bytes=256 * MIB)
-    found = known(64, replace(large, fit=True), Machine((0, 1), 2, memory_bytes=4096 * MIB))
+    found = count_in_advance(64, replace(large, fit=True), Machine((0, 1), 2, memory_bytes=4096 * MIB))
     assert found is not None and found.workers == 8
 
 

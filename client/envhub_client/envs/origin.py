@@ -32,11 +32,11 @@ class Origin(NamedTuple):
     def vector_spec(self, description: SessionDescription, trusts_hub: bool) -> EnvSpec | None:
         """The spec that makes the vector env again, as ``gymnasium.make_vec`` says it in ``spec``; None for none.
 
-        It is that of the envs, else that of the program. What is run by it is the program's choice, and the hub's only
-        with ``trusts_hub``.
+        It is that of the envs, else that of the program. No spec says what factories do. What is run by it is the
+        program's choice, and the hub's only with ``trusts_hub``.
         """
         single = description.env_spec or self.spec
-        if single is None:
+        if single is None or not isinstance(self.env, str):
             return None
         spec = copy.deepcopy(single)
         if self.spec is not None and not trusts_hub:

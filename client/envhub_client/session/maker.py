@@ -110,7 +110,10 @@ class SessionMaker:
         """Make a session, or take one over, by the latest connection."""
         connection = self.latest
         if isinstance(self._make, Attach):
-            attached: Made = connection.ask(Op.ATTACH, self._make).message
+            try:
+                attached: Made = connection.ask(Op.ATTACH, self._make).message
+            finally:
+                connection.reports.making_line.end()
             if attached.num_envs != len(attached.steps):
                 raise errors.RemoteProtocolError(
                     f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextlib import closing
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envhub.errors import RequestRefused
 from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import Recorded
 from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.make import make_vec
-
-Policy = Callable[[Any], Any]
+from envhub_client.tools.named_function import named_function
 
 
 def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy: str, seed: int) -> Recorded:
@@ -36,7 +31,7 @@ def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy
         RequestRefused: there is no such policy.
         Exception: what ``make_vec``, the envs and the policy raise.
     """
-    choose = _loaded(policy) if policy else None
+    choose = named_function(policy, "policy") if policy else None
     rendered: dict[str, Any] = {"render_mode": "rgb_array"} if options.film else {}
     envs = make_vec(env, num_envs, hub=hub, record=options, autoreset_mode=AutoresetMode.NEXT_STEP, **rendered)
     assert isinstance(envs, RecordedVectorEnv)
@@ -50,16 +45,3 @@ def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy
             observations, _, terminations, truncations, _ = envs.step(actions)
             ended += int(np.count_nonzero((terminations | truncations)[chosen]))
     return envs.recorded
-
-
-def _loaded(policy: str) -> Policy:
-    module, _, name = policy.partition(":")
-    if not (module and name):
-        raise RequestRefused(f"a policy is written module:function, got {policy!r}")
-    if "" not in sys.path:
-        sys.path.append("")  # the policy is mostly in the current folder, and comes after what is installed
-    try:
-        found: Policy = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RequestRefused(f"there is no policy {policy!r}: {error}") from error
-    return found

@@ -43,18 +43,16 @@ def admitted(
         deploys: whether the client may pass any arguments, and factories where the hub takes them.
         names: that the hub offers, if they are known yet.
     """
-    limits = config.limits
-    if make.num_envs > limits.envs_per_session_max:
-        text = f"num_envs={make.num_envs} is more than envs_per_session_max={limits.envs_per_session_max}"
+    if make.num_envs > config.envs_per_session_max:
+        text = f"num_envs={make.num_envs} is more than envs_per_session_max={config.envs_per_session_max}"
         return Failure("limit", "hub", text)
-    if envs + make.num_envs > limits.envs_max:
-        text = f"{make.num_envs} more envs would exceed the hub's envs_max={limits.envs_max}; {envs} are in use"
+    if envs + make.num_envs > config.max_envs:
+        text = f"{make.num_envs} more envs would exceed the hub's max_envs={config.max_envs}; {envs} are in use"
         return Failure("limit", "hub", text)
-    if make.faults.close_s > limits.close_s_max:
-        text = (
-            f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={limits.close_s_max:g} s of this hub"
-        )
-        return Failure("limit", "hub", f"{text}, for as long as a session that closes keeps its workers")
+    if make.faults.close_s > config.close_timeout_max:
+        text = f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={config.close_timeout_max:g} s"
+        text += " of this hub, for as long as a session that closes keeps its workers"
+        return Failure("limit", "hub", text)
     if make.compression and make.compression not in compression.available():
         text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
         return Failure("refused", "request", text)
@@ -83,7 +81,7 @@ def admitted(
     if not code_allowed and (why := _foreign_setup(make, "" if recipe is None else recipe.settings.worker_setup)):
         return Failure("not_permitted", "request", why)
     if recipe is not None:
-        why = beyond(make.hosting, recipe.settings.hosting(config.hosting), limits.spares_max)
+        why = beyond(make.hosting, recipe.settings.hosting(config.hosting), config.spares_max)
         return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from envhub.hub_options import RecycleOptions
+from envhub.option_kinds import DISTINCT, Function, Gpu, Memory, Program, Spares, VariableName, VariableValue, read_by
 from envhub.protocol.messages import Hosting, Recycle
 from envhub.recording.recorder_handle import missing_packages
-from envhub_server.catalog.record_settings import RecordSettings
+from envhub_server.catalog.record_settings import RecordSettings, read_recording
 from envhub_server.processes.interpreter import InterpreterKey
 
 RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
@@ -16,54 +20,96 @@ RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """The table ``[envs.NAME]`` of a hub's file.
+    """The table ``[envs.NAME]`` of a hub's file; None and empty values are what the hub's options say.
 
-    A field is a key of the table; its annotation says what is allowed, in msgspec's terms. A recipe has the settings of
-    its environment.
-
-    Attributes:
-        env: the env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python follows the colon.
-            Without it the table's name, which then may be a pattern of ids.
-        python: the interpreter: a program, a virtual environment or a conda prefix; without it that of the hub.
-        variables: variables of the workers' environment, in place of the hub's of these names.
-        ld_library_path: the folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
-        folder: the workers' working directory, from which they import what is not installed; without it the hub's.
-        rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``, which is the value of
-            ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then. Without it what the hub says, or the env chooses.
-        vector: true for an env that steps all of its envs in one call, such as ALE's, EnvPool, or Gymnasium's own: an
-            id with a ``vector_entry_point``, or a factory that takes ``num_envs``. One worker holds the batch, unless
-            the client or ``--workers`` says how many have a share.
-        gpus: the devices that are dealt to the workers, in place of ``--gpus``.
-        memory_max: the bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit.
-        spares: the number of workers that are made ahead, in place of ``--spares``.
-        recycle: when another worker takes over from one, in place of ``--recycle``.
-        shared_process: true if several envs may share a process.
-        one_per_process: true if each env has a process of its own in any case, for simulators of which a process can
-            have only one.
-        worker_setup: a function, ``module:function``, that each worker calls once before it makes its envs.
-        required: true if the hub ends with status 2 where the env is not ready at its start.
-        record: the episodes that are recorded on the hub's machine: a folder for all, or a table. Before the first
-            table of an environment it is that of all environments whose table has none; ``""`` is none.
-
-    None is what the hub's options say.
+    A field is a key of the table; its annotation says what is allowed. A recipe has the settings of its environment.
     """
 
-    env: str = ""
-    python: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-    ld_library_path: tuple[Path, ...] = ()
-    folder: Path | None = None
-    rendering: Literal["", "egl", "osmesa"] = ""
-    vector: bool = False
-    gpus: tuple[int, ...] | None = None
-    memory_max: int | None = None
-    spares: int | None = None
-    recycle: Recycle | None = None
-    shared_process: bool = False
-    one_per_process: bool = False
-    record: str | RecordSettings | None = None
-    worker_setup: str = ""
-    required: bool = False
+    env: Annotated[
+        str,
+        Meta(
+            description="The env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python "
+            "follows the colon. Without it the table's name, which then may be a pattern of ids."
+        ),
+    ] = ""
+    python: Annotated[
+        Program,
+        Meta(
+            description="The interpreter: a program, a virtual environment or a conda prefix; without it that of "
+            "the hub."
+        ),
+    ] = ""
+    variables: Annotated[
+        dict[VariableName, VariableValue],
+        Meta(description="Variables of the workers' environment, in place of the hub's of these names."),
+    ] = field(default_factory=dict)
+    ld_library_path: Annotated[
+        tuple[Path, ...],
+        Meta(description="The folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``."),
+    ] = ()
+    folder: Annotated[
+        Path | None,
+        Meta(
+            description="The workers' working directory, from which they import what is not installed; without it the "
+            "hub's."
+        ),
+    ] = None
+    rendering: Annotated[
+        Literal["egl", "osmesa"] | None,
+        Meta(
+            description='The way to draw frames without a screen, ``"egl"`` or ``"osmesa"``, which is the value of '
+            "``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then. Without it what the hub says, or the env "
+            "chooses."
+        ),
+    ] = None
+    vector: Annotated[
+        bool,
+        Meta(
+            description="True for an env that steps all of its envs in one call, such as ALE's, EnvPool, or "
+            "Gymnasium's own: an id with a ``vector_entry_point``, or a factory that takes ``num_envs``. "
+            "One worker holds the batch, unless the client or ``--workers`` says how many have a share."
+        ),
+    ] = False
+    gpus: Annotated[
+        Annotated[tuple[Gpu, ...], DISTINCT] | None,
+        Meta(description="The devices that are dealt to the workers, in place of ``--gpus``."),
+    ] = None
+    memory_max: Annotated[
+        Memory | None,
+        Meta(
+            description="The bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit."
+        ),
+    ] = None
+    spares: Annotated[
+        Spares | None, Meta(description="The number of workers that are made ahead, in place of ``--spares``.")
+    ] = None
+    recycle: Annotated[
+        RecycleOptions | None,
+        Meta(description="When another worker takes over from one, in place of ``--recycle``."),
+    ] = None
+    shared_process: Annotated[bool, Meta(description="True if several envs may share a process.")] = False
+    one_per_process: Annotated[
+        bool,
+        Meta(
+            description="True if each env has a process of its own in any case, for simulators of which a process can "
+            "have only one."
+        ),
+    ] = False
+    record: Annotated[
+        Annotated[str, read_by(read_recording)] | RecordSettings | None,
+        Meta(
+            description="The episodes that are recorded on the hub's machine: a folder for all, or a table. Before "
+            "the first table of an environment it is that of all environments whose table has none; "
+            '``""`` is none.'
+        ),
+    ] = None
+    worker_setup: Annotated[
+        Function,
+        Meta(description="A function, ``module:function``, that each worker calls once before it makes its envs."),
+    ] = ""
+    required: Annotated[
+        bool, Meta(description="True if the hub ends with status 2 where the env is not ready at its start.")
+    ] = False
 
     def __post_init__(self) -> None:
         """Check that what is said goes together.
@@ -86,9 +132,7 @@ class EnvSettings:
     @property
     def recorded(self) -> RecordSettings | None:
         """Episodes of its sessions that are recorded; None for none."""
-        if isinstance(self.record, str):
-            return RecordSettings(Path(self.record)) if self.record else None
-        return self.record
+        return self.record if isinstance(self.record, RecordSettings) else None
 
     @property
     def unrecordable(self) -> str:
@@ -107,6 +151,7 @@ class EnvSettings:
         """Settings of this env's workers by the operator; where the table has none, those of all."""
         said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
         said["gpus"] = None if self.gpus is None else [*self.gpus]
+        said["recycle"] = None if self.recycle is None else Recycle(**vars(self.recycle))
         return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})
 
 

@@ -12,27 +12,23 @@ A path that is not absolute is one in the folder of the file.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from envhub.hub_options import HubOptions
-from envhub.protocol.validation import is_function_name
+from envhub.option_kinds import options_of
 from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
-from envhub_server.table_check import Spot, TableError, checked_table, expanded
+from envhub_server.table_check import Spot, TableError, table_from, values_from
 from envhub_server.toml_text import TomlError, heading, read_toml
 
 FILE_BYTES_MAX = 1 << 20
-
-Table = TypeVar("Table", HubOptions, EnvSettings)
+OPTIONS, KEYS_OF_ENVS = options_of(HubOptions), options_of(EnvSettings)
 
 
 class HubFileError(ValueError):
@@ -44,12 +40,12 @@ class HubFile:
     """Content of a file.
 
     Attributes:
-        options: of the hub.
+        options: of the hub, those alone that the file has, by name.
         envs: the settings of each environment, by the name under which it is offered.
         record: what is recorded of environments whose table does not say.
     """
 
-    options: HubOptions = field(default_factory=HubOptions)
+    options: Mapping[str, Any] = field(default_factory=dict)
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)
     record: RecordSettings | None = None
 
@@ -71,97 +67,44 @@ def read(path: Path) -> HubFile:
     envs = found.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
+    spot = Spot(f"{path}: ", path.absolute().parent)
     try:
         said = {"record": found.pop("record")} if "record" in found else {}  # which the command line cannot say
-        record = _converted(path, Spot(f"{path}: "), said, EnvSettings, _hint_of_env).recorded
-        options = _converted(path, Spot(f"{path}: "), found, HubOptions, _hint_of_hub)
-        tables = {name: _converted(path, _spot(path, name), envs[name], EnvSettings, _hint_of_env) for name in envs}
-        for name, settings in tables.items():
-            _check_variables(_spot(path, name).of_key("variables"), settings.variables)
-            _check_setup(_spot(path, name).of_key("worker_setup"), settings.worker_setup)
-            _check_entry(path, name, settings)
+        record = table_from(said, EnvSettings, spot).recorded
+        options = values_from(found, HubOptions, spot, _hint_of_hub)
+        tables = {name: _settings(name, table, spot) for name, table in envs.items()}
     except TableError as error:
         raise HubFileError(str(error)) from error
     return HubFile(options, tables, record)
 
 
-def _spot(path: Path, name: str) -> Spot:
-    return Spot(f"{path}: {heading(name)} ")
-
-
-def over(options: HubOptions, file: HubOptions) -> HubOptions:
-    """The options of the command line, and those of the file where the command line says nothing."""
-    return replace(file, **{name: value for name, value in vars(options).items() if value is not None})
-
-
-def _converted(
-    path: Path, spot: Spot, table: dict[str, Any], kind: type[Table], hint: Callable[[str, Any], str]
-) -> Table:
-    """The table as one of this kind, with the paths in it made absolute."""
-    table = checked_table(table, kind, spot, hint)
-    if isinstance(record := table.get("record"), dict):
-        _check_record(spot.of_key("record"), record)
-
-    def convert(wanted: type, value: str) -> Path:
-        return path.absolute().parent / expanded(value)
-
-    if isinstance(record, str) and record:
-        table = {**table, "record": {"folder": record}}
-    found = msgspec.convert(table, kind, dec_hook=convert)
-    program = found.python or ""
-    absolute = str(convert(Path, program))
-    # Any other is a command.
-    return replace(found, python=absolute) if "/" in program or (program and os.path.exists(absolute)) else found
+def _settings(name: str, table: Mapping[str, Any], spot: Spot) -> EnvSettings:
+    """Return the settings of an environment."""
+    settings = table_from(table, EnvSettings, replace(spot, table=f"{spot.table}{heading(name)} "), _hint_of_env)
+    try:
+        Registry(tables={name: settings})
+    except ValueError as error:  # the table's name or its ``env`` offers nothing
+        raise TableError(f"{spot.table}{error}") from error
+    return settings
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
     """Describe an unknown key outside the tables of envs."""
-    if get_close_matches(name, ["record", *vars(HubOptions())], 1) == ["record"]:
+    if get_close_matches(name, ["record", *OPTIONS], 1) == ["record"]:
         return ", did you mean 'record'?"
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
         return ", did you mean 'envs'? An environment has a table such as [envs.NAME]."
-    if isinstance(value, dict) and not get_close_matches(name, vars(HubOptions())):
+    if isinstance(value, dict) and not get_close_matches(name, OPTIONS):
         return f"; the table of an environment is {heading(name)}."
-    if name in vars(EnvSettings()):
+    if name in KEYS_OF_ENVS:
         return "; it is one of an environment's table, such as [envs.NAME]."
     return ""
 
 
 def _hint_of_env(name: str, value: Any) -> str:
     """Describe an unknown key in a table of an env."""
-    if isinstance(value, dict) and not get_close_matches(name, vars(EnvSettings())):
+    if isinstance(value, dict) and not get_close_matches(name, KEYS_OF_ENVS):
         return "; a name with a dot is written in quotes."
-    if name in vars(HubOptions()):
+    if name in OPTIONS:
         return "; it is one of the hub, and stands before the first table."
     return ""
-
-
-def _check_variables(spot: Spot, variables: Mapping[str, str]) -> None:
-    """Refuse variables that no process can have."""
-    for name, value in variables.items():
-        if not name or "=" in name or "\0" in name + value:
-            text = "a name is not empty and has no '=', and neither it nor its value has a null character"
-            raise spot.of_key(name).refuse(value, text)
-
-
-def _check_setup(spot: Spot, named: str) -> None:
-    """Refuse what is no name of a function."""
-    if named and not is_function_name(named):
-        raise spot.refuse(named, "expected module:function")
-
-
-def _check_record(spot: Spot, record: Mapping[str, Any]) -> None:
-    """Refuse a recording without a folder, or with films of envs that it leaves out."""
-    if not record.get("folder"):
-        keys = ", ".join(each.name for each in fields(RecordSettings))
-        raise TableError(f"{spot.table}{spot.key}: folder is missing. Keys here are: {keys}")
-    if strange := {*record.get("film", ())} - {*record.get("env_ids", record.get("film", ()))}:
-        raise spot.of_key("film").refuse(record["film"], f"{min(strange)} is not among env_ids, which are recorded")
-
-
-def _check_entry(path: Path, name: str, settings: EnvSettings) -> None:
-    """Refuse a table whose name or ``env`` offers nothing."""
-    try:
-        Registry(tables={name: settings})
-    except ValueError as error:
-        raise TableError(f"{path}: {error}") from error

@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
+from envhub.option_kinds import parse_arguments
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
 from envhub_server.ipc.packages import here, install, package_of
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.table_check import parse_arguments
 from envhub_server.toml_text import heading, value_text
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,14 +14,12 @@ from envhub.protocol import messages
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub_server.hub.holdings import Holdings
 from envhub_server.hub.inputs import Inputs
+from envhub_server.hub.instruction_table import Table, entry
 from envhub_server.hub.session_observer import Recipient
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session import instructions, stimuli
-from envhub_server.session.instructions import Instruction
-
-Kind = TypeVar("Kind", bound=Instruction)
 
 
 class Executor:
@@ -115,9 +111,9 @@ class Executor:
         """Log an env that does not return."""
         held = self._held
         late = instruction.late
-        tell = held.log.error if late.over else held.log.warning
+        tell = held.log.error if late.expired else held.log.warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
-        if late.over:
+        if late.expired:
             held.pool.dump(instruction.process)
 
     def kill(self, instruction: instructions.Kill) -> None:
@@ -363,40 +359,36 @@ class Executor:
             held.services.poller.unregister(held.memory.bells[1 + slot])
 
 
-def _by(kind: type[Kind], carry_out: Callable[[Executor, Kind], None]) -> tuple[type, Callable[[Executor, Any], None]]:
-    return kind, carry_out
-
-
-EXECUTED: Mapping[type, Callable[[Executor, Any], None]] = dict(
+EXECUTED: Table[Executor] = dict(
     [
-        _by(instructions.StartProcesses, Executor.start_processes),
-        _by(instructions.Assign, Executor.assign),
-        _by(instructions.Tell, Executor.tell),
-        _by(instructions.GiveArena, Executor.give_arena),
-        _by(instructions.KeepReplay, Executor.keep_replay),
-        _by(instructions.HandOver, Executor.hand_over),
-        _by(instructions.ReportLate, Executor.report_late),
-        _by(instructions.Kill, Executor.kill),
-        _by(instructions.MakeArena, Executor.make_arena),
-        _by(instructions.MakeOtherArena, Executor.make_other_arena),
-        _by(instructions.DropOtherArena, Executor.drop_other_arena),
-        _by(instructions.UseOtherArena, Executor.use_other_arena),
-        _by(instructions.PostReset, Executor.post_reset),
-        _by(instructions.PostStep, Executor.post_step),
-        _by(instructions.PostPart, Executor.post_part),
-        _by(instructions.TakePart, Executor.take_part),
-        _by(instructions.TakeRows, Executor.take_rows),
-        _by(instructions.KeepRows, Executor.keep_rows),
-        _by(instructions.FinishSteps, Executor.finish_steps),
-        _by(instructions.Grant, Executor.grant),
-        _by(instructions.RefuseSide, Executor.refuse_side),
-        _by(instructions.GiveDrive, Executor.give_drive),
-        _by(instructions.TakeDrive, Executor.take_drive),
-        _by(instructions.CloseSide, Executor.close_side),
-        _by(instructions.Revoke, Executor.revoke),
-        _by(instructions.WindUp, Executor.wind_up),
-        _by(instructions.LearnCost, Executor.learn_cost),
-        _by(instructions.Warn, Executor.warn),
-        _by(instructions.End, Executor.end),
+        entry(instructions.StartProcesses, Executor.start_processes),
+        entry(instructions.Assign, Executor.assign),
+        entry(instructions.Tell, Executor.tell),
+        entry(instructions.GiveArena, Executor.give_arena),
+        entry(instructions.KeepReplay, Executor.keep_replay),
+        entry(instructions.HandOver, Executor.hand_over),
+        entry(instructions.ReportLate, Executor.report_late),
+        entry(instructions.Kill, Executor.kill),
+        entry(instructions.MakeArena, Executor.make_arena),
+        entry(instructions.MakeOtherArena, Executor.make_other_arena),
+        entry(instructions.DropOtherArena, Executor.drop_other_arena),
+        entry(instructions.UseOtherArena, Executor.use_other_arena),
+        entry(instructions.PostReset, Executor.post_reset),
+        entry(instructions.PostStep, Executor.post_step),
+        entry(instructions.PostPart, Executor.post_part),
+        entry(instructions.TakePart, Executor.take_part),
+        entry(instructions.TakeRows, Executor.take_rows),
+        entry(instructions.KeepRows, Executor.keep_rows),
+        entry(instructions.FinishSteps, Executor.finish_steps),
+        entry(instructions.Grant, Executor.grant),
+        entry(instructions.RefuseSide, Executor.refuse_side),
+        entry(instructions.GiveDrive, Executor.give_drive),
+        entry(instructions.TakeDrive, Executor.take_drive),
+        entry(instructions.CloseSide, Executor.close_side),
+        entry(instructions.Revoke, Executor.revoke),
+        entry(instructions.WindUp, Executor.wind_up),
+        entry(instructions.LearnCost, Executor.learn_cost),
+        entry(instructions.Warn, Executor.warn),
+        entry(instructions.End, Executor.end),
     ]
 )

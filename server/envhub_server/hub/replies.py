@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub_server.hub.holdings import Holdings
+from envhub_server.hub.instruction_table import Table, entry
 from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
 from envhub_server.processes.worker_events import WorkerStarted
 from envhub_server.session import instructions, stimuli
@@ -36,9 +37,6 @@ class Compression:
     following: Sequence[Instruction] = ()  # that are carried out after it
     stimuli: list[Stimulus | WorkerStarted] = field(default_factory=list)  # that have come meanwhile
     error: Exception | None = None
-
-
-Kind = TypeVar("Kind", bound=Instruction)
 
 
 class Replies:
@@ -181,18 +179,14 @@ class Replies:
         held.services.protocol.notice(held.token, notice.text)
 
 
-def _by(kind: type[Kind], carry_out: Callable[[Replies, Kind], None]) -> tuple[type, Callable[[Replies, Any], None]]:
-    return kind, carry_out
-
-
-REPLIES: Mapping[type, Callable[[Replies, Any], None]] = dict(
+REPLIES: Table[Replies] = dict(
     [
-        _by(instructions.Answer, Replies.answer),
-        _by(instructions.Fail, Replies.fail),
-        _by(instructions.AnswerHops, Replies.answer_hops),
-        _by(instructions.AnswerAttach, Replies.answer_attach),
-        _by(instructions.FailAttach, Replies.fail_attach),
-        _by(instructions.Goodbye, Replies.goodbye),
-        _by(instructions.Notify, Replies.notify),
+        entry(instructions.Answer, Replies.answer),
+        entry(instructions.Fail, Replies.fail),
+        entry(instructions.AnswerHops, Replies.answer_hops),
+        entry(instructions.AnswerAttach, Replies.answer_attach),
+        entry(instructions.FailAttach, Replies.fail_attach),
+        entry(instructions.Goodbye, Replies.goodbye),
+        entry(instructions.Notify, Replies.notify),
     ]
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
 
 
-class Timers:
-    """One time for each key; the first time is found without a search."""
+class Timers(Generic[Key]):
+    """One time for each key, which is hashable; the first time is found without a search."""
 
     def __init__(self) -> None:
-        self._at_s: dict[Hashable, float] = {}
-        self._heap: list[tuple[float, int, Hashable]] = []  # also has times that were replaced, until they come up
+        self._at_s: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []  # also has times that were replaced, until they come up
         self._order = 0
 
     @property
@@ -22,7 +24,7 @@ class Timers:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
-    def set(self, key: Hashable, at_s: float) -> None:
+    def set(self, key: Key, at_s: float) -> None:
         """Replace the key's time; infinity removes it."""
         if at_s == self._at_s.get(key, math.inf):
             return
@@ -33,7 +35,7 @@ class Timers:
         self._order += 1
         heapq.heappush(self._heap, (at_s, self._order, key))
 
-    def due(self, now_s: float) -> list[Hashable]:
+    def due(self, now_s: float) -> list[Key]:
         """The keys whose time has come, in order of time; removes their times."""
         keys = []
         while self.next_s <= now_s:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from envhub.arena.memory import OP_RESET, STATUS_RAISED, Arena
-from envhub.arena.stand_in import FRESH, stay, truncate, with_objects
+from envhub.arena.stand_in import FRESH, mark_no_step, truncate, with_objects
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
@@ -151,7 +151,7 @@ class StandIns:
 
     def _leave(self, row: int) -> list[Stimulus]:
         length, template, reports = self._put_info(row, b"")
-        stay(self.memory.arena, row, length, template)
+        mark_no_step(self.memory.arena, row, length, template)
         return reports
 
     def _put_info(self, row: int, info: bytes) -> tuple[int, int, list[Stimulus]]:

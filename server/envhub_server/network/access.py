@@ -39,6 +39,7 @@ class Access:
     """Client of each connection of one hub, and the connections to end.
 
     Attributes:
+        audit: the audit file.
         authenticator: answers libzmq for tcp addresses; None while there are none.
         connections: those that there are.
         connections_ended: how many connections the hub has ended.
@@ -51,7 +52,7 @@ class Access:
 
     def __init__(self, keys: Path | None, insecure: bool, audit: Audit, unread_bytes_max: int) -> None:
         """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
-        self._audit = audit
+        self.audit = audit
         self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
@@ -103,7 +104,7 @@ class Access:
             self._keys.load()
             self._server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
-        self.authenticator = Authenticator(context, self._keys, self._audit, self._insecure)
+        self.authenticator = Authenticator(context, self._keys, self.audit, self._insecure)
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:
@@ -156,10 +157,16 @@ class Access:
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
         for name, change in () if self._keys is None else self._keys.refresh():
-            self._audit.write(KEYS_READ, name, why=change)
+            self.audit.write(KEYS_READ, name, why=change)
             self._keys_changed = True
             if change == CLIENT_REMOVED:
                 self.removed.append(name)
+
+    def note(self, event: str, holder: Holder, peer: bytes, **fields: str | int) -> str:
+        """Write an act of a client to the audit file; returns the origin of its peer, as ``Connections.origin``."""
+        origin = self.connections.origin(peer)
+        self.audit.write(event, holder.name, origin, **fields)
+        return origin
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -180,7 +187,7 @@ class Access:
         if why := ended.why_unfinished:
             self.handshakes_unfinished += 1
             log.info("handshake_unfinished", host=ended.host, why=why)
-            self._audit.write("handshake_unfinished", "", ended.host, why=why)
+            self.audit.write("handshake_unfinished", "", ended.host, why=why)
         else:
             self.authenticator.handshake_failed(ended.host)
 
@@ -193,7 +200,7 @@ class Access:
         self._note_denial(known)
         self.entries.pop(known.peer, None)
         if known.holder is not None and not self.connections.has(known.client, known.origin):
-            self._audit.write("disconnected", known.client, known.origin)
+            self.audit.write("disconnected", known.client, known.origin)
 
     def _note_denial(self, known: KnownConnection) -> None:
         """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""
@@ -242,7 +249,7 @@ class Access:
         if known.entry is not None:
             origin = known.origin
         if known.holder is None:
-            self._audit.write("connected", holder.name, origin)
+            self.audit.write("connected", holder.name, origin)
             known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
             if why := self.connections.lack(holder):
                 return holder, why

@@ -87,7 +87,7 @@ class DescriptorGuard:
         self._listening.clear()
 
 
-def lack(workers: int) -> str:
+def shortage(workers: int) -> str:
     """The reason why there are too few descriptors for a session of this many workers; empty if there are enough."""
     used, wanted, given = in_use(), PER_SESSION + PER_WORKER * workers, given_max()
     if used + wanted <= given:

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from envhub.errors import KeysError
 from envhub.secret import Secret
 from envhub.transport import sockets
@@ -36,7 +34,7 @@ from envhub.transport.keys import (
 )
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
-from envhub_server.table_check import Spot, TableError, checked_table
+from envhub_server.table_check import Spot, TableError, table_from
 from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
@@ -293,7 +291,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _ClientFile:
-    keys: list[str] = field(default_factory=list)
+    keys: tuple[str, ...] = ()
     may: Right = "use"
     quotas: Quotas = field(default_factory=Quotas)
 
@@ -321,8 +319,7 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        table = checked_table(read_toml(text), _ClientFile, Spot(f"{path}: "))
-        found = msgspec.convert(table, _ClientFile)
+        found = table_from(read_toml(text), _ClientFile, Spot(f"{path}: "))
         keys = [key_of(each) for each in found.keys]
     except TableError as error:
         raise KeysError(str(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from envhub.option_kinds import Bytes, Count, Memory
 from envhub.protocol.messages import Op
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -17,13 +18,13 @@ _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op
 class Quotas:
     """The most that one client may have of a hub at a time."""
 
-    sessions_max: int = 8
-    envs_max: int = 2048
-    workers_max: int = 256
-    arena_bytes_max: int = 1 << 30
-    connections_max: int = 16
-    makes_per_minute_max: int = 60
-    worker_memory_bytes_max: int = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
+    sessions_max: Count = 8
+    envs_max: Count = 2048
+    workers_max: Count = 256
+    arena_bytes_max: Bytes = 1 << 30
+    connections_max: Count = 16
+    makes_per_minute_max: Count = 60
+    worker_memory_bytes_max: Memory = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Holder:
         """True if a session of this owner is the client's to see and to take over."""
         return owner == self.name or self.administers
 
+    def over_quota(self, name: str, has: int, wants: int, limit: int) -> str:
+        """The reason why the client may not have this many more; empty if it may."""
+        if has + wants <= limit:
+            return ""
+        return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
+
 
 OWN_USER = Holder("", "admin", None)
-ANYBODY = Holder("", "use", None)  # who has no key, and whom an address admits that wants none
+ANYBODY = Holder("", "use", None)  # a client without a key, of an address that wants none

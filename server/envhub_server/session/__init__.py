@@ -1,1 +1,1 @@
-"""Decisions of a session, and their grounds. Pure."""
+"""The state machine of a session. Pure."""

@@ -1,4 +1,4 @@
-"""Orders to a worker to build envs, and the variables by which they find their place. Pure."""
+"""Orders to a worker to build envs, and the environment variables of its place. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 
-# By which libraries choose a device: CUDA shows a process these devices only, MuJoCo and others render on this one.
+# The variables by which libraries choose a device: CUDA sees only these devices, MuJoCo and others render on this one.
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
 
 
@@ -20,15 +20,13 @@ class WorkerRules:
     """Settings of every worker of a session.
 
     Attributes:
-        memory_bytes_max: of a worker's own memory; 0 for no limit.
-        hide_folders: whether what the client is told of failures may name no folder of this machine.
-        session: the session's name for its envs; empty for envs that get no variables.
-        hosting: what it gets besides its envs.
-        replays: what the names of the session's replays begin with; empty where none are kept.
-        info_bytes_max: of an info, besides the observation in it, of a hub that is not private.
-        libraries: shared ones that its workers have from their zygote; None where the first workers are to tell.
-        cost_known: whether it was known before what a step of its envs takes.
-        alone: whether it was seen before that a process cannot have two of its envs.
+        memory_bytes_max: limit of a worker's own memory; 0 for none. hide_folders: True if failures sent to the client
+        must not name folders of this machine. session: the session's name for its envs; empty for envs that get no
+        variables. hosting: its settings besides its envs. replays: the prefix of the names of the session's replays;
+        empty if none are kept. info_bytes_max: limit of an info without its observation, for a hub that is not private.
+        libraries: the libraries that its workers share through their zygote; None until the first workers report
+        theirs. cost_known: True if the cost of a step was measured in an earlier session. alone: True if an earlier
+        session could not make two of its envs in a process.
     """
 
     memory_bytes_max: int = 0
@@ -51,7 +49,7 @@ class Place:
 
     Attributes:
         worker: its number.
-        workers: how many the session has; None until that is decided.
+        workers: the number of the session's workers; None until it is decided.
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
     """
@@ -63,26 +61,26 @@ class Place:
 
 
 def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
-    """The environment variables of the worker at this place: the same for every process that has it.
+    """The environment variables of the worker at this place; they are the same for its replacements.
 
     The number of workers and the envs' indices are empty until they are decided.
     """
     if not rules.session:
         return {}
     decided = place.workers is not None
-    found = {
+    environment = {
         "ENVHUB_SESSION": rules.session,
         "ENVHUB_WORKER_INDEX": str(place.worker),
         "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
         "ENVHUB_ENV_INDICES": ",".join(map(str, place.rows)) if decided else "",
     }
     if gpus := rules.hosting.gpus:
-        found.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.worker % len(gpus)])))
-    return found
+        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.worker % len(gpus)])))
+    return environment
 
 
 def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
-    """The message for the worker at this place: to make its envs, or, if nothing is decided, first only the first."""
+    """The order to make the envs of this place; only the first env if the number of workers is not decided."""
     return control.Build(
         worker=place.worker,
         rows=list(place.rows),
@@ -119,7 +117,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
 
 
 def build_rest(make: Make, rules: WorkerRules, place: Place) -> control.BuildRest:
-    """The message for a worker that has made its first env, once its place is decided."""
+    """The order to make the other envs, for a worker that has made its first env, once its place is decided."""
     return control.BuildRest(list(place.rows), _kwargs_each(make, place), variables(rules, place))
 
 
@@ -128,16 +126,16 @@ def _kwargs_each(make: Make, place: Place) -> list[bytes]:
 
 
 def interpreter_of(own: InterpreterKey, world: World | None) -> InterpreterKey:
-    """The interpreter of a session's workers: of an env's own, with the options of its program's, if it has one."""
+    """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
     return own if world is None else replace(own, flags=tuple(world.flags))
 
 
 def _program_environment(world: World | None, recipe: Recipe) -> dict[str, Any]:
-    """The fields of Build that have a worker adopt the program's environment; none with an interpreter of its own."""
+    """The fields of Build by which a worker adopts the program's environment; none for an interpreter of its own."""
     if world is None or recipe.settings.python:
         return {}
-    found = {name: value for name, value in vars(world).items() if name not in _OF_INTERPRETER}
-    return {**found, "environ": {**ONE_THREAD, **world.environ, **dict(recipe.settings.interpreter.variables)}}
+    inherited = {name: value for name, value in vars(world).items() if name not in _OF_INTERPRETER}
+    return {**inherited, "environ": {**ONE_THREAD, **world.environ, **dict(recipe.settings.interpreter.variables)}}
 
 
-_OF_INTERPRETER = ("python", "rendering", "flags")  # which it was started with
+_OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts

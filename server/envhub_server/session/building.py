@@ -1,4 +1,4 @@
-"""The making of a session's envs, from the start of its first processes until all of them have mapped the arena."""
+"""The building of a session's envs, from the start of its first processes until all have mapped the arena."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from envhub_server.session.worker_count import Machine
 
 
 class EnvBuilding:
-    """Makes the envs of one session. Where a handler returns a ``Failure``, they cannot be made."""
+    """Makes the envs of one session. A handler returns a ``Failure`` if they cannot be made."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EnvBuilding:
         self._wait_for_all()
         count = len(self._slots)
         if self._launcher.rules.libraries is None:
-            count = min(count, self._machine.cpus)  # the others start when it is known which libraries they can share
+            count = min(count, self._machine.cpus)  # the others start once the libraries that they can share are known
         started = self._launcher.start([*self._slots][:count], now_s)
         return [*started, *self._sizing.notify_if_crowded()]
 
@@ -87,18 +87,18 @@ class EnvBuilding:
         return [*started[:1], *rest, *started[1:], *self._sizing.notify_if_crowded()]
 
     def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> Instructions:
-        """Start the other workers, once each of the first has loaded what makes its envs."""
-        found, wanted = imported.libraries, set(self._launcher.rules.libraries or ())
-        if process.shares and (found is None or not wanted <= set(found)):
-            return self._rebuild(process)  # the env, or its program, is not as it was when they were noted
+        """Start the other workers, once each of the first has loaded the code that makes its envs."""
+        libraries, wanted = imported.libraries, set(self._launcher.rules.libraries or ())
+        if process.shares and (libraries is None or not wanted <= set(libraries)):
+            return self._rebuild(process)  # the env or its program has changed since its libraries were recorded
         process.imported = True
-        self._launcher.note_libraries(process, found)
+        self._launcher.note_libraries(process, libraries)
         if not all(slot.process.imported for slot in self._slots if slot.process is not None):
             return []
         return self._launcher.start_missing(now_s)
 
     def _rebuild(self, process: Process) -> Instructions:
-        """Have the envs of a process made by another one, without libraries, as all that start from now on."""
+        """Rebuild the envs of a process in a new one that shares no libraries; later processes share none either."""
         process.rebuild = True
         self._launcher.share(())
         return [do.Kill(process.number)]
@@ -130,7 +130,7 @@ class EnvBuilding:
     def _make_arena(self) -> Instructions | Failure:
         launcher, made = self._launcher, self._made
         self._sizing.fit = all(each.fit for each in made)
-        launcher.share(launcher.rules.libraries or ())  # where none was found, that is known from now on
+        launcher.share(launcher.rules.libraries or ())  # an empty list means that there are none to share
         first = made[0]
         action_space, action_leaves = first.action_space, first.action_leaves
         if any(each.action_structure != first.action_structure for each in made):
@@ -155,14 +155,14 @@ class EnvBuilding:
 
     @property
     def _made(self) -> list[control.Built]:
-        """Descriptions of the envs by their processes, in the order of the slots; all have made them."""
+        """Each process's description of its envs, in the order of the slots; all envs are made."""
         made = [slot.process.made for slot in self._slots if slot.process is not None]
         return [each for each in made if each is not None]
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 
     def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
-        """Note that a process has mapped the arena; returns the description of the session once all have."""
+        """Note that a process has mapped the arena; return the description of the session once all have."""
         slot = self._slots[process.place]
         self._restarts.serves(slot.index, now_s)
         slot.waiting, process.stage = False, Stage.MAPPED
@@ -203,7 +203,7 @@ class EnvBuilding:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def on_failed(self, process: Process, failure: Failure, now_s: float) -> Instructions | Failure:
-        """Make the envs otherwise, if that may help."""
+        """Make the envs in another way, if that may help."""
         slot, building = self._slots[process.place], self._launcher.arena is None
         if process.shares and building:
             return self._rebuild(process)
@@ -214,7 +214,7 @@ class EnvBuilding:
     def on_exited(
         self, process: Process, exited: WorkerExited, why: Late | Overrun | None, now_s: float
     ) -> Instructions | Failure:
-        """Make the envs of a process that has ended otherwise, if that may help."""
+        """Make the envs of an ended process in another way, if that may help."""
         slot, launcher, building = self._slots[process.place], self._launcher, self._launcher.arena is None
         unshared = process.shares and (why is None or not process.imported)
         if building and (process.rebuild or unshared):
@@ -222,7 +222,7 @@ class EnvBuilding:
                 launcher.share(())
             slot.waiting = True
             return launcher.start([slot], now_s)
-        # That somebody, or the kernel for want of memory, has killed it says nothing of its envs.
+        # SIGKILL comes from a person, or from the kernel without memory, and says nothing about the envs.
         by_itself = isinstance(why, Late) or (why is None and exited.cause.signal != "SIGKILL")
         if building and self._sizing.separable(slot) and process.built and by_itself:
             return self._separate(slot, now_s)

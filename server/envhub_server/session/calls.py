@@ -1,4 +1,4 @@
-"""Calls: some rows are asked, and the results of all slots are gathered."""
+"""Calls: sent to the slots of the called rows, whose results are gathered."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ QUESTIONS = (control.CallRows, control.SetAttrRows)
 
 
 class Calls:
-    """The call under way.
+    """The pending call.
 
     Attributes:
-        number: of the last call, which its answers repeat.
+        number: the number of the last call, which its answers repeat.
     """
 
     def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory) -> None:
@@ -33,11 +33,11 @@ class Calls:
 
     @property
     def complete(self) -> bool:
-        """True if every slot that was asked has answered, or will not."""
+        """True if every slot of the call has answered or has lost its process."""
         return not any(slot.waiting for slot in self._slots)
 
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
-        """The reason why these rows cannot be called; None if they can. No rows stand for all."""
+        """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
@@ -50,7 +50,7 @@ class Calls:
         return lambda rows: replace(wanted, rows=rows)
 
     def assignment(self, message: SetAttr) -> Callable[[list[int]], Question] | Failure:
-        """The order to set an attribute of some rows; a failure if the values are not as many as the rows."""
+        """The order to set an attribute of these rows; a failure if the numbers of values and rows differ."""
         name, values, rows = message.name, message.values, message.rows or range(self._make.num_envs)
         if len(values) not in (1, len(rows)):
             return refusal(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
@@ -60,7 +60,7 @@ class Calls:
         return lambda rows: control.SetAttrRows(rows, name, each=[by_row[row] for row in rows])
 
     def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> Instructions:
-        """Ask each slot that has some of the wanted rows; no rows stand for all."""
+        """Send the call to each slot that has wanted rows; an empty list means all rows."""
         chosen = set(wanted or range(self._make.num_envs))
         instructions: Instructions = []
         self.number += 1
@@ -84,18 +84,18 @@ class Calls:
         else:
             slot.results = tuple(zip(asked.rows, answer.values, strict=True))
         if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
-            # It will not be set again on envs that take the place of others.
+            # Envs that replace others will not get this attribute.
             return [do.Warn("attribute_not_kept", {"name": asked.name[:200]})]
         return []
 
     def on_lost(self, slot: Slot, failure: Failure) -> None:
-        """Give up the part of a slot whose process has ended during the call."""
+        """Give up the results of a slot whose process ended during the call."""
         during = replace(failure, message=f"{failure.message} during a call")
         self._requests.failure = self._requests.failure or during
         slot.waiting, slot.pending = False, None
 
     def result(self) -> do.Answer | do.Fail:
-        """The answer of the call that is complete."""
+        """The answer to the complete call."""
         pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
         for slot in self._slots:
             slot.results = ()

@@ -1,4 +1,4 @@
-"""Handlers of a client that comes, goes or takes a session over, and of the end of a session."""
+"""Handlers of a client's connection, loss and takeover, and of the end of a session."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from envhub_server.session.phases import OVER, LaneName, Phase
 if TYPE_CHECKING:
     from envhub_server.session.state import SessionState
 
+_TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
+
 
 def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now_s: float) -> Instructions:
-    """Let the client drive, if nothing is under way."""
+    """Let the client drive, if nothing is pending."""
     if not (state.ownership.lendable and state.idle and connected.quiescent):
         return [do.RefuseSide()]
     state.deadlines.sample_at_s = now_s + SAMPLE_S
@@ -25,20 +27,22 @@ def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now
 
 
 def on_side_closed(state: SessionState, closed: stimuli.SideClosed, now_s: float) -> Instructions:
-    """Go on over the wire."""
+    """Continue on the wire lane."""
     return state.ownership.on_side_closed(closed)
 
 
 def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -> Instructions:
-    """Begin a takeover; of several clients the last one gets the session."""
+    """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
     owner = state.ownership
     is_first, was_shared = not owner.claimed, owner.lane is LaneName.SHARED
     owner.claimed = True
+    if state.making:
+        return state.answer(do.Fail(_TAKEN_OVER))
     state.deadlines.plan_sample(now_s)
     instructions = owner.lock_out()
     if state.phase in OVER:
         return [*instructions, *owner.refuse()]
-    if was_shared:  # its client may have posted rows until now
+    if was_shared:  # the former client may have posted rows until now
         state.deadlines.sample_at_s = now_s
     elif is_first:
         instructions += state.advance_takeover(attached.quiescent, now_s)
@@ -52,20 +56,20 @@ def on_other_arena(state: SessionState, _: stimuli.OtherArenaMade, now_s: float)
 
 
 def on_other_arena_refused(state: SessionState, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
-    """Go on without a takeover."""
+    """Cancel the takeover and continue."""
     state.phase = Phase.READY
     why = Failure("limit", "hub", f"no memory for a takeover is available: {refused.reason}")
     return [*state.replacement.serve_mapped(now_s), *state.ownership.refuse(why)]
 
 
 def on_other_arena_late(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
-    """Drop the second arena of a session that is over."""
+    """Drop the second arena of an ended session."""
     return [do.DropOtherArena()]
 
 
 def on_close(state: SessionState, close: Close, quiescent: bool, now_s: float) -> Instructions:
-    """End the session as its client wishes."""
-    state.requests.failure, state.parts.receiving = None, 0  # what came before CLOSE is not reported any more
+    """End the session at its client's request."""
+    state.requests.failure, state.parts.receiving = None, 0  # earlier failures and requests are not reported any more
     return state.close(now_s, close.terminate)
 
 
@@ -75,14 +79,14 @@ def on_abandoned(state: SessionState, abandoned: stimuli.Abandoned, now_s: float
 
 
 def on_lease_expired(state: SessionState, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
-    """End the session of a client that has gone."""
+    """End the session whose lease has expired."""
     why = Failure("session_lost", "session", "its lease ran out")
     # An env that is at work may hang, and then does not close, either.
     return state.abandon(why, now_s, terminate=not state.is_idle(expired.quiescent))
 
 
 def on_draining(state: SessionState, draining: stimuli.Draining, now_s: float) -> Instructions:
-    """Begin nothing more, and end soon."""
+    """Begin no further request, and end the session soon."""
     deadlines = state.deadlines
     deadlines.drain_by_s = min(deadlines.drain_by_s, draining.by_s)
     deadlines.end_by_s = min(deadlines.end_by_s, draining.end_by_s)

@@ -1,4 +1,4 @@
-"""The times at which a session acts by itself."""
+"""The deadlines of a session."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from envhub_server.session.slots import SlotTable
 
-SAMPLE_S = 0.1  # between two samples of the arena while envs are at work
+SAMPLE_S = 0.1  # between two samples of the arena while envs run
 
 
 @dataclass
 class Deadlines:
-    """Times on the monotonic clock; infinity where nothing is planned.
+    """Times on the monotonic clock; infinity if nothing is planned.
 
     Attributes:
-        close_by_s: when the processes of a closing session are killed.
-        drain_by_s: when a session of a hub that shuts down ends, whatever is under way.
-        end_by_s: from when on no env of that hub gets more time to close.
-        sample_at_s: when the arena is sampled.
-        memory_at_s: when the memory of the processes is measured.
-        spares_at_s: when spares are made again.
+        close_by_s: time at which the processes of a closing session are killed.
+        drain_by_s: time at which a session of a draining hub ends, even with a pending request.
+        end_by_s: time after which no env of a draining hub gets more time to close.
+        sample_at_s: time of the arena's next sample.
+        memory_at_s: time of the next measurement of the processes' memory.
+        spares_at_s: time after which spares are made again.
     """
 
     close_by_s: float = math.inf
@@ -33,24 +33,24 @@ class Deadlines:
 
     @property
     def draining(self) -> bool:
-        """True if the hub shuts down, and the session has not ended for that yet."""
+        """True if the hub drains, and the session has not ended yet."""
         return self.drain_by_s != math.inf
 
     def plan_sample(self, now_s: float) -> None:
-        """Have the arena sampled soon, if envs are at work; a time that is past is of an earlier request."""
+        """Plan a sample of the arena soon, if envs run; a time in the past belongs to an earlier request."""
         if not now_s < self.sample_at_s <= now_s + SAMPLE_S:
             self.sample_at_s = now_s + SAMPLE_S
 
     def waits_for_spares(self, now_s: float) -> bool:
-        """True if no spare is made now: the hub shuts down, or the last one could not make its envs."""
+        """True if no spare is made now: the hub drains, or the last spare could not make its envs."""
         return self.draining or now_s < self.spares_at_s < math.inf
 
     def next_s(self, slots: SlotTable, samples: bool, age_s: float) -> float:
-        """The next time of a session that is not over; ``age_s`` is when a process is due for recycling."""
+        """The next deadline of a live session; ``age_s`` is the time at which a process is due for recycling."""
         planned = [self.close_by_s, self.drain_by_s, self.memory_at_s, age_s]
         if samples:
             planned.append(self.sample_at_s)
-        if not self.draining:  # else no spare is made
+        if not self.draining:  # a draining hub makes no spares
             planned.append(self.spares_at_s)
         return min((*planned, *_of_slots(slots)))
 

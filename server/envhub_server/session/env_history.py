@@ -1,4 +1,4 @@
-"""Attributes that the client has set on its envs: the next process of a slot sets them again."""
+"""Attributes and seeds that the client has set on its envs; the next process of a slot sets them again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class EnvHistory:
         self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
 
     def note_attribute(self, message: control.SetAttrRows) -> bool:
-        """Note an attribute that was set; False if it is too large to be set again."""
+        """Note a set attribute; False if it is too large to keep."""
         return self._attributes.note(message)
 
     def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
-        """The seeds of the envs of a slot whose process was replaced this often."""
+        """The seeds of a slot's envs, after this number of replacements."""
         return [reseeded(self._seeds[row], replaced) for row in slot.rows]
 
     def attributes(self, slot: Slot) -> list[control.SetAttrRows]:

@@ -23,9 +23,9 @@ _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "
 
 @dataclass(frozen=True)
 class Overrun:
-    """A worker took more memory than it may: it had so many bytes, and may have ``bytes_max``.
+    """A worker exceeded its memory limit ``bytes_max``.
 
-    If there is an ``owner``, that is what all workers of this client may have, which had ``owner_bytes``.
+    With an ``owner``, the limit is that of all workers of this client, which had ``owner_bytes``.
     """
 
     nbytes: int
@@ -39,9 +39,9 @@ class WorkerLoss:
     """Failure in the results of an ended worker's rows.
 
     Attributes:
-        failure: what happened; ``env_index`` is to be each row's own.
-        raises: whether the step raises; else it is a truncation.
-        info: that row's info, encoded, where it does not.
+        failure: the failure; each row reports it with its own ``env_index``.
+        raises: True if the step raises; else it is a truncation.
+        info: the encoded info of a truncated row.
     """
 
     failure: Failure
@@ -56,7 +56,7 @@ def named(worker: int, rows: Sequence[int]) -> str:
 
 
 def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
-    """Description of an env whose interpreter cannot be used."""
+    """The failure of an env whose interpreter cannot be used."""
     why = without_folders(why) if rules.hide_folders else why
     return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
@@ -64,7 +64,7 @@ def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
 def failure(
     worker: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
 ) -> Failure:
-    """Description of a worker that ended, or was ended because an env was late or it took too much memory."""
+    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
     if isinstance(why, Late):
@@ -75,7 +75,7 @@ def failure(
 
 
 def reason(why: Late | Overrun) -> str:
-    """The reason why the hub ended a worker; of its memory, as words that follow the worker's name."""
+    """The reason why the hub ended a worker, to follow the worker's name in a sentence."""
     if isinstance(why, Late):
         return f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
     text = f"had {why.nbytes // MIB} MiB of memory, "
@@ -86,7 +86,7 @@ def reason(why: Late | Overrun) -> str:
 
 
 def logged(failure: Failure) -> dict[str, Any]:
-    """The fields of a log line on a failed request; an exception of an env has its class, env and replay."""
+    """The fields of a failed request's log line; an env's exception adds its class, env and replay."""
     if failure.scope != "env":
         return {"code": failure.code, "why": shortened(failure.message, LOGGED_CHARS_MAX)}
     why = shortened(raised_text(failure.type, failure.message), LOGGED_CHARS_MAX)
@@ -94,39 +94,45 @@ def logged(failure: Failure) -> dict[str, Any]:
     return {"code": failure.code, "env": failure.env_index, "why": why, **replay}
 
 
-def env_failure(told: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
-    """Cause for which the envs of an ended worker are truncated."""
+def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
+    """The cause of the truncation of an ended worker's envs."""
     timed_out = isinstance(why, Late)
     cause = "timeout" if timed_out else "crash" if why is None else "memory"
-    stacks = _STACKS.search(told.log_tail) if timed_out else None
+    stacks = _STACKS.search(failure.log_tail) if timed_out else None
     return EnvFailure(
         cause,
-        told.message,
+        failure.message,
         signal=ending.signal,
         exit_status=ending.status,
-        traceback=told.log_tail[stacks.start() :] if stacks else "",
+        traceback=failure.log_tail[stacks.start() :] if stacks else "",
         restarts=restarts,
-        log_tail=told.log_tail,
-        replay=told.replay,
+        log_tail=failure.log_tail,
+        replay=failure.replay,
     )
 
 
-def cut(worker: int, rows: Sequence[int]) -> bytes:
-    """The info of the envs of a worker that is recycled in the middle of their episodes."""
+def recycled_info(worker: int, rows: Sequence[int]) -> bytes:
+    """The info of the envs of a worker that is recycled during their episodes."""
     text = f"{named(worker, rows)} was recycled: its envs were not between episodes at one time"
     return failure_info(EnvFailure("recycle", text))
 
 
-def loss(told: Failure, found: EnvFailure, faults: Faults) -> WorkerLoss:
+def loss(failure: Failure, env_failure: EnvFailure, faults: Faults) -> WorkerLoss:
     """Decide the results of the worker's rows, by the session's policy."""
-    timed_out = told.code == "env_timeout"
+    timed_out = failure.code == "env_timeout"
     policy = faults.on_timeout if timed_out else faults.on_crash
-    return WorkerLoss(told, policy == "raise", failure_info(found))
+    return WorkerLoss(failure, policy == "raise", failure_info(env_failure))
 
 
-def exhausted(told: Failure, how_often: str) -> Failure:
-    """Describe why a worker is not started again; ``how_often`` is as of ``Restarts.told``."""
-    text = f"{told.message}; {how_often} and is not started again: close this session, mend the env"
+def exhausted(failure: Failure, count_text: str) -> Failure:
+    """Describe why a worker is not started again; ``count_text`` is that of ``Restarts``."""
+    text = f"{failure.message}; {count_text} and is not started again: close this session, fix the env"
     return Failure(
-        "restarts_exhausted", "session", text, told.env_index, told.worker, log_tail=told.log_tail, replay=told.replay
+        "restarts_exhausted",
+        "session",
+        text,
+        failure.env_index,
+        failure.worker,
+        log_tail=failure.log_tail,
+        replay=failure.replay,
     )

@@ -1,9 +1,9 @@
-"""Detection of envs that hang. Pure; time is the caller's.
+"""Detection of hanging envs. Pure; the caller passes the time in.
 
-Deadlines are of envs, not of workers. A worker stores which env it is at, and the hub samples that: for as long as it
-finds the same env at the same call, that env has not returned. So a worker of many slow envs never hangs, and an env
-pays for no time but its own. No sample counts for more than twice the planned interval: after a pause of the whole
-machine the hub may be the first to go on.
+Each env has its own deadline. A worker stores which env it runs, and the hub samples that word: while the hub sees the
+same env in the same call, that env has not returned. So a worker of many slow envs does not hang, and the time of one
+env does not count for another. A sample counts for at most twice the planned interval, because the hub may be the first
+process to continue after a pause of the whole machine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from envhub.protocol.messages import Faults
 
-SLOW_S = 30.0  # from here on the operator is told, once
-INTERVALS_MAX = 2.0  # for how many planned intervals one sample counts at most
+SLOW_S = 30.0  # a longer call is reported to the operator, once
+INTERVALS_MAX = 2.0  # a sample counts for at most this many planned intervals
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a serving worker, by the arena's words.
+    """Progress of a serving worker, read from the arena's words.
 
     Attributes:
         turn: its progress word, which changes before every call into an env.
-        row: the env that the word names, or the first one of the worker's where it names none of them.
-        kind: ``init``, ``reset`` or ``step``, of a row that is not done; empty where all rows are.
+        row: the env that the word names, or the worker's first env if it names none of them.
+        kind: ``init``, ``reset`` or ``step`` of a pending row; empty if all rows are done.
     """
 
     turn: int
@@ -36,9 +36,9 @@ class Late:
     """An env that has not returned.
 
     Attributes:
-        kind: what it was to do: ``init``, ``reset``, ``step`` or ``call``.
-        row: which env.
-        waited_s: for how long, without what late samples do not count for.
+        kind: the operation: ``init``, ``reset``, ``step`` or ``call``.
+        row: the env's row.
+        waited_s: the duration so far, without the time that late samples leave out.
         limit_s: its deadline.
     """
 
@@ -48,8 +48,8 @@ class Late:
     limit_s: float
 
     @property
-    def over(self) -> bool:
-        """True if its worker is to be ended."""
+    def expired(self) -> bool:
+        """True if the deadline has passed, so that the worker must be ended."""
         return self.waited_s >= self.limit_s
 
 
@@ -61,13 +61,13 @@ class HangDetector:
         self.rest()
 
     def rest(self) -> None:
-        """No env is called."""
+        """Note that no env is called."""
         self._turn: tuple[str, int] | None = None
         self._sampled_s = self._waited_s = 0.0
         self._reported = False
 
     def sample(self, now_s: float, planned_s: float, kind: str, row: int, turn: int) -> Late | None:
-        """Note where the worker is; returns what is to be reported, once when it is slow, and when its time is over.
+        """Note the worker's progress; return a late env once when it is slow, and again when its deadline has passed.
 
         The sample was planned for ``planned_s`` after the last one.
         """
@@ -77,7 +77,7 @@ class HangDetector:
             return None
         self._waited_s += min(passed_s, INTERVALS_MAX * planned_s)
         late = Late(kind, row, self._waited_s, self._limits_s[kind])
-        if late.over or (late.waited_s >= SLOW_S and not self._reported):
+        if late.expired or (late.waited_s >= SLOW_S and not self._reported):
             self._reported = True
             return late
         return None

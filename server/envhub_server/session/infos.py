@@ -1,4 +1,4 @@
-"""Messages of processes about single rows besides the arena: large infos, the forms of infos, and failures."""
+"""Messages of processes about single rows: large infos, templates of infos, and failures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from envhub_server.ipc import control
 from envhub_server.session import instructions as do
 from envhub_server.session.slots import Slot, SlotTable
 
-KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of the ones before it
+KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
 
 
 class RowInfos:
-    """Records by row that are kept until the next request.
+    """Large infos, failures and templates, kept until the next request.
 
     Attributes:
-        large: the infos that were too large for the arena.
-        failures: of rows that the client drives, or has sent as a part of a batch, for COLLECT and RECEIVE.
+        large: infos that were too large for the arena, by row.
+        failures: failures of rows that the client drives, or has sent in parts of a batch, for COLLECT and RECEIVE.
     """
 
     def __init__(self, slots: SlotTable) -> None:
@@ -28,7 +28,7 @@ class RowInfos:
         self.failures: dict[int, Failure] = {}
 
     def forget(self) -> None:
-        """Forget what belongs to the last request."""
+        """Forget the infos and failures of the last request."""
         self.large.clear()
         self.failures.clear()
 
@@ -44,18 +44,19 @@ class RowInfos:
             self.large.pop(failure.env_index, None)
 
     def on_template(self, slot: Slot, template: control.InfoTemplate) -> None:
-        """Keep the example of a form of infos."""
+        """Keep the example of a template."""
         templates = slot.templates
         if len(template.example) <= EXAMPLE_BYTES_MAX:
             templates.pop(template.number, None)
-            templates[template.number] = template.example  # as the last one
+            templates[template.number] = template.example  # last in the order of the dict
         if len(templates) > KEPT_TEMPLATES_MAX:
             del templates[next(iter(templates))]
 
     def collect(self, wanted: Collection[int]) -> do.Answer | do.Fail:
-        """The failure of the first of these rows that has one, else their infos.
+        """The first failure among these rows, else their infos.
 
-        They are kept, for a client that was interrupted asks again; the next ones of a row take their place.
+        They are not removed, because a client that was interrupted asks again; a row's next info or failure
+        replaces them.
         """
         rows = sorted(wanted)
         failures = [self.failures[row] for row in rows if row in self.failures]
@@ -64,7 +65,7 @@ class RowInfos:
 
     def templates(self, numbers: Sequence[int]) -> Templates:
         """The examples of these numbers, as far as they are kept."""
-        found = {
+        examples = {
             number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
         }
-        return Templates([*found], [*found.values()])
+        return Templates([*examples], [*examples.values()])

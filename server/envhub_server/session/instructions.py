@@ -1,4 +1,4 @@
-"""Output of a session's state machine: instructions, which ``hub.executor`` and ``hub.replies`` carry out."""
+"""The instructions of a session's state machine, which ``hub.executor`` and ``hub.replies`` carry out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Instruction(Frozen):
 
 
 class StartProcesses(Instruction):
-    """Start processes of these numbers, which may be spares; ``WorkersNotStarted`` reports that none can be had.
+    """Start processes with these numbers, which may be spares; ``WorkersNotStarted`` reports that none can be started.
 
     Their zygote imports these libraries for them.
     """
@@ -33,9 +33,9 @@ class StartProcesses(Instruction):
 
 
 class Assign(Instruction):
-    """This spare serves the slot from now on; the slot's process, if it has one, serves none.
+    """Give the slot to this spare; the slot's process, if it has one, then serves no slot.
 
-    The slot is ``recycled`` if its process had not ended.
+    The slot is ``recycled`` if its former process had not ended.
     """
 
     slot: int
@@ -51,7 +51,7 @@ class Tell(Instruction):
 
 
 class GiveArena(Instruction):
-    """Hand the session's arena to a process, with the bells of this slot: the second one while processes move there."""
+    """Give the session's arena to a process, with the bells of this slot; during a takeover the second arena."""
 
     process: int
     slot: int
@@ -59,9 +59,9 @@ class GiveArena(Instruction):
 
 
 class HandOver(Instruction):
-    """The rows of this slot are its process's from now on.
+    """Give the rows of this slot to its process.
 
-    ``pending`` is the slot's part of the request under way, if that has one.
+    ``pending`` is the slot's part of the pending request, if it has one.
     """
 
     slot: int
@@ -71,7 +71,7 @@ class HandOver(Instruction):
 
 
 class ReportLate(Instruction):
-    """An env has not returned: log it, and have its process write its stacks if it is about to be killed."""
+    """Log that an env has not returned; if its process is about to be killed, have it write its stacks."""
 
     process: int
     late: Late
@@ -84,16 +84,16 @@ class Kill(Instruction):
 
 
 class KeepReplay(Instruction):
-    """Keep in a file what an env of this slot was asked until it failed.
+    """Write a replay file of an env of this slot: its calls up to the failure.
 
     Attributes:
         slot: its index.
         process: the number of its process.
-        row: of the env; None for the one that the process was at when it ended.
-        tick: of the process's journal, the last that counts; -1 for all of it.
-        failure: what happened; ``replay`` is the name of the file.
-        build, mapped: what the process was told.
-        memory_max: how many bytes of memory it may have; 0 for no limit.
+        row: the env's row; None for the env that the process ran when it ended.
+        tick: the last tick of the process's journal to keep; -1 for all of it.
+        failure: the failure; its ``replay`` is the name of the file.
+        build, mapped: the orders that the process was sent.
+        memory_max: the process's memory limit in bytes; 0 for none.
     """
 
     slot: int
@@ -110,10 +110,10 @@ class KeepReplay(Instruction):
 
 
 class MakeArena(Instruction):
-    """Allocate the session's memory; ``ArenaRefused`` reports that there is none. ``GiveArena`` follows."""
+    """Allocate the session's arena; ``ArenaRefused`` reports a lack of memory. ``GiveArena`` follows."""
 
     layout: Layout
-    loose: bool  # whether observations have leaves outside of it
+    loose: bool  # whether observations have leaves outside the arena
     is_batch: bool  # whether each worker's envs are one vector env
 
 
@@ -122,15 +122,15 @@ class MakeOtherArena(Instruction):
 
 
 class DropOtherArena(Instruction):
-    """The session does not move to the second arena."""
+    """Free the second arena: the session does not move to it."""
 
 
 class UseOtherArena(Instruction):
-    """No worker uses the first arena any more: go on in the second one, from the state of the first."""
+    """Continue in the second arena, from the state of the first, which no worker uses any more."""
 
 
 class PostReset(Instruction):
-    """Hand all rows to their workers for a reset; what each resets is told by the channels."""
+    """Hand all rows to their workers for a reset; messages on the channels say which rows are reset."""
 
 
 class PostStep(Instruction):
@@ -141,19 +141,19 @@ class PostStep(Instruction):
 
 
 class PostPart(Instruction):
-    """The same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
+    """Do the same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
 
 
 class TakePart(Instruction):
-    """Report by ``PartDone`` once so many rows of those posted by parts are done."""
+    """Report by ``PartDone`` once this many of the rows posted in parts are done."""
 
     rows: int
 
 
 class TakeRows(Instruction):
-    """The rows of a slot whose process has ended are the hub's: complete its step, so that no driver waits for it.
+    """Take the rows of a slot whose process has ended, and complete its step, so that no driver waits for it.
 
-    Of a reset that is under way the process was to reset the rows ``resetting``; None is another request, or none.
+    ``resetting`` are the rows that the process had to reset in the pending reset; None without a pending reset.
     """
 
     slot: int
@@ -163,13 +163,13 @@ class TakeRows(Instruction):
 
 
 class KeepRows(Instruction):
-    """Complete the rows of a slot without a process unchanged: the reset leaves all of them out."""
+    """Complete the rows of a slot without a process unchanged: the reset names none of them."""
 
     slot: int
 
 
 class FinishSteps(Instruction):
-    """Complete the steps of a slot, which have waited for its next process for long enough."""
+    """Complete the steps of a slot that have waited too long for its next process."""
 
     slot: int
     loss: WorkerLoss
@@ -179,11 +179,11 @@ class FinishSteps(Instruction):
 
 
 class Grant(Instruction):
-    """Give the client at the side socket what it needs to drive; ``SideClosed`` reports that it has gone."""
+    """Send the client at the side socket the arena and the bells; ``SideClosed`` reports that it has gone."""
 
 
 class RefuseSide(Instruction):
-    """Close the connection to the side socket: its client uses the wire."""
+    """Close the client's connection to the side socket: it stays on the wire lane."""
 
 
 class GiveDrive(Instruction):
@@ -199,11 +199,11 @@ class CloseSide(Instruction):
 
 
 class Revoke(Instruction):
-    """Send a client that drives to ask what became of its session."""
+    """Revoke the session of a client that drives; the client then asks the hub why."""
 
 
 class WindUp(Instruction):
-    """Have a client that drives begin no other step."""
+    """Have a client that drives begin no further step."""
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class WindUp(Instruction):
 class Answer(Instruction):
     """Answer the request with this message and these rows of blobs.
 
-    Before them come the arrays of the arena, of the whole batch if ``arrays``, else of the rows in ``part``.
+    The arena's arrays come before the blobs: of the whole batch if ``arrays``, else of the rows in ``part``.
     """
 
     message: Any
@@ -228,7 +228,7 @@ class Fail(Instruction):
 
 
 class AnswerHops(Instruction):
-    """Answer the request with the times at which the last step passed."""
+    """Answer the request with the hops of the last step."""
 
 
 class AnswerAttach(Instruction):
@@ -236,26 +236,26 @@ class AnswerAttach(Instruction):
 
 
 class FailAttach(Instruction):
-    """Tell the client that takes the session over why it does not get it."""
+    """Refuse the client that takes the session over, with the reason."""
 
     failure: Failure
 
 
 class Goodbye(Instruction):
-    """Tell the client, without being asked, that the hub ends the session."""
+    """Push a GOODBYE to the client: the hub ends the session."""
 
     why: Failure
 
 
 class Notify(Instruction):
-    """Tell the session's client and the log, by this event, something that nobody asked for."""
+    """Push a NOTICE to the session's client, and log it as this event."""
 
     event: str
     text: str
 
 
 class LearnCost(Instruction):
-    """Keep for later sessions what a step of the session's envs takes."""
+    """Record the cost of a step of the session's envs for later sessions."""
 
     cost: StepCost
 
@@ -268,7 +268,7 @@ class Warn(Instruction):
 
 
 class End(Instruction):
-    """The session is over: free what it holds."""
+    """Free everything that the session holds."""
 
 
 Instructions = list[Instruction]

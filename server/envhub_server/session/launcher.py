@@ -1,4 +1,4 @@
-"""The start of processes: what each is told of its place, its envs and the arena."""
+"""The start of processes, and the orders by which each learns its place, its envs and the arena."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Launcher:
     """Starts the processes of a session.
 
     Attributes:
-        rules: what holds for all of its workers.
-        decided: True if the number of workers is.
-        arena: what a process is told with the arena; None until all envs are made.
+        rules: the settings of all of its workers.
+        decided: True if the number of workers is decided.
+        arena: the order to map the arena; None until all envs are made.
         sharing_tried: True if a process that shares libraries has made its envs.
     """
 
@@ -45,7 +45,7 @@ class Launcher:
         self.sharing_tried = False
 
     def start(self, slots: Collection[Slot], now_s: float) -> Instructions:
-        """Start a process for each of these slots, which have none."""
+        """Start a process for each of these slots, which must have none."""
         if not slots:
             return []
         self._deadlines.plan_sample(now_s)
@@ -84,7 +84,7 @@ class Launcher:
     # --- a process in its place ---------------------------------------------------------------------------------------
 
     def tell_place(self, process: Process) -> do.Tell:
-        """Tell a spare the slot that it serves from now on, or is to."""
+        """Tell a spare the slot that it serves now or will serve."""
         slot = self._slots[process.place]
         place = self._place(slot)
         order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
@@ -96,7 +96,7 @@ class Launcher:
         return self.give_arena(process)
 
     def give_arena(self, process: Process) -> do.GiveArena:
-        """Hand the arena to a process: the second one, while the session moves there."""
+        """Hand the arena to a process; during a takeover the second arena."""
         assert self.arena is not None
         return do.GiveArena(process.number, process.place, self.arena)
 
@@ -104,21 +104,21 @@ class Launcher:
 
     @property
     def _libraries(self) -> tuple[str, ...]:
-        """The libraries that processes which start now have from their zygote.
+        """The libraries that new processes share through their zygote.
 
-        Once the session is made, they have what others of its workers had when they made their envs. With GPUs, each
-        worker has variables of its own, which a library may read.
+        Once the session is made, these are the libraries that its other workers had imported to make their envs. With
+        GPUs there are none: a library may read the variables at its import, and each worker's differ.
         """
         tried = self.arena is None or self.sharing_tried
         return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
 
     def note_libraries(self, process: Process, libraries: Sequence[str] | None) -> None:
-        """Have the processes that start from now on share what this one has imported, too; none if they must not."""
+        """Have new processes also share the libraries that this one has imported; share none if they must not."""
         if libraries is None:
             self.share(())
         elif libraries and self.rules.libraries != () and not process.shares:
             self.share(shared([*(self.rules.libraries or ()), *libraries]))
 
     def share(self, libraries: Iterable[str]) -> None:
-        """Have the processes that start from now on share these libraries."""
+        """Have new processes share these libraries."""
         self.rules = replace(self.rules, libraries=tuple(libraries))

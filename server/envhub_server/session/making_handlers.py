@@ -27,7 +27,7 @@ def on_made(state: SessionState, _: stimuli.SessionMade, now_s: float) -> Instru
 
 
 def go_on(state: SessionState, instructions: Instructions | Failure, now_s: float) -> Instructions:
-    """Go on with the making of the envs, or end the session if it has failed."""
+    """Continue to build the envs, or end the session if that failed."""
     if isinstance(instructions, Failure):
         return state.abandon(instructions, now_s)
     if state.launcher.arena is not None:
@@ -47,7 +47,7 @@ def on_first_built(state: SessionState, process: Process, built: control.FirstBu
 
 
 def on_imported(state: SessionState, process: Process, imported: control.Imported, now_s: float) -> Instructions:
-    """Start the other workers, once the first have loaded what makes their envs."""
+    """Start the other workers, once the first have loaded the code that makes their envs."""
     return state.building.on_imported(process, imported, now_s)
 
 
@@ -57,7 +57,7 @@ def on_built(state: SessionState, process: Process, built: control.Built, now_s:
 
 
 def on_making_failed(state: SessionState, process: Process, failed: control.RowFailed, now_s: float) -> Instructions:
-    """Make the envs otherwise, or end the session."""
+    """Make the envs in another way, or end the session."""
     return go_on(state, state.building.on_failed(process, failed.failure, now_s), now_s)
 
 
@@ -74,4 +74,5 @@ def on_first_mapped(state: SessionState, process: Process, _: control.Mapped, no
     state.phase, make = Phase.READY, state.make
     state.made = replace(made, autoreset_mode=make.autoreset_mode, observation_mode=make.observation_mode)
     served, answered = state.building.serve(now_s), state.answer(do.Answer(made))
-    return [*served, *answered, *state.replacement.spares.fill(now_s)]
+    taken_over = state.advance_takeover(True, now_s)
+    return [*served, *answered, *taken_over, *state.replacement.spares.fill(now_s)]

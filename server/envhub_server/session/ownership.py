@@ -1,4 +1,4 @@
-"""The client of a session: its lane, who drives, and how another client takes the session over."""
+"""The client of a session: its lane, the driver, and the takeover by another client."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Ownership:
     Attributes:
         lane: how the client steps it.
         driver: the process that posts rows.
-        lent: True if a client has the arena's memory, or has had it.
-        claimed: True if a client that takes the session over waits for its answer.
+        lent: True if a client has or had the arena's memory.
+        claimed: True if a client that takes the session over waits for its answer, also while the envs are made.
         other_made: True if the second arena exists.
     """
 
@@ -32,7 +32,7 @@ class Ownership:
 
     @property
     def lendable(self) -> bool:
-        """True if no client drives or is to."""
+        """True if no client drives or was told to."""
         return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.claimed
 
     def lend(self) -> Instructions:
@@ -41,7 +41,7 @@ class Ownership:
         return [do.Grant(), do.GiveDrive()]
 
     def on_side_closed(self, closed: stimuli.SideClosed) -> Instructions:
-        """Go on over the wire."""
+        """Continue on the wire lane."""
         self.lane = LaneName.WIRE
         return [do.CloseSide(), *(self.take_drive() if closed.quiescent else [])]
 
@@ -53,24 +53,24 @@ class Ownership:
         return [do.TakeDrive()]
 
     def revoke(self) -> Instructions:
-        """Send a client that drives to ask what became of its session."""
+        """Revoke the session of a client that drives; the client then asks the hub why."""
         return [do.Revoke()] if self.lane is LaneName.SHARED else []
 
     # --- takeover -----------------------------------------------------------------------------------------------------
 
     def lock_out(self) -> Instructions:
-        """Lock out the client that has the session, for the one that takes it over."""
+        """Lock out the former client during a takeover."""
         revoked = [*self.revoke(), do.CloseSide()]
         self.lane = LaneName.WIRE
         return revoked
 
     def grant(self) -> Instructions:
-        """Give the session, whose memory no other client has, to the client that takes it over."""
+        """Give the session to its new client; no other client has its memory."""
         self.claimed, self.driver = False, Driver.HUB
         return [do.TakeDrive(), do.AnswerAttach()]
 
     def refuse(self, why: Failure = LOST) -> Instructions:
-        """Tell a client that takes over why it does not get the session."""
+        """Refuse a client that takes over, with the reason."""
         if not self.claimed:
             return []
         drop: Instructions = [do.DropOtherArena()] if self.other_made else []
@@ -78,7 +78,7 @@ class Ownership:
         return [*drop, do.FailAttach(why)]
 
     def begin_move(self, slots: SlotTable) -> list[Process]:
-        """Note that the second arena exists; returns the processes that are to map it."""
+        """Note that the second arena exists; return the processes that must map it."""
         self.other_made = True
         mapped = [each for each in slots.processes if each.stage in (Stage.SERVING, Stage.MAPPING, Stage.MAPPED)]
         for process in mapped:

@@ -13,11 +13,11 @@ from envhub_server.session.slots import SlotTable
 
 
 class Parts:
-    """The parts of a batch that are under way.
+    """The pending parts of a batch.
 
     Attributes:
-        out: how many rows were posted and not received.
-        receiving: how many of them RECEIVE waits for; 0 while none is under way.
+        out: the number of rows that were posted and not received.
+        receiving: the number of rows that RECEIVE waits for; 0 without a pending RECEIVE.
     """
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos) -> None:
@@ -37,14 +37,14 @@ class Parts:
         return do.Answer(messages.Done())
 
     def on_receive(self, receive: Receive) -> do.TakePart | do.Fail:
-        """Wait for as many rows as are wanted, or as are under way."""
+        """Wait for the wanted number of rows, at most for all that are out."""
         if not self.out:
             return do.Fail(refusal("no env is under way"))
         self.receiving = max(1, min(receive.min_envs, self.out))
         return do.TakePart(self.receiving)
 
     def on_done(self, done: stimuli.PartDone) -> do.Answer | do.Fail | None:
-        """The answer of RECEIVE; None if none is under way."""
+        """The answer of RECEIVE; None without a pending RECEIVE."""
         if not self.receiving:
             return None
         if done.raised is not None:

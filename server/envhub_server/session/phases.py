@@ -1,4 +1,4 @@
-"""The phases of a session, and who steps it."""
+"""The phases of a session, its lanes and its drivers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import enum
 class Phase(enum.Enum):
     """The state of a session."""
 
-    __hash__ = object.__hash__  # an enum's own is a Python function, and every stimulus is looked up by its phase
+    __hash__ = object.__hash__  # Enum's own is a slow Python function, and every stimulus is looked up by its phase
 
-    BUILDING = "building"  # its workers make the envs
-    MAPPING = "mapping"  # they map the arena
-    READY = "ready"  # no request of the whole batch is under way
-    MOVING = "moving"  # a reset or step is under way
-    CALLING = "calling"  # a call is under way
-    HANDING_OVER = "handing over"  # its workers move to the arena of the client that takes it over
+    BUILDING = "building"  # its workers build the envs
+    MAPPING = "mapping"  # its workers map the arena
+    READY = "ready"  # no request of the whole batch is pending
+    MOVING = "moving"  # a reset or step is pending
+    CALLING = "calling"  # a call is pending
+    HANDING_OVER = "handing over"  # its workers move to a second arena, for the client that takes it over
     BROKEN = "broken"  # a worker has ended too often
     CLOSING = "closing"  # its workers close the envs and end
     ENDED = "ended"
@@ -27,10 +27,10 @@ OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
 
 
 class LaneName(enum.Enum):
-    """Lane of the client in this session."""
+    """The client's lane to this session."""
 
     WIRE = "wire"  # the hub drives, for each step
-    SHARED = "shared"  # the client may drive, and does whenever nothing that the hub drives is under way
+    SHARED = "shared"  # the client drives, except while a request that the hub drives is pending
 
 
 class Driver(enum.Enum):

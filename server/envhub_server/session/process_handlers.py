@@ -1,4 +1,4 @@
-"""Handlers of the events of processes of a session whose envs are made, and of the passing of time."""
+"""Handlers of the events of processes once the envs are made, and of deadlines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
-    """Go on without processes that cannot be had."""
+    """Continue without processes that could not be started."""
     instructions: Instructions = []
     if state.making:
         why = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
@@ -40,7 +40,7 @@ def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_
 
 
 def on_exited(state: SessionState, exited: WorkerExited, now_s: float) -> Instructions:
-    """Go on after the end of a process."""
+    """Handle the end of a process."""
     process = state.slots.process(exited.process)
     if process is None:
         return []
@@ -60,7 +60,7 @@ def on_exited(state: SessionState, exited: WorkerExited, now_s: float) -> Instru
 def _lose(
     state: SessionState, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float
 ) -> Instructions:
-    """Go on after the end of the process of a slot; a call that it had not read is put to the next one."""
+    """Handle the end of a slot's process; the next process gets a call that it had not read."""
     was_serving = slot.loss is None
     instructions, broken = state.replacement.on_lost(slot, exited, why, now_s)
     if broken is not None:
@@ -74,7 +74,7 @@ def _lose(
 
 
 def on_faulted(state: SessionState, process: Process, fault: control.Faulted, now_s: float) -> Instructions:
-    """Count an env that raised where that is a truncation, and was made again."""
+    """Count a failure of an env that its worker truncated and rebuilt."""
     kept, broken = state.replacement.on_faulted(state.slots[process.place], fault, now_s)
     return kept if broken is None else [*kept, *state.break_down(broken)]
 
@@ -85,7 +85,7 @@ def on_built_again(state: SessionState, process: Process, _: control.Built, now_
 
 
 def on_mapped(state: SessionState, process: Process, _: control.Mapped, now_s: float) -> Instructions:
-    """Have a process serve, or go on with the takeover for which it has mapped the arena."""
+    """Have a process serve, or advance the takeover for which it mapped the arena."""
     if process.moving:
         process.moving = False
         return state.advance_takeover(False, now_s)
@@ -99,7 +99,7 @@ def on_left(state: SessionState, process: Process, left: control.Left, now_s: fl
 
 
 def on_episodes_done(state: SessionState, process: Process, done: control.EpisodesDone, now_s: float) -> Instructions:
-    """Recycle a process that has ended as many episodes as it is to."""
+    """Recycle a process that has reached its number of episodes."""
     return state.replacement.recycling.on_episodes_done(state.slots[process.place], done, now_s)
 
 
@@ -117,26 +117,26 @@ def on_row_info(state: SessionState, process: Process, said: control.RowInfo, no
 
 
 def on_stand_in_info(state: SessionState, info: stimuli.StandInInfo, now_s: float) -> Instructions:
-    """Keep such an info of a row that the hub completed."""
+    """Keep a large info of a row that the hub completed."""
     state.infos.note(info.row, info.info)
     return []
 
 
 def on_template(state: SessionState, process: Process, template: control.InfoTemplate, now_s: float) -> Instructions:
-    """Keep the example of a form of infos."""
+    """Keep the example of a template."""
     state.infos.on_template(state.slots[process.place], template)
     return []
 
 
 def on_row_failed(state: SessionState, process: Process, failed: control.RowFailed, now_s: float) -> Instructions:
-    """Note that an env has raised, or could not be made again."""
+    """Note that an env raised, or could not be rebuilt."""
     failure, slot = failed.failure, state.slots[process.place]
     if slot.loss is not None and failure.code == "factory_failed":
         slot.boot_failure = failure
         return []
     row, cause = failure.env_index, "nan" if failed.invalid else "exception"
-    found = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
-    kept = state.replays.of_env(slot, -1 if row is None else row, failed.number, failed.tick, found)
+    env_failure = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
+    kept = state.replays.of_env(slot, -1 if row is None else row, failed.number, failed.tick, env_failure)
     name = name_of_raised(state.replays.prefix, row, failed.number) if kept and row is not None else ""
     _note_failure(state, replace(failure, replay=name), slot.rows)
     return kept
@@ -157,25 +157,25 @@ def _note_failure(state: SessionState, failure: Failure, rows: Collection[int]) 
 
 def on_closing_failed(state: SessionState, process: Process, failed: control.RowFailed, now_s: float) -> Instructions:
     """Note that an env could not be closed."""
-    if state.slots[process.place].loss is None:  # else it was about to take the place of one that ended
+    if state.slots[process.place].loss is None:  # else the process was about to replace an ended one
         state.requests.note_failure(failed.failure)
     return []
 
 
 def on_step_times(state: SessionState, process: Process, times: control.StepTimes, now_s: float) -> Instructions:
-    """Note what steps of the envs take."""
+    """Note the duration of the envs' steps."""
     return state.sizing.on_step_times(state.slots[process.place], times)
 
 
 def on_shared_changed(
     state: SessionState, process: Process, changed: control.SharedChanged, now_s: float
 ) -> Instructions:
-    """Tell the client that envs change what a process shares."""
+    """Tell the client that its envs change state that a process shares."""
     return state.sizing.on_shared_changed(changed)
 
 
 def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
-    """Do what is due, and look after the processes."""
+    """Do what is due, and supervise the processes."""
     quiescent, owner, replacement = elapsed.quiescent, state.ownership, state.replacement
     instructions = [*state.supervision.on_sampled(elapsed.progress, now_s), *replacement.finish_steps(now_s)]
     idle = owner.driver is Driver.CLIENT and quiescent and not owner.claimed
@@ -192,13 +192,13 @@ def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> I
     return [*instructions, *replacement.recycling.recycle(now_s)]
 
 
-def on_quota_overrun(state: SessionState, found: stimuli.QuotaOverrun, now_s: float) -> Instructions:
-    """End a process for the memory of all of its client."""
-    return state.supervision.on_quota_overrun(found)
+def on_quota_overrun(state: SessionState, overrun: stimuli.QuotaOverrun, now_s: float) -> Instructions:
+    """End a process because its client's workers exceed the memory quota."""
+    return state.supervision.on_quota_overrun(overrun)
 
 
 def on_elapsed_over(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
-    """Kill what does not close in time."""
+    """Kill the processes that do not close in time."""
     if state.phase is not Phase.CLOSING or now_s < state.deadlines.close_by_s:
         return []
     state.deadlines.close_by_s = math.inf
@@ -215,5 +215,5 @@ def on_nothing(state: SessionState, _: object, now_s: float) -> Instructions:
 
 
 def ignore(state: SessionState, process: Process, _: object, now_s: float) -> Instructions:
-    """Do nothing about what a process says."""
+    """Ignore a message of a process."""
     return []

@@ -1,4 +1,4 @@
-"""Recycling: another process takes over from one that is old, large, or has ended many episodes."""
+"""Recycling: the replacement of a process that is old or large, or has run many episodes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Recycling:
     # --- which are due ------------------------------------------------------------------------------------------------
 
     def next_age_s(self) -> float:
-        """The time at which a process is too old, or has been so for as long."""
+        """The time at which the next process reaches a limit of its age."""
         age_s = self._launcher.rules.hosting.recycle.age_s
         if not age_s:
             return math.inf
         return min((self._limit_since(slot)[0] + age_s for slot in self._slots), default=math.inf)
 
     def _limit_since(self, slot: Slot) -> tuple[float, float]:
-        """The time and the memory from which on the next limit counts; infinity where there is none.
+        """The time and the memory from which the next limit counts; infinity if there is no next limit.
 
-        The first limit is that of serving. The envs of a slot that has several may never be between episodes at one
-        time, and a vector env that resets them within a step never is: so there is another limit from when the
-        successor is ready, after which their episodes are cut.
+        The first limit counts from the time at which the process began to serve. The second one counts from the
+        successor's readiness, and after it the episodes are cut: several envs of a slot may never be between episodes
+        at the same time, and a vector env that resets them within a step never is.
         """
         leaves_by_itself = len(slot.rows) == 1 and not self._never_between
         if slot.serving is None or slot.overdue or (slot.due_for_recycling and leaves_by_itself):
@@ -46,13 +46,13 @@ class Recycling:
         return (slot.leaves_since_s, slot.leaves_bytes) if slot.due_for_recycling else (slot.serves_since_s, 0)
 
     def on_episodes_done(self, slot: Slot, done: control.EpisodesDone, now_s: float) -> Instructions:
-        """Note that a process has ended as many episodes as it is to, or as many again."""
+        """Note that a process has reached its number of episodes, or the same number once more."""
         since_s, _ = self._limit_since(slot)
         due = since_s < math.inf and done.leaving == slot.due_for_recycling
         return [*(self._make_due(slot) if due else ()), *self.recycle(now_s)]
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> Instructions:
-        """Note which processes are too old or have too much memory."""
+        """Note which processes have exceeded their age or memory."""
         recycle = self._launcher.rules.hosting.recycle
         instructions: Instructions = []
         for slot in self._slots:
@@ -66,11 +66,12 @@ class Recycling:
         return instructions
 
     def _make_due(self, slot: Slot) -> Instructions:
-        """Have a process recycled between episodes; if that is so already, in the middle of them."""
+        """Have a process recycled between episodes; if it already is, during them."""
         if not slot.due_for_recycling:
             slot.due_for_recycling = True
             return []
-        if self._slots.successor_of(slot) is None:  # it has ended, and the next limit counts from when there is another
+        # The second limit counts from the readiness of the next successor, if this one has ended.
+        if self._slots.successor_of(slot) is None:
             slot.leaves_since_s = slot.leaves_bytes = math.inf
             return []
         slot.overdue = True
@@ -79,10 +80,9 @@ class Recycling:
     # --- successors ---------------------------------------------------------------------------------------------------
 
     def recycle(self, now_s: float) -> Instructions:
-        """Have successors made, one at a time, so that the other workers keep the CPUs.
+        """Have successors built, one at a time, so that the other workers keep the CPUs.
 
-        A slot has none while its last process still closes its envs, however long that takes: of a slot there are two
-        processes at most.
+        A slot gets none while its last process still closes its envs, so that a slot never has more than two processes.
         """
         if self._deadlines.waits_for_spares(now_s):
             return []
@@ -93,7 +93,7 @@ class Recycling:
         due = [slot for slot in self._slots if slot.due_for_recycling and slot.index not in succeeded and not slot.loss]
         if not due:
             return []
-        slot = min(due, key=lambda each: each.serves_since_s)  # so that none waits for ever
+        slot = min(due, key=lambda each: each.serves_since_s)  # the oldest first, so that every slot gets its turn
         spare = self._spares.fit_for(slot)
         if spare is None:
             return self._launcher.start_spare(slot, True, now_s)
@@ -107,7 +107,7 @@ class Recycling:
         return [self._launcher.tell_place(process), self._launcher.map(process)]
 
     def have_leave(self, slot: Slot, now_s: float) -> Instructions:
-        """Tell the process of a slot, whose successor is ready, to leave between episodes."""
+        """Tell the process of a slot whose successor is ready to leave between episodes."""
         slot.leaves_since_s, slot.leaves_bytes = now_s, slot.nbytes
         return _tell(slot, control.Leave())
 

@@ -1,4 +1,4 @@
-"""The replacement of processes: of those that have ended, and of those that leave their rows to a successor."""
+"""The replacement of processes that have ended or leave their rows to a successor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from envhub_server.session.spares import Spares
 
 
 class Replacement:
-    """Has another process serve a slot. Where a handler returns a ``Failure``, the session has broken.
+    """Has another process serve a slot. A handler returns a ``Failure`` if the session has broken.
 
     While the session ``hands_over``, its processes move to another arena, and none is given its rows.
     """
@@ -49,10 +49,10 @@ class Replacement:
     def on_lost(
         self, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float
     ) -> tuple[Instructions, Failure | None]:
-        """Have the hub take the rows of a slot whose process has ended until another one serves it, if one is to.
+        """Have the hub take the rows of a slot whose process has ended, until its replacement serves.
 
         Returns:
-            The instructions, and why no process is started for the slot again, if none is.
+            The instructions, and the failure if the slot gets no further process.
         """
         rules, number = self._launcher.rules, exited.process
         failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, rules.hide_folders)
@@ -64,19 +64,19 @@ class Replacement:
         count = self._restarts.count(slot.index)
         if was_serving and self._replays.prefix:
             failure = replace(failure, replay=f"{self._replays.prefix}-worker{slot.index}-{count}")
-        found = failure_text.env_failure(failure, exited.cause, why, count - 1)
-        kept = self._replays.of_process(slot, number, found)
+        env_failure = failure_text.env_failure(failure, exited.cause, why, count - 1)
+        kept = self._replays.of_process(slot, number, env_failure)
         if delay_s is None:
             return kept, self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
-        slot.loss = failure_text.loss(failure, found, self._make.faults)
+        slot.loss = failure_text.loss(failure, env_failure, self._make.faults)
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
         return [*kept, do.TakeRows(slot.index, number, slot.loss, resetting)], None
 
     def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> tuple[Instructions, Failure | None]:
-        """Count an env that raised where that is a truncation, and was made again; returns as ``on_lost`` does."""
-        found = EnvFailure.from_map(fault.failure)
-        kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, found)
+        """Count a failure of an env that its worker truncated and rebuilt; return as ``on_lost`` does."""
+        env_failure = EnvFailure.from_map(fault.failure)
+        kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return kept, None
         text = f"env {fault.row} raised {fault.message}"
@@ -84,7 +84,7 @@ class Replacement:
         return kept, self._exhausted(slot, failure)
 
     def _exhausted(self, slot: Slot, failure: Failure) -> Failure:
-        return failure_text.exhausted(failure, self._restarts.told(slot.index))
+        return failure_text.exhausted(failure, self._restarts.count_text(slot.index))
 
     def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
         """Note that steps wait for the next process of a slot."""
@@ -92,7 +92,7 @@ class Replacement:
             slot.finish_at_s = min(slot.finish_at_s, now_s + self._make.faults.restart_wait_s)
 
     def finish_steps(self, now_s: float) -> Instructions:
-        """Complete the steps that have waited for the next process of their slot for long enough."""
+        """Complete the steps that have waited too long for their slot's next process."""
         finished: Instructions = []
         for slot in self._slots:
             if now_s >= slot.finish_at_s:
@@ -102,13 +102,13 @@ class Replacement:
         return finished
 
     def restart(self, now_s: float) -> Instructions:
-        """Start a process for each slot whose time for that has come."""
+        """Start a process for each slot whose restart is due."""
         return self._launcher.start([slot for slot in self._slots if now_s >= slot.restart_at_s], now_s)
 
     # --- the next process ---------------------------------------------------------------------------------------------
 
     def on_built(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
-        """Hand the arena to a process of a slot that has made its envs; a spare may be waited for."""
+        """Hand the arena to a slot's process that has made its envs; a spare is kept, or serves a slot that waits."""
         slot = self._slots.of(process)
         if process.stage is not Stage.BUILDING:
             return []
@@ -119,7 +119,7 @@ class Replacement:
         return [*self.replace_lost(hands_over, now_s), *self.recycling.prepare(process)]
 
     def on_mapped(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
-        """Have a process that has mapped the arena serve its slot; a successor, once the process there leaves."""
+        """Have a process that has mapped the arena serve its slot; a successor waits until the other leaves."""
         if process.stage is not Stage.MAPPING:
             return []
         process.stage = Stage.MAPPED
@@ -132,23 +132,23 @@ class Replacement:
         return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(hands_over, now_s)
 
     def hand_over(self, slot: Slot, now_s: float, ending: bytes = b"") -> Instructions:
-        """Have the process of a slot serve its rows; with ``ending`` it ends an episode of the first one."""
+        """Have the process of a slot serve its rows; with ``ending`` it ends an episode of the first row."""
         process, loss = slot.process, slot.loss
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
-        cut = failure_text.cut(slot.index, slot.rows) if slot.overdue else b""
+        recycled = failure_text.recycled_info(slot.index, slot.rows) if slot.overdue else b""
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
         slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
         slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf
         seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
-        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, cut)
+        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, recycled)
         given = [do.Tell(process.number, message) for message in self._history.attributes(slot)]
         serve = control.Serve(seeds, failure, info, ending=ending)
         return [*given, do.HandOver(slot.index, process.number, serve, slot.pending)]
 
     def replace_lost(self, hands_over: bool, now_s: float) -> Instructions:
-        """Have spares serve the slots that have no process, or one that still makes its envs: that becomes a spare."""
+        """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
         instructions: Instructions = []
         for slot in self._slots:
             if slot.loss is None or slot.stage not in (None, Stage.BUILDING):
@@ -160,7 +160,8 @@ class Replacement:
                 instructions += self._succeed(slot, chosen, hands_over, now_s)
                 continue
             left = self._slots.assign(slot, chosen)
-            if left is not None and self.spares.unused > self.spares.wanted:  # what serves the slot was a successor
+            # There is one spare too many if the slot's new process was a successor.
+            if left is not None and self.spares.unused > self.spares.wanted:
                 left.leave(left.kill_at_s)
                 instructions.append(do.Kill(left.number))
             assigned = do.Assign(slot.index, chosen.number)
@@ -168,7 +169,7 @@ class Replacement:
         return [*instructions, *self.spares.fill(now_s)]
 
     def on_left(self, slot: Slot, left: control.Left, hands_over: bool, now_s: float) -> Instructions:
-        """Have the successor serve a slot whose process serves it no more; if that has ended, the slot is lost."""
+        """Have the successor serve a slot whose process has left; if the successor has ended, the slot is lost."""
         successor = self._slots.successor_of(slot)
         if successor is None:
             assert slot.process is not None
@@ -179,7 +180,7 @@ class Replacement:
     def _succeed(
         self, slot: Slot, successor: Process, hands_over: bool, now_s: float, ending: bytes = b""
     ) -> Instructions:
-        """Have the successor serve the slot; the process that did closes its envs and ends, if it has not ended."""
+        """Have the successor serve the slot; the former process closes its envs and ends."""
         left = self._slots.assign(slot, successor)
         instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
         if left is not None:
@@ -194,19 +195,19 @@ class Replacement:
         return [*instructions, *self.recycling.recycle(now_s)]
 
     def on_spare_exited(self, was_leaving: bool, now_s: float) -> Instructions:
-        """Go on after the end of a process that served no slot."""
+        """Handle the end of a process that served no slot."""
         if was_leaving:
             return self.recycling.recycle(now_s)
         self.spares.on_exited(now_s)
         return []
 
     def serve_mapped(self, now_s: float) -> Instructions:
-        """Have the processes serve that could not while the session was to move to another arena."""
+        """Have the processes serve that waited for the end of a move to another arena."""
         mapped = [slot for slot in self._slots if slot.stage is Stage.MAPPED]
         return [each for slot in mapped for each in self.hand_over(slot, now_s)]
 
     def serve_moved(self, now_s: float) -> Instructions:
-        """Have all processes go on in the other arena."""
+        """Have all processes continue in the other arena."""
         instructions: Instructions = []
         for slot in self._slots:
             if process := slot.serving:

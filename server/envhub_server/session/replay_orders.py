@@ -20,18 +20,18 @@ class ReplayOrders:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of the session's replays; empty where none are kept."""
+        """The prefix of the names of the session's replays; empty if none are kept."""
         return self._launcher.rules.replays
 
     def of_process(self, slot: Slot, number: int, failure: EnvFailure) -> Instructions:
-        """Keep what the env that the ended process of this number was at was asked, if the failure names a replay."""
+        """Order a replay of the env that an ended process ran, if the failure names a replay."""
         return self._keep(slot, number, None, -1, failure) if failure.replay else []
 
     def of_env(self, slot: Slot, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
-        """Keep what the env of this row was asked until it raised in this request."""
+        """Order a replay of this row's env up to its exception in this request."""
         if tick < 0 or not self.prefix or row not in slot.rows or slot.process is None:
             return []
-        if self._is_vector and row != slot.rows[0]:  # one replay is that of all envs of a vector env
+        if self._is_vector and row != slot.rows[0]:  # one replay has all envs of a vector env
             return []
         failure = replace(failure, replay=name_of_raised(self.prefix, row, request))
         return self._keep(slot, slot.process.number, row, tick, failure)

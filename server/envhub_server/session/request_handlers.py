@@ -1,4 +1,4 @@
-"""Handlers of a client's requests, and of what completes them."""
+"""Handlers of a client's requests, and of the stimuli that complete them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from envhub_server.session.state import SessionState
 
 _POST_STEP: Instructions = [do.PostStep()]
-_OUTCOME = do.Answer(messages.Done(), arrays=True)  # of a reset or a step
+_OUTCOME = do.Answer(messages.Done(), arrays=True)  # the answer to a reset or a step
 
 
 def on_step(state: SessionState, _: Step, quiescent: bool, now_s: float) -> Instructions:
     """Begin a step."""
-    # Inlined, for every step over the wire comes this way: nothing forbids it, and the hub drives already.
-    # Once the hub shuts down, a session that has nothing under way is closing.
+    # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
+    # A draining hub closes a session without a pending request.
     infos, deadlines = state.infos, state.deadlines
     if state.ownership.driver is Driver.CLIENT or state.parts.out:
         if problem := state.problem(quiescent):
@@ -81,7 +81,7 @@ def on_reset(state: SessionState, reset: Reset, quiescent: bool, now_s: float) -
 
 def on_call(state: SessionState, call: Call, quiescent: bool, now_s: float) -> Instructions:
     """Begin a call."""
-    # The name of a class is compared, and nothing else.
+    # The name of a class is only compared.
     if call.question != "wrapped" and (forbidden := state.requests.forbidden(call.name)):
         return state.answer(do.Fail(forbidden))
     return _ask(state, call.rows, state.calls.question(call), quiescent, now_s)
@@ -104,7 +104,7 @@ def _ask(
 
 
 def on_call_answered(state: SessionState, process: Process, answer: Answer, now_s: float) -> Instructions:
-    """Note what a process answers."""
+    """Note the answer of a process."""
     slot = state.slots[process.place]
     instructions = state.calls.on_answered(slot, answer)
     return [stale(slot, answer)] if instructions is None else [*instructions, *on_called(state, now_s)]
@@ -119,12 +119,12 @@ def on_called(state: SessionState, now_s: float) -> Instructions:
 
 
 def on_collect(state: SessionState, collect: Collect, quiescent: bool, now_s: float) -> Instructions:
-    """Answer with what is kept of some rows."""
+    """Answer with the kept infos or the failure of these rows."""
     return state.answer(state.infos.collect(collect.rows))
 
 
 def on_templates(state: SessionState, request: TemplatesRequest, quiescent: bool, now_s: float) -> Instructions:
-    """Answer with the examples of forms of infos."""
+    """Answer with the examples of templates."""
     return state.answer(do.Answer(state.infos.templates(request.numbers)))
 
 
@@ -164,6 +164,6 @@ def on_closing_request(state: SessionState, _: object, quiescent: bool, now_s: f
 
 
 def on_broken_request(state: SessionState, _: object, quiescent: bool, now_s: float) -> Instructions:
-    """Answer with what broke the session."""
+    """Answer with the failure that broke the session."""
     assert state.requests.failure is not None
     return state.answer(do.Fail(state.requests.failure))

@@ -1,4 +1,4 @@
-"""The request under way: its parts for the slots, its failure and its answer."""
+"""The pending request: its parts for the slots, its failure and its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envhub_server.session.slots import Slot, SlotTable
 
 
 def refusal(text: str) -> Failure:
-    """The failure of a request that is not carried out."""
+    """The failure of a refused request."""
     return Failure("refused", "request", text)
 
 
@@ -24,12 +24,12 @@ def stale(slot: Slot, message: Any) -> do.Warn:
 
 
 class Requests:
-    """The requests of one session, of which one at a time is under way.
+    """The requests of one session; one at a time is pending.
 
     Attributes:
-        asked: True if a request waits for its answer; the first one is that which makes the session.
-        failure: of the request under way, or of the session.
-        has_pending: True if a slot has something ``pending``.
+        asked: True if a request waits for its answer; the first request is MAKE.
+        failure: the failure of the pending request, or of the session.
+        has_pending: True if a slot has a ``pending`` message.
     """
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable) -> None:
@@ -39,18 +39,18 @@ class Requests:
         self.has_pending = False
 
     def clear_pending(self) -> None:
-        """Note that the parts of the request are not told again."""
+        """Forget the pending messages, so that the next processes do not get them."""
         self.has_pending = False
         for slot in self._slots:
             slot.pending = None
 
     def note_failure(self, failure: Failure) -> None:
-        """Note a failure of the request; of several the first env's is reported."""
+        """Note a failure of the request; the failure of the first env is reported."""
         if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
             self.failure = failure
 
     def tell(self, slot: Slot, message: Any) -> Instructions:
-        """Tell a slot its part of the request, now, or once its next process serves."""
+        """Send a slot its part of the request, now or once its next process serves."""
         slot.pending, self.has_pending = message, True
         if process := slot.serving:
             return [do.Tell(process.number, message)]
@@ -62,12 +62,12 @@ class Requests:
     # --- requests that are refused ------------------------------------------------------------------------------------
 
     def problem(self, draining: bool, parts_out: int, driven: bool) -> Failure | None:
-        """The reason why no request can begin now; None if one can.
+        """The reason why a request cannot begin now; None if it can.
 
         Args:
             draining: True if the hub shuts down.
             parts_out: the number of rows that RECEIVE has not returned, for a request of the whole batch.
-            driven: True if the client drives, and rows are not done.
+            driven: True if the client drives, and rows are pending.
         """
         if draining:
             return SHUTTING_DOWN
@@ -78,14 +78,14 @@ class Requests:
         return None
 
     def forbidden(self, name: str) -> Failure | None:
-        """The refusal of a name that is not for clients on the network, such as ``__setstate__``, which may import."""
+        """The refusal of a name that network clients may not use, such as ``__setstate__``, which may import."""
         if not name.startswith("_") or self._make.world is not None:
             return None
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return Failure("not_permitted", "request", text)
 
     def reset_problem(self, reset: Reset) -> Failure | None:
-        """The reason why this reset cannot be carried out; None if it can."""
+        """The reason why this reset cannot be executed; None if it can."""
         num_envs, each = self._make.num_envs, reset.options_each
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
@@ -97,7 +97,7 @@ class Requests:
         return None
 
     def tell_reset(self, reset: Reset, seeds: list[int | None], mask: list[bool]) -> Instructions:
-        """Tell each slot which of its rows are reset."""
+        """Send each slot the rows that it must reset."""
         instructions: Instructions = []
         for slot in self._slots:
             rows = [row for row in slot.rows if mask[row]]

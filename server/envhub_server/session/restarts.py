@@ -1,8 +1,8 @@
-"""Times at which an ended worker is started again, and the end of restarts. Pure; time is the caller's.
+"""The restarts of ended workers: their delays and their limit. Pure; the caller passes the time in.
 
-A worker that ended after it had served for a while is started again almost at once. One that ends again and again waits
-longer each time, and one that does so too often, or cannot build its envs, is given up. The shape of this, an intensity
-within a window, is Erlang/OTP's; the growing delay is supervisord's.
+A worker that served for a while restarts almost at once. The delay grows with each restart in a row. A worker that ends
+too often, or cannot build its envs, is not restarted. The limit within a window follows Erlang/OTP's restart intensity;
+the growing delay follows supervisord.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 
-WINDOW_S = 60.0  # for how long an end counts
-DELAY_S = 0.1  # before the first restart in a row; each further one waits twice as long
-DELAY_MAX_S = 10.0  # but never longer than that
-JITTER = 0.2  # each delay is longer or shorter by up to this part of it, lest all workers start at the same time
-STABLE_S = 1.0  # a worker that has served for so long begins a new row of restarts
-BOOTS_MAX = 3  # so many times in a row a worker may fail to build its envs
-ALL_MAX = 10  # restarts of all workers of a session within the window, where it has fewer envs
+WINDOW_S = 60.0  # an end counts for this long
+DELAY_S = 0.1  # before the first restart in a row; it doubles with each further one
+DELAY_MAX_S = 10.0  # upper limit of the delay
+JITTER = 0.2  # each delay varies by up to this fraction, so that workers do not all start at the same time
+STABLE_S = 1.0  # a worker that has served for this long starts a new row of restarts
+BOOTS_MAX = 3  # consecutive failures of a worker to build its envs
+ALL_MAX = 10  # least limit of restarts of all workers of a session within the window
 
 
 class Restarts:
     """The exits of the workers of one session.
 
-    So many ends of one worker within the window as ``restarts_max`` says are followed by a restart; the next one is the
-    last. The ends of all workers have such a limit, too: one for each env, but no less than that of one worker.
+    ``restarts_max`` ends of a worker within the window are each followed by a restart; the next end is final. The ends
+    of all workers together have a limit too: one per env, but no less than the limit of one worker.
     """
 
     def __init__(self, restarts_max: int, num_envs: int, random_: random.Random) -> None:
-        """Judge the workers of so many envs; the jitter is drawn from ``random_``."""
+        """Count the ends of the workers of ``num_envs`` envs; the jitter is drawn from ``random_``."""
         self._restarts_max = restarts_max
         self._all_max = max(ALL_MAX, num_envs, restarts_max)
         self._random = random_
@@ -42,20 +42,20 @@ class Restarts:
         """Number of times that this worker has ended."""
         return self._count[worker]
 
-    def told(self, worker: int) -> str:
-        """Number of failures of the worker or its env; and of all workers, where that number was too high."""
+    def count_text(self, worker: int) -> str:
+        """The number of failures of the worker or its env, and of all workers if that number was too high, as text."""
         text = f"it failed {self._count[worker]} times"
         if len(self._ends_s[worker]) > self._restarts_max or len(self._all_s) <= self._all_max:
             return text
         return f"{text}, and all workers of this session {len(self._all_s)} times within {WINDOW_S:g} s,"
 
     def serves(self, worker: int, now_s: float) -> None:
-        """Note that its envs are made."""
+        """Note that the worker's envs are made."""
         self._serving_since_s[worker] = now_s
         self._boots.pop(worker, None)
 
     def ended(self, worker: int, now_s: float) -> float | None:
-        """After how many seconds to start it again; None where its budget is spent."""
+        """Note an end; return the seconds until the restart, or None if the budget is spent."""
         self._count[worker] += 1
         since_s = self._serving_since_s.pop(worker, None)
         if since_s is None:
@@ -71,7 +71,7 @@ class Restarts:
         return delay_s * (1 + self._random.uniform(-JITTER, JITTER))
 
     def faulted(self, worker: int, now_s: float) -> bool:
-        """Note that a serving worker had to make an env again; whether its budget allows that."""
+        """Note that a serving worker rebuilt an env; return True if its budget allows that."""
         self._count[worker] += 1
         return not self._is_spent(worker, now_s)
 

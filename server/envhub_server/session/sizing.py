@@ -1,4 +1,4 @@
-"""The number of workers of a session: how it comes about, and what the client and later sessions learn of it."""
+"""The number of workers of a session: its decision, and the notices and the step cost that follow from it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class WorkerSizing:
     """The number of workers of one session.
 
     Attributes:
-        count: how many, and why; None until that is decided.
-        worker_spin_us: for how many microseconds each worker spins before it parks.
-        driver_spin_us: for how many the driver does.
-        separated: True if the envs have a process each since a second one could not be made in one.
-        fit: True if the envs are known to be fit to share a process.
+        count: the number and the reason for it; None until it is decided.
+        worker_spin_us: the microseconds that each worker spins before it parks.
+        driver_spin_us: the microseconds that the driver spins before it parks.
+        separated: True if each env has its own process because a second env could not be made in one.
+        fit: True if the envs are known to share a process well.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WorkerSizing:
         launcher: Launcher,
         count: WorkerCount | None,
     ) -> None:
-        """Size it for ``count`` workers; where that is None, for as many as suit the first envs once these are made."""
+        """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
         self._make, self._recipe, self._machine = make, recipe, machine
         self._slots, self._launcher = slots, launcher
         self.count = count
@@ -59,7 +59,7 @@ class WorkerSizing:
     def _resize(self, workers: int) -> None:
         workers = max(1, min(workers, self._make.num_envs))
         self._slots.resize(workers)
-        # Other sessions do not count: most are idle, and where they are not, spins are in vain and so become rare.
+        # Other sessions do not count: most are idle, and next to busy ones spins fail and so become rare.
         self.worker_spin_us, self.driver_spin_us = self._spin_us(workers), self._spin_us(workers + 1)
 
     def _spin_us(self, processes: int) -> int:
@@ -67,15 +67,15 @@ class WorkerSizing:
         return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
 
     def workers_max(self, making: bool) -> int:
-        """The number of workers; until the envs are made, the largest that it may become."""
-        grows = self.count is None or (making and not self.count.told)
+        """The number of workers; until the envs are made, the largest possible number."""
+        grows = self.count is None or (making and not self.count.chosen)
         later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
         return max(len(self._slots), later)
 
     # --- the decision -------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Decide by the first envs, which are all made."""
+        """Decide by the first envs, which must all be made."""
         first = [slot.process.first for slot in self._slots if slot.process is not None]
         shares = bool(self._launcher.rules.hosting.shares_process)
         made = [each for each in first if each is not None]
@@ -91,23 +91,23 @@ class WorkerSizing:
         self._resize(count.workers)
 
     def separable(self, slot: Slot) -> bool:
-        """True if more than one env is to be made in the process of this slot, and no user has said so."""
-        told = self.count is None or self.count.told or self.count.crowded or self._recipe.settings.vector
+        """True if the process of this slot must make more than one env, and no user asked for that."""
+        decided = self.count is None or self.count.chosen or self.count.crowded or self._recipe.settings.vector
         enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
-        return not told and len(slot.rows) > 1 and enough
+        return not decided and len(slot.rows) > 1 and enough
 
     # --- what others learn --------------------------------------------------------------------------------------------
 
     def notify_if_crowded(self) -> Instructions:
-        """Tell the client if envs share processes for want of room."""
+        """Notify the client if envs share processes for lack of room."""
         if self.count is None or not self.count.crowded:
             return []
         return [do.Notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))]
 
     def on_step_times(self, slot: Slot, times: control.StepTimes) -> Instructions:
-        """Report what steps of the env take, and, once, that another number of workers would suit them better."""
+        """Report the duration of the env's steps, and, once, a better number of workers."""
         slot.times = times
-        if self._recipe.settings.vector:  # which are not of single envs, and choose no number of workers
+        if self._recipe.settings.vector:  # the steps are not of single envs, and do not decide a number of workers
             return []
         cost = average(each.times for each in self._slots if each.times is not None)
         if cost is None or self.count is None:
@@ -117,9 +117,9 @@ class WorkerSizing:
         learned: Instructions = [do.LearnCost(cost)]
         workers, num_envs = len(self._slots), self._make.num_envs
         by_itself = self.fit or bool(rules.hosting.shares_process)
-        # That envs could share a process, if they may, is told once, and not in each session of theirs.
-        told = self._better_notified or self.count.told or (rules.cost_known and not by_itself)
-        better = None if told else better_count(num_envs, workers, cost, self._machine)
+        # The advice to share processes is given once, not in each session of the env.
+        decided = self._better_notified or self.count.chosen or (rules.cost_known and not by_itself)
+        better = None if decided else better_count(num_envs, workers, cost, self._machine)
         if better is None:
             return learned
         self._better_notified = True
@@ -127,11 +127,11 @@ class WorkerSizing:
         return [*learned, do.Notify("worker_count_unsuitable", text)]
 
     def _is_alone(self, count: WorkerCount) -> bool:
-        """True if a process cannot have two envs, as was seen here, or before if none has two here."""
+        """True if a process could not make two envs, here or, if no process here has two, in an earlier session."""
         return count.alone or (self._launcher.rules.alone and len(self._slots) == self._make.num_envs)
 
     def on_shared_changed(self, changed: control.SharedChanged) -> Instructions:
-        """Tell the client, once, that its envs change what a process shares."""
+        """Notify the client, once, that its envs change state that a process shares."""
         what = [each for each in control.SHARED if each in changed.what]
         if self._shared_notified or not what:
             return []

@@ -1,7 +1,7 @@
 """The slots of a session, and the processes that serve them.
 
-A slot is a worker's place in its session: an index, rows, losses and restarts. A process has a number that no other
-process of its session ever has. It serves a slot, or none: a spare, or a process that leaves.
+A slot is a worker's place in its session: an index, rows, losses and restarts. A process has a number that is unique in
+its session. It serves one slot or, as a spare or while it leaves, no slot.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Stage(enum.Enum):
 
     BUILDING = "building"  # it makes its envs
     BUILT = "built"  # its envs exist, and it waits for the arena
-    MAPPING = "mapping"  # it was given the arena
+    MAPPING = "mapping"  # it maps the arena
     MAPPED = "mapped"  # it waits for its rows
     SERVING = "serving"  # it serves the rows of its slot
-    LEAVING = "leaving"  # another process serves its slot, and it closes its envs
+    LEAVING = "leaving"  # another process serves its slot; it closes its envs
 
 
 @dataclass(eq=False)
@@ -34,19 +34,19 @@ class Process:
     """One process of a session.
 
     Attributes:
-        number: its number, which no other process of the session ever has.
-        place: the index of the slot that it serves, has served, or was made for.
+        number: its number, unique in the session.
+        place: the index of the slot that it serves, served, or was made for.
         detector: judges its progress.
-        successor: True if it serves its slot as soon as the envs there are between episodes.
-        built: how many envs it has made.
+        successor: True if it takes over its slot once the slot's envs are between episodes.
+        built: the number of envs that it has made.
         importing: the modules that it imports before it makes its first env.
         shares: True if it has the session's libraries from its zygote.
-        imported: True if it has loaded what makes its envs.
-        rebuild: True if it is about to be killed, and the next one makes its envs otherwise.
-        first, made: what it said of its first env, and of all its envs.
-        moving: True if it was given the second arena and has not mapped it yet.
+        imported: True if it has loaded the code that makes its envs.
+        rebuild: True if it is about to be killed, so that the next process makes its envs in another way.
+        first, made: its messages about its first env, and about all its envs.
+        moving: True if it was sent the second arena and has not mapped it yet.
         late: the env for which it is killed at ``kill_at_s``.
-        overrun: how much memory it had, if it is killed for that.
+        overrun: the memory that it is killed for; None if it is not.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Process:
         return self.late or self.overrun
 
     def leave(self, kill_at_s: float) -> None:
-        """Note that another process serves its slot, and that it is killed at that time if it has not ended."""
+        """Note that another process serves its slot; it is killed at the given time if it has not ended."""
         self.stage, self.moving, self.kill_at_s = Stage.LEAVING, False, kill_at_s
 
 
@@ -82,24 +82,24 @@ class Slot:
 
     Attributes:
         index: its number, from 0 on.
-        rows: its rows; those of slot ``i`` of ``n`` have the remainder ``i``, so that slow envs that stand side by side
-            are not all one worker's.
-        process: the one that serves it, or is to; None while there is none.
-        loss: the failure that its rows report of the process that ended, until another one serves.
-        restart_at_s: when a process is started for it.
-        boot_failure: why its last process could not make the envs.
+        rows: its rows; slot ``i`` of ``n`` has the rows with remainder ``i``, so that neighbouring slow envs are in
+            different workers.
+        process: the process that serves it or will serve it; None if there is none.
+        loss: the failure that its rows report after the end of its process, until a replacement serves.
+        restart_at_s: the time at which its next process is started.
+        boot_failure: the reason why its last process could not make the envs.
         waiting: True if its part of the phase is outstanding.
-        pending: its message of the request under way, which its next process is told again if this one ends.
-        results: of the call under way, by row.
-        finish_at_s: when steps that wait for its next process have waited for long enough.
-        serves_since_s: when its process began to serve.
-        recycled: how often another process took over from one that had not ended.
-        due_for_recycling: True if another process is to serve it once its envs are between episodes.
-        overdue: True if another process is to serve it in the middle of their episodes, too.
-        nbytes: how much memory its process had, when that was measured last.
-        leaves_since_s, leaves_bytes: when its process was told to leave, and how much memory it had then.
-        times: what its processes said of the steps of its envs.
-        templates: the examples of the forms of infos that its processes announced last, by number, oldest first.
+        pending: its message of the pending request, which is sent again to the next process if this one ends.
+        results: results of the pending call, by row.
+        finish_at_s: the time until which steps wait for its next process.
+        serves_since_s: the time at which its process began to serve.
+        recycled: the number of times that a successor took over from a process that had not ended.
+        due_for_recycling: True if its process must be replaced once its envs are between episodes.
+        overdue: True if its process must be replaced even during episodes.
+        nbytes: the last measurement of its process's memory.
+        leaves_since_s, leaves_bytes: the time at which its process was told to leave, and its memory then.
+        times: the step times that its processes reported.
+        templates: the examples of the templates that its processes announced last, by number, oldest first.
     """
 
     index: int
@@ -129,7 +129,7 @@ class Slot:
 
     @property
     def serving(self) -> Process | None:
-        """Its process, if that serves its rows."""
+        """Its process if the process serves its rows; else None."""
         process = self.process
         return process if process is not None and process.stage is Stage.SERVING else None
 
@@ -144,7 +144,7 @@ class SlotTable:
     def __init__(self, num_envs: int, faults: Faults) -> None:
         self._num_envs, self._faults = num_envs, faults
         self._slots: list[Slot] = []
-        self._processes: dict[int, Process] = {}  # those that have not ended
+        self._processes: dict[int, Process] = {}  # without ended processes
         self._started = 0
         self.spares: dict[int, Process] = {}
 
@@ -158,7 +158,7 @@ class SlotTable:
         return self._slots[index]
 
     def resize(self, count: int) -> None:
-        """Divide the rows among this many slots, which are no fewer than before."""
+        """Divide the rows among this many slots, at least as many as before."""
         for index in range(count):
             rows = list(range(index, self._num_envs, count))
             if index < len(self._slots):
@@ -169,12 +169,12 @@ class SlotTable:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def begin(self, slot: Slot) -> Process:
-        """Add a process that makes the envs of this slot, which has none."""
+        """Add a process that makes the envs of this slot, which must not have one."""
         slot.process, slot.restart_at_s = self._begin(slot.index), math.inf
         return slot.process
 
     def begin_spare(self, place: int, successor: bool) -> Process:
-        """Add a process that makes envs like those of this slot, and serves none yet."""
+        """Add a spare that makes envs like those of this slot."""
         process = self._begin(place, successor)
         self.spares[process.number] = process
         return process
@@ -194,7 +194,7 @@ class SlotTable:
             slot.process = None
 
     def assign(self, slot: Slot, spare: Process) -> Process | None:
-        """Have this spare serve the slot; returns the process that the slot had, which becomes a spare."""
+        """Give the slot to this spare; return the slot's former process, which becomes a spare."""
         before = slot.process
         del self.spares[spare.number]
         slot.process, slot.restart_at_s, spare.place, spare.successor = spare, math.inf, slot.index, False
@@ -207,23 +207,23 @@ class SlotTable:
         return self._processes.get(number)
 
     def of(self, process: Process) -> Slot | None:
-        """The slot of a process; None for a spare and one that leaves."""
+        """The slot of a process; None for a spare and for a leaving process."""
         slot = self._slots[process.place]
         return slot if slot.process is process else None
 
     def worker(self, number: int) -> int:
-        """The number of a process as a worker in the log: the index of its slot, or its own while it had none."""
+        """The worker number of a process in the log: the index of its slot, or the process's number if it had none."""
         process = self._processes[number]
         return process.place if process.stage is Stage.LEAVING or self.of(process) is not None else number
 
     @property
     def processes(self) -> list[Process]:
-        """All processes: those of the slots in the order of these, and then the others."""
+        """All processes: first those of the slots, in the slots' order, then the others."""
         return [*(slot.process for slot in self._slots if slot.process is not None), *self.spares.values()]
 
     @property
     def alive(self) -> bool:
-        """True if a process has not ended."""
+        """True if at least one process has not ended."""
         return bool(self._processes)
 
     @property

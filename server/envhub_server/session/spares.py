@@ -1,4 +1,4 @@
-"""Processes that are made ahead, and serve a slot as soon as its process ends."""
+"""Processes that are built in advance, and serve a slot as soon as its process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envhub_server.session.launcher import Launcher
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Process, Slot, SlotTable, Stage
 
-SPARE_RETRY_S = 1.0  # before another spare is made in place of one that ended, and twice as long each time in a row
+SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
 SPARE_RETRY_MAX_S = 60.0
 
 
@@ -29,21 +29,21 @@ class Spares:
     ) -> None:
         self._make, self._is_vector = make, is_vector
         self._slots, self._launcher, self._restarts, self._deadlines = slots, launcher, restarts, deadlines
-        self.failed = 0  # how many in a row could not make their envs
+        self.failed = 0  # consecutive spares that could not make their envs
 
     @property
     def wanted(self) -> int:
-        """Number of spares there are to be."""
+        """The wanted number of spares."""
         return self._launcher.rules.hosting.spares or 0
 
     @property
     def unused(self) -> int:
-        """Number of there are for any slot whose process ends."""
+        """The number of spares that wait for the end of a slot's process."""
         spares = self._slots.spares.values()
         return sum(not (spare.successor or spare.stage is Stage.LEAVING) for spare in spares)
 
     def fill(self, now_s: float) -> Instructions:
-        """Have as many made as there are to be."""
+        """Start processes until the wanted number of spares exists."""
         if self._deadlines.waits_for_spares(now_s):
             return []
         self._deadlines.spares_at_s = math.inf
@@ -53,29 +53,29 @@ class Spares:
         return started
 
     def on_built(self) -> None:
-        """Note that one has made its envs."""
+        """Note that a spare has made its envs."""
         self.failed = 0
 
     def on_exited(self, now_s: float) -> None:
-        """Plan another one in place of one that has ended."""
+        """Plan the replacement of an ended spare."""
         retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
         self.failed += 1
         self._deadlines.spares_at_s = now_s + retry_s
 
     def _group(self, slot: Slot) -> tuple[int, int]:
-        """The group of a slot: those of one have equal envs and the same device, and may have each other's spares."""
+        """The group of a slot; slots of a group have equal envs and the same device, and share spares."""
         if self._make.kwargs_each or (self._make.factories and not self._make.alike):
             return slot.index, 0
-        envs = len(slot.rows) if self._is_vector else 0  # which cannot lose some of them
+        envs = len(slot.rows) if self._is_vector else 0  # a vector env has a fixed number of rows
         return slot.index % max(1, len(self._launcher.rules.hosting.gpus)), envs
 
     def _group_of(self, spare: Process) -> tuple[int, int]:
         return self._group(self._slots[spare.place])
 
     def _next_slot(self) -> Slot:
-        """The slot for which the next spare is made: first the group with fewest of them, then most restarts.
+        """The slot for which the next spare is made: first of the group with the fewest spares, then the most restarts.
 
-        Of a group it is the first slot, which has as many rows as any.
+        Within a group it is the first slot, because no slot of the group has more rows.
         """
         groups = [self._group_of(spare) for spare in self._slots.spares.values() if not spare.successor]
         first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}

@@ -1,13 +1,13 @@
 """One session as a pure state machine: stimuli in, instructions out.
 
 It knows no socket, process, memory or clock. ``hub.runtime`` carries out the instructions in their order and reports
-what came of them as further stimuli, after the machine has returned: it is never re-entered. It decides everything that
-is decided about a session: which requests are carried out, who drives, what a client learns of a process that ended and
-when another serves in its place, which env hangs, how another client takes over, and when the session ends.
+what came of them as further stimuli, after the machine has returned: it is never re-entered. It makes every
+decision about a session: which requests are executed, who drives, what a client learns of an ended process and when it
+is replaced, which env hangs, how another client takes over, and when the session ends.
 
-``SessionState`` keeps the phase, and composes the parts: each of them has one subject, and knows the slots. The
-handlers decide what becomes of a stimulus; ``table.TABLE`` says which of them handles it in which phase, and which
-phases may follow. One request at a time is under way (the protocol sees to that).
+``SessionState`` keeps the phase, and composes the parts. Each part has one subject, and knows the slots. The
+handlers decide about a stimulus; ``table.TABLE`` says which of them handles it in which phase, and which
+phases may follow. At most one request is pending, as the protocol guarantees.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from envhub_server.session.supervision import Supervision
 from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
-HISTORY_MAX = 100  # stimuli that are logged with an internal error
-# What a process says before it serves a slot; whatever else it says then is ignored.
+HISTORY_MAX = 100  # last stimuli that are logged with an internal error
+# Messages of a process that are handled before it serves a slot; its other messages are ignored.
 _OF_ANY_PROCESS = (control.Building, control.Built, control.Mapped)
 
 
@@ -59,13 +59,13 @@ class SessionState:
     """One vector env, of one client at a time.
 
     Attributes:
-        make: what the client asked for.
-        recipe: of its envs, with what the operator has set for them.
+        make: the client's MAKE.
+        recipe: the recipe of its envs, with the operator's settings.
         phase: the state of the session.
         slots, launcher, sizing, building, requests, calls, parts, infos: its parts.
-        replacement, supervision, ownership, deadlines: others of them.
-        made: what the client learns of it once it is made.
-        history: the last stimuli, by their classes, for the log: what they carry may be large.
+        replacement, supervision, ownership, deadlines: further parts.
+        made: the description for the client, once the session is made.
+        history: the classes of the last stimuli, for the log; their contents may be large.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SessionState:
         restarts: Restarts,
         rules: WorkerRules = NO_RULES,
     ) -> None:
-        """Size it for ``sizing`` workers; where that is None, for as many as suit the first envs."""
+        """Make a session of ``sizing`` workers; if it is None, the first envs decide the number."""
         is_vector, hosting = recipe.settings.vector, rules.hosting
         self.make = make
         self.recipe = recipe
@@ -103,23 +103,23 @@ class SessionState:
         replaced = launcher, restarts, self.env_history, replays, spares, recycling
         self.replacement = Replacement(make, slots, *replaced)
         self._restarts = restarts
-        self.quiescent = True  # whether every row was done, as far as was reported last while the client drove
+        self.quiescent = True  # True if every row was done, by the last report while the client drove
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
     @property
     def processes(self) -> int:
-        """The largest number of processes that it has, or, until its first envs are made, may come to have."""
+        """The largest number of processes of the session; an upper bound until its first envs are made."""
         return self.sizing.workers_max(self.phase is Phase.BUILDING) + (self.launcher.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:
-        """Number of processes that have taken over from another one that had not ended."""
+        """Number of successors that took over from a process that had not ended."""
         return sum(slot.recycled for slot in self.slots)
 
     @property
     def restarts(self) -> int:
-        """Number of times that its processes have ended, or made an env again."""
+        """Number of times that its processes have ended or rebuilt an env."""
         return sum(self._restarts.count(slot.index) for slot in self.slots)
 
     @property
@@ -130,25 +130,25 @@ class SessionState:
     @property
     def attachable(self) -> bool:
         """True if another client may take it over."""
-        return not self.making and self.phase not in (Phase.CLOSING, Phase.ENDED)
+        return self.phase not in (Phase.CLOSING, Phase.ENDED)
 
     @property
     def progress(self) -> messages.HeartbeatReply:
-        """Number of of the envs are made."""
+        """Number of envs that are made, with the phase."""
         return replace(self.building.description, phase=self.phase.value)
 
     def expects_end(self, number: int) -> bool:
-        """True if this process ends because it was told so."""
+        """True if the hub told this process to end."""
         process = self.slots.process(number)
         return self.phase is Phase.CLOSING or (process is not None and process.stage is Stage.LEAVING)
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
 
     def handle(self, stimulus: Stimulus, now_s: float) -> Instructions:
-        """Decide what is to be done about the stimulus.
+        """Return the instructions that follow from the stimulus.
 
         Raises:
-            IllegalStimulus: it cannot come in this phase, which is a bug of the hub's.
+            IllegalStimulus: it cannot come in this phase: a bug of the hub.
         """
         if isinstance(stimulus, WorkerSaid):
             self.history.append(type(stimulus.message))
@@ -170,7 +170,7 @@ class SessionState:
         return instructions
 
     def _hear(self, said: WorkerSaid, now_s: float) -> Instructions:
-        """Handle what a process says, unless it is stale or of no concern."""
+        """Handle a message of a process, unless it is stale or irrelevant."""
         process, kind = self.slots.process(said.process), type(said.message)
         if process is None:
             return []
@@ -178,9 +178,9 @@ class SessionState:
         if slot is None and kind not in _OF_ANY_PROCESS:
             return []
         if slot is not None and not said.current and slot.loss is None:
-            return [stale(slot, said.message)]  # it is about a step that was given up
+            return [stale(slot, said.message)]  # a message about an abandoned step
         if process.rebuild:
-            return []  # it is about to be killed, and its envs are made again
+            return []  # the process is about to be killed, and its envs are made again
         if kind not in TABLE and self.phase not in OVER:
             return self.abandon(refusal(f"worker {process.place} sent a {kind.__name__}"), now_s)
         rule = TABLE.get(kind, {}).get(self.phase)
@@ -190,7 +190,7 @@ class SessionState:
         return instructions
 
     def next_deadline_s(self) -> float:
-        """Time at which ``Elapsed`` is due; infinity where nothing happens by the passing of time."""
+        """Time at which ``Elapsed`` is due; infinity if there is no deadline."""
         if self.phase is Phase.ENDED:
             return math.inf
         if self.phase in OVER:
@@ -199,7 +199,7 @@ class SessionState:
 
     @property
     def samples(self) -> bool:
-        """True if the arena is sampled: an env may hang, or a row be done of which no bell tells."""
+        """True if the arena is sampled: an env may hang, or a row may be done without a bell."""
         owner = self.ownership
         busy = self.phase is not Phase.READY or owner.driver is Driver.CLIENT or owner.claimed or self.parts.out > 0
         return busy or self.supervision.concerns_processes
@@ -207,7 +207,7 @@ class SessionState:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def answer(self, answer: do.Answer | do.Fail | do.AnswerHops) -> Instructions:
-        """Answer the request under way, if there is one; a client on the shared lane drives again."""
+        """Answer the pending request, if there is one; a client on the shared lane drives again."""
         requests, owner = self.requests, self.ownership
         if not requests.asked:
             return []
@@ -223,17 +223,17 @@ class SessionState:
 
     @property
     def idle(self) -> bool:
-        """True if nothing that the hub drives is under way."""
+        """True if no request that the hub drives is pending."""
         return self.phase is Phase.READY and not self.requests.asked and not self.parts.out
 
     def is_idle(self, quiescent: bool) -> bool:
-        """True if no env is at work; ``quiescent`` counts while the client drives."""
+        """True if no env runs; while the client drives, ``quiescent`` decides."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
         busy = self.requests.asked or self.parts.out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
     def problem(self, quiescent: bool, in_parts: bool = False) -> Failure | None:
-        """The reason why no request, of the whole batch or ``in_parts``, can begin now; None if one can."""
+        """The reason why a request of the whole batch, or ``in_parts``, cannot begin now; None if it can."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
         return self.requests.problem(self.deadlines.draining, 0 if in_parts else self.parts.out, driven)
 
@@ -246,7 +246,7 @@ class SessionState:
         return self.ownership.take_drive()
 
     def forget_last(self) -> None:
-        """Forget what belongs to the last request."""
+        """Forget the infos and failures of the last request."""
         self.requests.failure = None
         self.infos.forget()
 
@@ -258,7 +258,7 @@ class SessionState:
         return self.phase is Phase.HANDING_OVER
 
     def break_down(self, failure: Failure) -> Instructions:
-        """Give the session up: no process is started for a slot again."""
+        """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
         owner, spares = self.ownership, map(do.Kill, self.slots.spares)
@@ -267,7 +267,7 @@ class SessionState:
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
-        """Go on with a takeover, as far as it goes now."""
+        """Advance a takeover as far as possible now."""
         owner = self.ownership
         if not owner.claimed:
             return []
@@ -282,10 +282,10 @@ class SessionState:
         return owner.grant()
 
     def _moved(self, now_s: float) -> Instructions:
-        """Go on in the second arena: no process uses the first any more, whatever its client may still post there.
+        """Continue in the second arena; no process reads rows that the former client still posts in the first.
 
-        The client may have posted rows while some of the processes still used it. Those that are pending are pending in
-        the second arena, too, so that no batch is left half done; the takeover waits for them.
+        The former client may have posted rows while processes still used the first arena. Rows that are pending there
+        stay pending in the second arena, so that no batch is left half done; the takeover waits for them.
         """
         self.phase, self.deadlines.sample_at_s = Phase.READY, now_s
         return [*self.ownership.end_move(), *self.replacement.serve_moved(now_s)]
@@ -307,29 +307,29 @@ class SessionState:
             return [*instructions, *(do.Kill(process.number) for process in alive)]
         if not is_first:
             return instructions
-        # A process that makes its envs would read that only afterwards, and nobody has used them.
+        # A process that builds its envs would read CloseEnvs only afterwards, and its envs are unused.
         making = [process.number for process in alive if process.stage is Stage.BUILDING]
         closing = (process.number for process in alive if process.stage is not Stage.BUILDING)
-        told = [do.Tell(number, control.CloseEnvs()) for number in closing]
-        return [*instructions, *told, *map(do.Kill, making)]
+        orders = [do.Tell(number, control.CloseEnvs()) for number in closing]
+        return [*instructions, *orders, *map(do.Kill, making)]
 
     def end(self) -> Instructions:
-        """Answer CLOSE, for no process is left."""
+        """Answer CLOSE, because no process is left."""
         self.phase = Phase.ENDED
         failure = self.requests.failure
         answer = do.Answer(messages.Done()) if failure is None else do.Fail(failure)
         return [*self.answer(answer), do.End()]
 
     def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
-        """End the session without its client's wish; the request under way, which may be MAKE, fails with ``why``."""
+        """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``."""
         return [*self.answer(do.Fail(why)), *self.close(now_s, terminate)]
 
     def discard(self) -> None:
-        """Note that the session is over, whatever was under way: a bug keeps it from ending by itself."""
+        """Drop the session at once, after a bug that keeps it from ending by itself."""
         self.phase = Phase.ENDED
 
     def _drained(self, now_s: float) -> Instructions:
-        """End the session of a hub that shuts down, as soon as nothing is under way, or the time is over."""
+        """End the session of a draining hub, once no request is pending or the time is up."""
         if self.phase in (Phase.CLOSING, Phase.ENDED):
             self.deadlines.drain_by_s = math.inf
             return []

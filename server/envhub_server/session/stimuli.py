@@ -1,8 +1,8 @@
-"""Input of a session's state machine.
+"""The stimuli of a session's state machine.
 
-They are what the client asks, what its workers report (``processes.worker_events``), and what came of an instruction or
-of the passing of time. Each carries the facts of the shared memory that its handling depends on, since the machine
-reads no memory. ``quiescent`` says that every row is done.
+They are the client's requests, the workers' events (``processes.worker_events``), the results of instructions, and the
+passing of time. Each has the facts of the shared memory that its handler needs, because the machine reads no memory.
+``quiescent`` is True if every row is done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Requested(SessionStimulus):
 
 
 class Attached(SessionStimulus):
-    """Another client takes the session over; the one before is locked out."""
+    """Another client takes the session over; the former client is locked out."""
 
     quiescent: bool
 
@@ -49,21 +49,21 @@ class SideConnected(SessionStimulus):
 
 
 class SideClosed(SessionStimulus):
-    """The client has closed its side socket, or has ended."""
+    """The client has closed its side socket or has ended."""
 
     quiescent: bool
 
 
 class LeaseExpired(SessionStimulus):
-    """The client was away for longer than its lease."""
+    """The lease of the client has run out."""
 
     quiescent: bool
 
 
 class Draining(SessionStimulus):
-    """The hub shuts down: begin nothing, and end when the request under way is answered, or at ``by_s``.
+    """The hub drains: begin no request, and end once the pending request is answered, or at ``by_s``.
 
-    From ``end_by_s`` on no env gets more time to close.
+    After ``end_by_s`` no env gets more time to close.
     """
 
     by_s: float
@@ -72,7 +72,7 @@ class Draining(SessionStimulus):
 
 
 class QuotaOverrun(SessionStimulus):
-    """The workers of its client have more memory than they may, and this one has the most of them."""
+    """The workers of its client exceed their memory quota, and this worker has the most memory."""
 
     process: int
     overrun: Overrun
@@ -88,7 +88,7 @@ class Abandoned(SessionStimulus):
 
 
 class WorkersNotStarted(SessionStimulus):
-    """No process could be asked for, for none of these numbers."""
+    """None of the processes with these numbers could be started."""
 
     processes: tuple[int, ...]
     reason: str
@@ -101,7 +101,7 @@ class ArenaRefused(SessionStimulus):
 
 
 class OtherArenaMade(SessionStimulus):
-    """There is a second arena, for the client that takes the session over."""
+    """The second arena exists, for the client that takes the session over."""
 
 
 class OtherArenaRefused(SessionStimulus):
@@ -123,9 +123,9 @@ class PartPosted(SessionStimulus):
 
 
 class PartDone(SessionStimulus):
-    """Rows of a RECEIVE that are done, as many as it waits for; or one of them ``raised``, and no other is taken.
+    """The done rows of a RECEIVE, as many as it waits for; or one row that ``raised``, and no other.
 
-    ``small`` are the encoded infos that are in the arena, ``large`` the rows whose infos came by the channel.
+    ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
     """
 
     rows: tuple[int, ...]
@@ -135,13 +135,13 @@ class PartDone(SessionStimulus):
 
 
 class StandInFailed(SessionStimulus):
-    """A row was completed in place of its worker, as one that raised this."""
+    """The hub completed a row of an ended worker with this failure."""
 
     failure: Failure
 
 
 class StandInInfo(SessionStimulus):
-    """A row was completed in place of its worker, with an info that is too large for the arena."""
+    """The hub completed a row of an ended worker with an info that is too large for the arena."""
 
     row: int
     info: bytes
@@ -161,9 +161,9 @@ class RowsDone(SessionStimulus):
 
 
 class Elapsed(SessionStimulus):
-    """The time of ``next_deadline_s`` has come; ``progress`` is what each slot is at, None where that is nothing.
+    """The time of ``next_deadline_s`` has come; ``progress`` has each slot's progress, None for an idle slot.
 
-    ``memory`` is how many bytes each process has, if the state machine ``measures`` that now.
+    ``memory`` has the bytes of memory of each process, if the state machine ``measures`` it now.
     """
 
     quiescent: bool

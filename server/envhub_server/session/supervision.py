@@ -1,4 +1,4 @@
-"""The supervision of processes: envs that hang, and memory."""
+"""The supervision of processes: hanging envs and memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from envhub_server.session.hang_detector import Late, Progress
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.slots import Process, SlotTable, Stage
 
-MEMORY_S = 0.2  # between two measurements of the memory of processes, where it has a limit
-SAMPLE_IDLE_S = 1.0  # between two samples at most, while the client drives and does not step
-NO_TURN = -1  # in place of a progress word, while a process maps an arena
-STACKS_S = 1.0  # for a process on a busy machine to write where its threads are, before it is killed
+MEMORY_S = 0.2  # between two measurements of processes with a memory limit
+SAMPLE_IDLE_S = 1.0  # longest time between two samples, while the client drives and does not step
+NO_TURN = -1  # the progress word of a process that maps an arena
+STACKS_S = 1.0  # for a process on a busy machine to write its stacks before it is killed
 
 
 class Supervision:
     """Judges the samples of the processes of one session."""
 
     def __init__(self, faults: Faults, memory_bytes_max: int, slots: SlotTable, deadlines: Deadlines) -> None:
-        """End processes with more memory than this; 0 for no limit."""
+        """End processes with more bytes of memory than the limit; 0 for no limit."""
         self._faults, self._memory_bytes_max = faults, memory_bytes_max
         self._slots, self._deadlines = slots, deadlines
-        self._planned_s = SAMPLE_S  # after the last sample, for the next one
+        self._planned_s = SAMPLE_S  # the interval before the next sample
         self._idle_samples = 0
 
     @property
     def concerns_processes(self) -> bool:
-        """True if a process is sampled though no request is under way: it makes its envs or maps the arena."""
+        """True if a process is sampled without a pending request: it builds its envs or maps the arena."""
         if any(slot.process is not None and slot.serving is None for slot in self._slots):
             return True
         return any(spare.stage in (Stage.BUILDING, Stage.MAPPING) for spare in self._slots.spares.values())
@@ -41,11 +41,11 @@ class Supervision:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def begin_idle(self) -> None:
-        """Note that the client drives from now on."""
+        """Note that the client begins to drive."""
         self._idle_samples = 0
 
     def plan_next_sample(self, samples: bool, idle: bool, now_s: float) -> None:
-        """Plan the next sample, if there is one: soon, or the later the longer the session is ``idle``."""
+        """Plan the next sample, if one is needed; the interval grows while the session is ``idle``."""
         if not samples:
             self._deadlines.sample_at_s = math.inf
             return
@@ -56,7 +56,7 @@ class Supervision:
         self._deadlines.sample_at_s = now_s + self._planned_s
 
     def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> Instructions:
-        """Report the envs that do not return, and end their processes once their time is over."""
+        """Report envs that do not return, and end their processes after their deadlines."""
         instructions: Instructions = []
         for process in self._slots.processes:
             instructions += self._judge(process, progress, now_s)
@@ -71,7 +71,7 @@ class Supervision:
         late = self._sample(process, progress, now_s)
         if late is None:
             return []
-        if late.over:
+        if late.expired:
             process.late, process.kill_at_s = late, now_s + STACKS_S
         return [do.ReportLate(process.number, late)]
 
@@ -88,17 +88,17 @@ class Supervision:
             return detector.sample(now_s, planned_s, "call", at.row, at.turn)
         if at is not None and at.kind:
             return detector.sample(now_s, planned_s, at.kind, at.row, at.turn)
-        detector.rest()  # it waits for the others, or for a request
+        detector.rest()  # the process waits for others or for a request
         return None
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def measures(self, now_s: float) -> bool:
-        """True if ``Elapsed`` is to say how much memory the processes have."""
+        """True if the next ``Elapsed`` must have the memory of the processes."""
         return now_s >= self._deadlines.memory_at_s
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> Instructions:
-        """End the processes that have more memory than they may."""
+        """End the processes that exceed their memory limit."""
         if not self.measures(now_s):
             return []
         self._deadlines.memory_at_s = now_s + MEMORY_S
@@ -110,7 +110,7 @@ class Supervision:
         return killed
 
     def overruns(self, number: int) -> bool:
-        """True if this process is killed for the memory that it has."""
+        """True if this process is killed for its memory."""
         process = self._slots.process(number)
         return process is not None and process.overrun is not None
 
@@ -120,9 +120,9 @@ class Supervision:
         why = None if process is None else process.killed_for
         return "" if why is None else failure_text.reason(why)
 
-    def on_quota_overrun(self, found: stimuli.QuotaOverrun) -> Instructions:
-        """End the process that has the most memory of all of a client."""
-        return self._end(found.process, found.overrun)
+    def on_quota_overrun(self, overrun: stimuli.QuotaOverrun) -> Instructions:
+        """End the process with the most memory among a client's workers."""
+        return self._end(overrun.process, overrun.overrun)
 
     def _end(self, number: int, overrun: Overrun) -> Instructions:
         process = self._slots.process(number)

@@ -1,22 +1,11 @@
-"""Table of the stimuli that each phase of a session handles, and of the phases that may follow."""
+"""The table of the stimuli that each phase of a session handles, and of the phases that may follow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from envhub.protocol.messages import (
-    Call,
-    Close,
-    Collect,
-    HopsRequest,
-    Receive,
-    Reset,
-    Send,
-    SetAttr,
-    Step,
-    TemplatesRequest,
-)
+from envhub.protocol import messages
 from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import client_handlers as client
@@ -33,8 +22,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
-Following = Mapping[Phase, tuple[Phase, ...]]  # by the phase of the stimulus, the others that may follow
-Rule = tuple[Any, ...]  # the handler, and the phases that may follow besides the one in which the stimulus comes
+Following = Mapping[Phase, tuple[Phase, ...]]  # by phase, the other phases that may follow
+Rule = tuple[Any, ...]  # the handler, and the other phases that may follow
 
 
 class Rules(Generic[M_contra]):
@@ -53,12 +42,12 @@ def _by(handler: Callable[[SessionState, M, float], Instructions], following: Fo
 
 
 def _asked(handler: Callable[[SessionState, M, bool, float], Instructions], following: Following) -> Rules[M]:
-    """Rules of a request; the handler is told whether every row is done."""
+    """Rules of a request; the handler gets ``quiescent``."""
     return Rules(handler, following)
 
 
 def _said(handler: Callable[[SessionState, Process, M, float], Instructions], following: Following) -> Rules[M]:
-    """Rules of a message of a process, which serves a slot unless ``state`` says that any process may send it."""
+    """Rules of a message of a process that serves a slot; with ``state`` any process may send it."""
     return Rules(handler, following)
 
 
@@ -72,7 +61,7 @@ def _row(kind: type[M], *rules: Rules[M]) -> tuple[type, dict[Phase, Rule]]:
 def _request(
     kind: type[M], handler: Callable[[SessionState, M, bool, float], Instructions], *following: Phase
 ) -> tuple[type, dict[Phase, Rule]]:
-    """A request that is carried out in READY; the protocol admits none but CLOSE while another is under way."""
+    """A request that is executed in READY; while it is pending the protocol admits only CLOSE."""
     broken, closing = _to([_P.BROKEN]), _to([_P.CLOSING])
     refused = _asked(request.on_broken_request, broken), _asked(request.on_closing_request, closing)
     return _row(kind, _asked(handler, _to([_P.READY], *following)), *refused)
@@ -81,7 +70,7 @@ def _request(
 _P = Phase
 _LIVE = (*MAKING, *SERVING, _P.BROKEN, _P.CLOSING)
 _GONE = (_P.BROKEN, _P.CLOSING)
-_ENDING = {  # at once where no process is left
+_ENDING = {  # at once if no process is left
     **_to(MAKING, _P.CLOSING),
     **_to([*SERVING, _P.BROKEN], _P.CLOSING, _P.ENDED),
     **_to([_P.CLOSING]),
@@ -103,31 +92,29 @@ _NOT_STARTED = {
 }
 _MOVED = {**_to(SERVING), **_to([_P.HANDING_OVER], _P.READY)}
 
-# Once the hub drains, CLOSING or ENDED may follow every stimulus that finds the session idle.
+# In a draining hub, CLOSING or ENDED may follow every stimulus that leaves the session idle.
 TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
     [
-        # Of the client and the hub.
+        # Stimuli of the client and the hub.
         _row(stimuli.SessionMade, _by(making.on_made, _to([_P.BUILDING]))),
-        _request(Step, request.on_step, _P.MOVING),
-        _request(Reset, request.on_reset, _P.MOVING),
-        _request(Call, request.on_call, _P.CALLING),
-        _request(SetAttr, request.on_set_attr, _P.CALLING),
-        _request(Send, request.on_send),
-        _request(Receive, request.on_receive),
-        _request(Collect, request.on_collect),
-        _request(TemplatesRequest, request.on_templates),
-        _row(HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
-        _row(Close, _asked(client.on_close, _ENDING)),
-        _row(
-            stimuli.Attached, _by(client.on_attached, {**_to([*SERVING, *_GONE]), **_to([_P.READY], _P.HANDING_OVER)})
-        ),
+        _request(messages.Step, request.on_step, _P.MOVING),
+        _request(messages.Reset, request.on_reset, _P.MOVING),
+        _request(messages.Call, request.on_call, _P.CALLING),
+        _request(messages.SetAttr, request.on_set_attr, _P.CALLING),
+        _request(messages.Send, request.on_send),
+        _request(messages.Receive, request.on_receive),
+        _request(messages.Collect, request.on_collect),
+        _request(messages.TemplatesRequest, request.on_templates),
+        _row(messages.HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
+        _row(messages.Close, _asked(client.on_close, _ENDING)),
+        _row(stimuli.Attached, _by(client.on_attached, {**_to(_LIVE), **_to([_P.READY], _P.HANDING_OVER)})),
         _row(stimuli.SideConnected, _by(client.on_side_connected, _to(_LIVE))),
         _row(stimuli.SideClosed, _by(client.on_side_closed, _to(_LIVE))),
         _row(stimuli.LeaseExpired, _by(client.on_lease_expired, _ENDING)),
         _row(stimuli.Draining, _by(client.on_draining, _ENDING)),
         _row(stimuli.Abandoned, _by(client.on_abandoned, _ENDING)),
         _row(stimuli.QuotaOverrun, _by(process.on_quota_overrun, _to(_LIVE))),
-        # What came of an instruction.
+        # Results of instructions.
         _row(stimuli.WorkersNotStarted, _by(process.on_not_started, _NOT_STARTED)),
         _row(
             stimuli.ArenaRefused,
@@ -154,7 +141,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         ),
         _row(stimuli.StandInInfo, _by(process.on_stand_in_info, _to(_LIVE))),
         _row(stimuli.RowsWaiting, _by(process.on_rows_waiting, _to(_LIVE))),
-        # Of the arena and of time.
+        # Stimuli of the arena and of time.
         _row(
             stimuli.RowsDone,
             _by(process.on_nothing, _to(_LIVE)),
@@ -165,7 +152,8 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
             _by(process.on_elapsed, {**_to([*MAKING, *SERVING]), **_to([_P.READY], _P.HANDING_OVER)}),
             _by(process.on_elapsed_over, _to(_GONE)),
         ),
-        # Of processes. What is missing here is ignored: it was sent before the process learned of the phase.
+        # Messages of processes. Phases without a rule ignore a message: it was sent before the process learned of the
+        # phase.
         _row(WorkerExited, _by(process.on_exited, _EXITED)),
         _row(control.Building, _said(making.on_building, _to([_P.BUILDING, *SERVING]))),
         _row(control.Imported, _said(making.on_imported, _to([_P.BUILDING]))),

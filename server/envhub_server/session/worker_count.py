@@ -1,27 +1,27 @@
-"""Number of a session's workers, and the reason. Pure, from facts of the env and of the machine.
+"""The number of a session's workers, and the reason for it. Pure, from facts about the env and the machine.
 
-What is known of the env decides; of these, the first that there is:
+The first row that applies decides:
 
 =======================  ==============================================================================================
-known                    workers
+fact                     workers
 =======================  ==============================================================================================
-a number that was told   that many: ``num_workers``, or the hub's ``--workers``
-it shares no process     a process per env: ``one_per_process``, or a second env could not be made in a process before
-its steps before,        those by which ``batch_s`` steps the envs soonest, and of about equal numbers the fewest:
-and it may share one
-.. that wait for long    a process per env, so that no wait is added to another
-.. that compute for long one per CPU
-.. that cost little      the fewer, the cheaper: one env more costs a worker less than one worker more costs its driver,
-                         and as many workers as CPUs leave the driver no CPU of its own
-it may share a process   one per CPU
+a chosen number          that number: ``num_workers``, or the hub's ``--workers``
+one env per process      a process per env: ``one_per_process``, or a second env could not be made in a process before
+known step cost,         the number by which ``batch_s`` is shortest, and among about equal numbers the smallest:
+and envs may share
+.. steps wait long       a process per env, so that no wait is added to another
+.. steps compute long    one per CPU
+.. steps cost little     fewer: one more env costs a worker less than one more worker costs the driver, and as many
+                         workers as CPUs leave the driver no CPU of its own
+envs may share           one per CPU
 nothing                  a process per env, within a share of the memory, descriptors and processes
 =======================  ==============================================================================================
 
-An env may share a process with others of its session where somebody says so (``shared_process``), or where it and its
-wrappers are of packages that keep nothing per process, see ``worker.env_family``. What its steps took before is no
-leave: the first session of an env and all later ones give the same results.
+Envs of a session may share a process if a user says so (``shared_process``), or if the env and its wrappers are of
+packages that keep no state per process, see ``worker.env_family``. A known step cost alone does not let envs share: the
+first session of an env and all later ones give the same results.
 
-Where there are no more envs than CPUs, and nothing is known of their steps, there is a process per env.
+If there are no more envs than CPUs, and their step cost is unknown, there is a process per env.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dataclasses import dataclass
 from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc.control import FirstBuilt
 
-# What a batch costs besides the envs, as measured on 2 CPUs (tests/benchmarks/NOTES.md); it is the proportion to a step
-# of an env that counts. On more CPUs the workers' shares run side by side, and the driver's do not.
-ROW_S = 4e-6  # of a worker's CPU time, for each env
-WORKER_S = 30e-6  # of CPU time, for each worker: it is woken, finds its rows, tells that they are done, and parks
-DRIVER_S = 12e-6  # of the driver's CPU time, for each worker: to wake it, and to hear of it
-SHARED_CPU_S = 80e-6  # where the driver has no CPU of its own, on 2 CPUs: it parks, and its caches are cold then
-ABOUT_EQUAL = 1.05  # a batch that takes so many times as long is as good, if it needs fewer workers
-NOTABLY = 1.5  # a session's user is told where another number of workers would be so many times as fast
-SHARE = 0.5  # of the memory, descriptors and processes that are to be had, for one session that sizes itself
+# The cost of a batch besides the envs, measured on 2 CPUs (tests/benchmarks/NOTES.md). Its proportion to an env's step
+# matters. On more CPUs the workers' parts run in parallel; the driver's part is serial.
+ROW_S = 4e-6  # a worker's CPU time per env
+WORKER_S = 30e-6  # a worker's CPU time per batch: wake, find its rows, report them done, park
+DRIVER_S = 12e-6  # the driver's CPU time per worker: wake it, and read its report
+SHARED_CPU_S = 80e-6  # if the driver has no CPU of its own, on 2 CPUs: it parks, and its caches are cold
+ABOUT_EQUAL = 1.05  # a batch may take this many times as long if it needs fewer workers
+NOTABLY = 1.5  # a user is notified if another number of workers would be this many times as fast
+SHARE = 0.5  # of the available memory, descriptors and processes, for a session without a chosen number of workers
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,30 @@ class WorkerCount:
     """A number of workers, and the reason for it.
 
     Attributes:
-        workers: how many.
-        reason: why so many, for people.
-        told: whether somebody chose the number, so that no other will be taken by itself.
-        alone: whether a process cannot have two of the envs, as was seen.
-        crowded: whether envs share processes though nobody knows that they may: there is no room for more.
+        workers: the number.
+        reason: the reason for the number, for people.
+        chosen: True if a user or a rule fixed the number, so that later sessions do not adapt it.
+        alone: True if a process could not make two of the envs.
+        crowded: True if envs share processes only because there is no room for more.
     """
 
     workers: int
     reason: str
-    told: bool = False
+    chosen: bool = False
     alone: bool = False
     crowded: bool = False
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Share of the machine that a session may have.
+    """The part of the machine that a session may use.
 
     Attributes:
         affinity: the CPUs' numbers.
-        cpus: how many of them are usable.
-        quota: whether a cgroup limits the CPU time.
-        workers_max: how many more workers a session may have, by its share of the descriptors and processes.
-        memory_bytes: how much memory is to be had.
+        cpus: the number of usable CPUs.
+        quota: True if a cgroup limits the CPU time.
+        workers_max: the number of workers that the session's share of descriptors and processes allows.
+        memory_bytes: the available memory.
     """
 
     affinity: tuple[int, ...]
@@ -81,22 +81,22 @@ class Machine:
     memory_bytes: int = 1 << 50
 
     def cpu(self, worker: int) -> int:
-        """CPU of this worker, where each has its own."""
+        """The CPU of this worker, if each has its own."""
         return self.affinity[worker % len(self.affinity)]
 
 
-def told(num_envs: int, wanted: int, by: str) -> WorkerCount:
-    """Sizing by a number that ``by`` says."""
-    return WorkerCount(min(wanted, num_envs), f"told by {by}", told=True)
+def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
+    """The number of workers that the setting ``by`` fixes, at most one per env."""
+    return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
 
 
 def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
-    """A process per env, however many that are."""
-    return WorkerCount(num_envs, f"a process per env: {why}", told=True, alone=alone)
+    """A process per env, without a limit."""
+    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
 
 
 def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
-    """The reason why envs that need a process each cannot have them; empty if they can."""
+    """The reason why envs that need their own processes cannot have them; empty if they can."""
     need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
     if sizing.workers < num_envs:
         return f"{need}, and there are to be {sizing.workers}, {sizing.reason}"
@@ -104,10 +104,12 @@ def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
     return f"{need}, and there is room for {room}; num_workers={room} has them share" if sizing.workers > room else ""
 
 
-def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool = False) -> WorkerCount | None:
-    """Best number before any env is made; None where the first envs decide.
+def count_in_advance(
+    num_envs: int, cost: StepCost | None, machine: Machine, shares: bool = False
+) -> WorkerCount | None:
+    """The best number before any env is made; None if the first envs decide.
 
-    ``shares`` is whether somebody says that the envs may share a process.
+    ``shares`` is True if a user says that the envs may share a process.
     """
     if cost is not None and cost.alone:
         return separate(num_envs, "a second env could not be made in a process before", alone=True)
@@ -123,13 +125,13 @@ def known(num_envs: int, cost: StepCost | None, machine: Machine, shares: bool =
 
 
 def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
-    """Sizing for envs whose step time is unknown, but of which the first ones are made."""
-    found = list(first)
+    """The number for envs of unknown step time, once the first envs are made."""
+    built = list(first)
     if shares:
         return WorkerCount(machine.cpus, "one per CPU: shared_process")
-    if all(each.fit for each in found):
+    if all(each.fit for each in built):
         return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
-    nbytes = max(each.private_bytes for each in found)
+    nbytes = max(each.private_bytes for each in built)
     return _separate_if_possible(num_envs, nbytes, "nothing is known of this env", machine)
 
 
@@ -140,7 +142,7 @@ def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Mac
 
 
 def crowded_text(num_envs: int, workers: int) -> str:
-    """Text for envs that share processes though it is not known that they may."""
+    """The notice about envs that share processes for lack of room."""
     return (
         f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
         "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
@@ -148,7 +150,7 @@ def crowded_text(num_envs: int, workers: int) -> str:
 
 
 def shared_text(what: Iterable[str]) -> str:
-    """Text for envs whose steps change what all envs of their process share."""
+    """The notice about envs whose steps change state that all envs of their process share."""
     return (
         f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
         "results depend on each other; one_per_process=True gives each env a process of its own"
@@ -156,7 +158,7 @@ def shared_text(what: Iterable[str]) -> str:
 
 
 def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
-    """Number of the wanted workers that memory allows where each takes so much; at least one per CPU."""
+    """The number of wanted workers that memory allows, with ``each_bytes`` each; at least one per CPU."""
     room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
     return min(wanted, max(machine.cpus, room))
 
@@ -167,14 +169,14 @@ def _limited(wanted: int, workers: int) -> str:
 
 
 def soonest(num_envs: int, cost: StepCost, cpus: int) -> int:
-    """By how many workers so many envs are stepped soonest; of about equal numbers, the fewest."""
+    """The number of workers with the shortest batch time; among about equal ones the smallest."""
     times = {workers: batch_s(num_envs, workers, cost, cpus) for workers in _worth_a_look(num_envs, cpus)}
     limit_s = min(times.values()) * ABOUT_EQUAL
     return min(workers for workers, time_s in times.items() if time_s <= limit_s)
 
 
 def _worth_a_look(num_envs: int, cpus: int) -> set[int]:
-    """Numbers of workers, of which one is about the best: between two of them the largest has as many envs."""
+    """The candidates for the best number; a number between two candidates has no smaller maximum of envs per worker."""
     rows = range(1, num_envs + 1)
     return {-(-num_envs // row) for row in rows} | {min(cpus, num_envs)}
 
@@ -182,9 +184,8 @@ def _worth_a_look(num_envs: int, cpus: int) -> set[int]:
 def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
     """Estimate the time of a batched step by so many workers.
 
-    The worker with the most envs takes them one after the other, waits included. All together need so much CPU time,
-    of which ``cpus`` run side by side at best; and the driver's own part is one after the other. With fewer workers
-    than CPUs, the driver has one to itself.
+    The worker with the most envs steps them one after the other, waits included. The CPU time of all workers is divided
+    by at most ``cpus``. The driver's own part is serial. With fewer workers than CPUs, the driver has its own CPU.
     """
     rows = -(-num_envs // workers)
     alone_s = rows * (cost.cpu_s + cost.wait_s + ROW_S) + WORKER_S
@@ -194,9 +195,9 @@ def batch_s(num_envs: int, workers: int, cost: StepCost, cpus: int) -> float:
 
 
 def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) -> tuple[int, float] | None:
-    """A number of workers that is more than ``NOTABLY`` times as fast, and how many times; None if there is none.
+    """A number of workers that is more than ``NOTABLY`` times as fast, and the ratio; None if there is none.
 
-    It is the number that ``known`` gives the next session, if such envs may share a process.
+    It is the number that ``count_in_advance`` gives the next session, if such envs may share a process.
     """
     best = _within(soonest(num_envs, cost, machine.cpus), cost.env_bytes, machine)
     taken_s, best_s = (batch_s(num_envs, count, cost, machine.cpus) for count in (workers, best))
@@ -206,7 +207,7 @@ def better_count(num_envs: int, workers: int, cost: StepCost, machine: Machine) 
 def better_count_text(
     num_envs: int, workers: int, best: int, times_as_fast: float, cost: StepCost, known_again: bool
 ) -> str:
-    """Text for a better number of ``better_count``; ``known_again``: the next session takes it."""
+    """The notice about a number of ``better_count``; with ``known_again`` the next session uses it by itself."""
     then = "the next session of this env gets them by itself" if known_again else f"pass num_workers={best}"
     if best < num_envs and not known_again:
         then += ", or shared_process=True, if its envs may share a process"

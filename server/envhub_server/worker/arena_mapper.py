@@ -9,24 +9,21 @@ from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
 from envhub.values.info_columns import Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, Channel
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.journal import Journal, JournalLayout
 from envhub_server.worker.bells import Bells
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.episode_writer import EpisodeWriter
-from envhub_server.worker.failure_reports import FailureReports
-from envhub_server.worker.hosted_envs import HostedEnvs, SessionSpaces
+from envhub_server.worker.hosted_envs import SessionSpaces
 from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
-from envhub_server.worker.progress_word import ProgressWord
 
 
 class ArenaMapper:
     """Maps arenas for one worker."""
 
-    def __init__(
-        self, channel: Channel, envs: HostedEnvs, reports: FailureReports, bells: Bells, progress: ProgressWord
-    ) -> None:
-        self._channel, self._envs, self._reports = channel, envs, reports
-        self._bells, self._progress = bells, progress
+    def __init__(self, context: WorkerContext, bells: Bells) -> None:
+        self._channel, self._envs, _, self._reports, self._progress = context
+        self._bells = bells
 
     def map(self, mapped: control.MapArena) -> Arena | None:
         """The arena of which the descriptor came with the message, used by all envs; None if one does not fit.

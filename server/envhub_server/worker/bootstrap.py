@@ -11,51 +11,21 @@ By ``SAID_FD`` it says how far it has come, in lines of JSON that ``envhub_serve
 describes: the hub tells its operator and its clients what this interpreter lacks.
 """
 
-import ctypes
-import fcntl
 import functools
 import importlib
 import importlib.util
 import json
 import os
 import re
-import signal
 import sys
-import termios
-import warnings
+from types import ModuleType
 
-PR_SET_PDEATHSIG = 1
 PYTHON_MIN = (3, 8)
 # What a worker imports, in this order; of the last two one is enough, in this version or later.
 NEEDED = ("numpy", "msgpack")
+OWN_PROCESS = "envhub_server.worker.own_process"
 NAME = "envhub"  # as envs see this program in ``sys.argv``, unless they are those of another program
-_MUTE = ("ignore", None, Warning, None, 0)
 GYMNASIUM = {"gymnasium": (0, 26), "gym": (0, 21)}
-
-prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do not each make it on pages of their own
-
-
-def die_with_hub(hub: int) -> None:
-    """Let the kernel end this process, a child of the hub's main thread, when that thread ends."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != hub:
-        os._exit(1)  # the hub ended before the line above
-
-
-def leave_terminal() -> None:
-    """Make this process a group of its own without a terminal: Ctrl-C is for the program that started it.
-
-    It stays in that program's session. Linux shares the CPUs among sessions first (autogroups), so that on a busy
-    machine every wake-up from one session to another waits for the time slices of other programs.
-    """
-    os.setpgid(0, 0)
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # there is none
-        return
-    # To read it, or to write to it, could stop this process.
-    fcntl.ioctl(terminal, termios.TIOCNOTTY)
-    os.close(terminal)
 
 
 def forget_own_folder() -> None:
@@ -64,25 +34,14 @@ def forget_own_folder() -> None:
         del sys.path[0]
 
 
-def mute_warnings() -> None:
-    """Ignore warnings until workers begin, if the interpreter was started with -W: they may not end its start."""
-    if sys.warnoptions:
-        warnings.filters.insert(0, _MUTE)  # type: ignore[attr-defined]  # simplefilter removes an equal one of -W
-
-
-def unmute_warnings() -> None:
-    """Undo ``mute_warnings``, in a worker."""
-    if _MUTE in warnings.filters:
-        warnings.filters.remove(_MUTE)  # type: ignore[attr-defined]
-
-
-def expose(name: str, file: str) -> None:
+def expose(name: str, file: str) -> ModuleType:
     """Make a module, or a package by its ``__init__.py``, importable by its file, leaving ``sys.path`` as it is."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    return module
 
 
 class StartReport:
@@ -158,26 +117,28 @@ def replay(arguments: "list[str]") -> None:
     forget_own_folder()
     for place in arguments[6:]:
         expose(*place.split("=", 1))
-    from envhub_server.worker import replayer
+    from envhub_server.worker import own_process, replayer
 
-    unmute_warnings()
+    own_process.unmute_warnings()
     sys.path.append(os.getcwd())
     replayer.main(path, int(report), until, use_pdb == "1", video == "1")
 
 
 if __name__ == "__main__":
-    mute_warnings()
+    # What it needs before its packages can be imported, and its workers too.
+    own_process = expose(OWN_PROCESS, os.path.join(os.path.dirname(os.path.realpath(__file__)), "own_process.py"))
+    own_process.mute_warnings()
     arguments = sys.argv[1:]
     sys.argv[:] = [NAME]
     if arguments[0] == "replay":
         replay(arguments)
-    leave_terminal()
+    own_process.leave_terminal()
     control, said, hub_pid, workers = map(int, arguments[:4])
     report = StartReport(said)
     if os.getppid() != hub_pid:
         report.give_up("apart")
     if not workers:  # without workers it has nothing to do if the hub ends before it is ready
-        die_with_hub(hub_pid)
+        own_process.die_with_hub(hub_pid)
     forget_own_folder()
     report.check()
     report.say(importing="envhub")

@@ -13,19 +13,17 @@ from functools import partial
 from typing import Any, Callable, Sequence
 
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, Channel, ChannelClosed
-from envhub_server.worker.bootstrap import prctl
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
 from envhub_server.worker.built_description import BuiltDescription
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, Part
 from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_sources import adopt_environment, factories, modules_of, named, runner_class, set_up
-from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.gym_compat import adapt
-from envhub_server.worker.host import Host
-from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.name_lister import import_remedy
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
+from envhub_server.worker.own_process import prctl
 from envhub_server.worker.private_memory import private_bytes
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import shareable
@@ -41,8 +39,8 @@ class Builder:
     A method that executes a message returns whether the worker continues.
     """
 
-    def __init__(self, channel: Channel, envs: HostedEnvs, host: Host, reports: FailureReports) -> None:
-        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
+    def __init__(self, context: WorkerContext) -> None:
+        self._channel, self._envs, self._host, self._reports, _ = context
         self._memory = -1  # of factories that came pickled
         self._row = -1  # that is being built
 

@@ -7,13 +7,9 @@ from typing import Any, Callable, Iterator, Sequence, Union
 
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.set_attributes import SetAttributes
-from envhub_server.worker.failure_reports import FailureReports
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.gym_compat import is_wrapped
-from envhub_server.worker.host import Host
-from envhub_server.worker.hosted_envs import HostedEnvs
-from envhub_server.worker.progress_word import ProgressWord
 from envhub_server.worker.row import Row
 from envhub_server.worker.sub_env import SubEnv
 
@@ -30,11 +26,8 @@ CallOrSetAttr = Union[control.CallRows, control.SetAttrRows]
 class EnvCalls:
     """Executes the calls on one worker's envs, and answers them."""
 
-    def __init__(
-        self, channel: Channel, envs: HostedEnvs, host: Host, reports: FailureReports, progress: ProgressWord
-    ) -> None:
-        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
-        self._progress = progress
+    def __init__(self, context: WorkerContext) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
         self._attributes = SetAttributes()
 
     def call(self, call: control.CallRows) -> None:

@@ -47,9 +47,9 @@ def adopt_environment(build: Any) -> dict[str, str]:
 
 
 def factories(build: Any, memory: int = -1) -> Any:
-    """The factories of the session's envs by row; this process has adopted their environment.
+    """The factories of the session's envs by row; what makes an env is imported.
 
-    ``memory`` is the descriptor of those that came pickled.
+    This process has adopted the environment of the envs. ``memory`` is the descriptor of factories that came pickled.
     """
     for module in modules_of(build):
         importlib.import_module(module)
@@ -60,6 +60,8 @@ def factories(build: Any, memory: int = -1) -> Any:
         loaded = PickledFactories(memory)
         loaded[build.rows[0]]  # so that an error comes before an env is made
         return loaded
+    if not (build.shares or _is_factory(build)):
+        gym_compat.import_entry_point(build.name)
     return named(build)
 
 

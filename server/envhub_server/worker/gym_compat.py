@@ -18,7 +18,7 @@ import numpy as np
 
 from envhub.errors import shown
 from envhub.values import spaces
-from envhub.values.gym_api import api, registered
+from envhub.values.gym_api import api, registered, specs
 from envhub_server.worker.gym_errors import explaining
 
 
@@ -36,6 +36,19 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
     env = adapt(api.make(name, **kwargs))
     env.render_mode = render_mode
     return env
+
+
+def import_entry_point(name: str) -> None:
+    """Import the module that makes the envs of this id, as ``make`` does.
+
+    Nothing happens for an id that is not registered, or that a callable makes.
+
+    Raises:
+        BaseException: what the module raises.
+    """
+    entry_point = getattr(specs().get(name.rpartition(":")[2]), "entry_point", None)
+    if isinstance(entry_point, str):
+        importlib.import_module(entry_point.partition(":")[0])
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -19,33 +19,39 @@ WHY_CHARS_MAX = 300  # of the exception of a module
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
 
 
-def list_names(wanted: control.ListNames, channel: Channel, reports: FailureReports) -> None:
-    """Import the modules, send the names, try the factories and the rendering."""
-    for module in wanted.modules:
-        channel.send(control.Building(0, module))
-        try:
-            importlib.import_module(module)
-        except BaseException as error:
-            reports.send(error, None, "factory_failed")
-    channel.send(control.Building(0))
-    channel.send(messages.EnvNames(registered()))
-    signal.alarm(FACTORIES_S)
-    for entry in wanted.entries:
-        channel.send(control.Building(0, entry.partition(":")[0]))
-        try:
-            missing = why_missing(entry)
-        except BaseException as error:
-            reports.send(error, None, "factory_failed")
-            text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
-            channel.send(control.FactoryFailed(entry, text, import_remedy(error), missing=False))
-        else:
-            if missing:
-                package = entry.partition(":")[0].partition(".")[0]
-                is_there = getattr(missing, "name", None) != package
-                channel.send(control.FactoryFailed(entry, str(missing), import_remedy(missing), is_there))
-    channel.send(control.Building(0))
-    if wanted.rendering:
-        channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
+class NameLister:
+    """Lists for one worker, which makes no envs then."""
+
+    def __init__(self, channel: Channel, reports: FailureReports) -> None:
+        self._channel, self._reports = channel, reports
+
+    def list(self, wanted: control.ListNames) -> None:
+        """Import the modules, send the names, try the factories and the rendering."""
+        for module in wanted.modules:
+            self._channel.send(control.Building(0, module))
+            try:
+                importlib.import_module(module)
+            except BaseException as error:
+                self._reports.send(error, None, "factory_failed")
+        self._channel.send(control.Building(0))
+        self._channel.send(messages.EnvNames(registered()))
+        signal.alarm(FACTORIES_S)
+        for entry in wanted.entries:
+            self._channel.send(control.Building(0, entry.partition(":")[0]))
+            try:
+                missing = why_missing(entry)
+            except BaseException as error:
+                self._reports.send(error, None, "factory_failed")
+                text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
+                self._channel.send(control.FactoryFailed(entry, text, import_remedy(error), missing=False))
+            else:
+                if missing:
+                    package = entry.partition(":")[0].partition(".")[0]
+                    is_there = getattr(missing, "name", None) != package
+                    self._channel.send(control.FactoryFailed(entry, str(missing), import_remedy(missing), is_there))
+        self._channel.send(control.Building(0))
+        if wanted.rendering:
+            self._channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
 
 
 def import_remedy(error: BaseException) -> str:

@@ -23,11 +23,12 @@ from envhub_server.worker.arena_mapper import ArenaMapper
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.host import Host
 from envhub_server.worker.hosted_envs import HostedEnvs
-from envhub_server.worker.name_lister import list_names
+from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.progress_word import ProgressWord
 from envhub_server.worker.rebuilder import Rebuilder
 from envhub_server.worker.stack_dumps import StackDumps
@@ -63,13 +64,14 @@ class Worker:
         self._poller = _moved_up_epoll()
         self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
-        self._reports = FailureReports(channel, self._envs)
-        parts = channel, self._envs, host, self._reports
-        self._builder, self._calls = Builder(*parts), EnvCalls(*parts, self._progress)
-        self._mapper = ArenaMapper(channel, self._envs, self._reports, self._bells, self._progress)
-        self._rebuilder = Rebuilder(*parts, self._progress, self._builder, self._calls)
+        reports = FailureReports(channel, self._envs)
+        self._names = NameLister(channel, reports)
+        context = WorkerContext(channel, self._envs, host, reports, self._progress)
+        self._builder, self._calls = Builder(context), EnvCalls(context)
+        self._mapper = ArenaMapper(context, self._bells)
+        self._rebuilder = Rebuilder(context, self._builder, self._calls)
         self._departure = Departure(channel, self._envs, self._bells)
-        self._stepper = Stepper(*parts, self._progress, self._bells, self._rebuilder, self._departure)
+        self._stepper = Stepper(context, self._bells, self._rebuilder, self._departure)
         self._spin_us = 0
 
     def run(self) -> None:
@@ -127,7 +129,7 @@ class Worker:
         elif isinstance(message, control.Leave):
             self._departure.leave(message)
         elif isinstance(message, control.ListNames):
-            list_names(message, self._channel, self._reports)
+            self._names.list(message)
             return False
         else:
             _assert_never(message)
@@ -166,9 +168,10 @@ class Worker:
 
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
-        """The objects whose methods call envs."""
-        subjects = self._builder, self._mapper, self._stepper, self._rebuilder, self._calls, self._departure
-        return (*self._envs.parts, *self._envs.observers, self._envs, self._progress, *subjects, self)
+        """The objects whose methods call envs or import modules, and the bells, which the loop looks at first."""
+        subjects = self._names, self._builder, self._mapper, self._stepper, self._rebuilder, self._calls
+        parts = *self._envs.parts, *self._envs.observers
+        return (*parts, self._envs, self._progress, *subjects, self._departure, self._bells, self)
 
 
 def _assert_never(message: NoReturn) -> NoReturn:

@@ -8,16 +8,13 @@ from envhub.arena.memory import TURN_FIRST
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import raised_text, shortened
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.env_batch import Part
-from envhub_server.worker.failure_reports import LINE_CHARS_MAX, FailureReports
-from envhub_server.worker.host import Host
-from envhub_server.worker.hosted_envs import HostedEnvs
+from envhub_server.worker.failure_reports import LINE_CHARS_MAX
 from envhub_server.worker.observation_checks import NotFinite
-from envhub_server.worker.progress_word import ProgressWord
 
 REPORTED_CHARS_MAX = 4096  # of an exception's text
 
@@ -29,18 +26,9 @@ class Rebuilder:
         pending: the parts whose env is to be built again.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        envs: HostedEnvs,
-        host: Host,
-        reports: FailureReports,
-        progress: ProgressWord,
-        builder: Builder,
-        calls: EnvCalls,
-    ) -> None:
-        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
-        self._progress, self._builder, self._calls = progress, builder, calls
+    def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
+        self._builder, self._calls = builder, calls
         self.pending: list[Part] = []
         self._count = 0
 

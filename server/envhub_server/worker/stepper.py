@@ -17,17 +17,13 @@ from envhub.arena.spin import HAS_FENCE, fence
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel
 from envhub_server.worker.bells import Bells
+from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.env_batch import Part
 from envhub_server.worker.exception_report import PendingFailure
-from envhub_server.worker.failure_reports import FailureReports
-from envhub_server.worker.host import Host
-from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.private_memory import private_bytes
-from envhub_server.worker.progress_word import ProgressWord
 from envhub_server.worker.rebuilder import Rebuilder
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_state import SharedState
@@ -40,20 +36,10 @@ NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
 class Stepper:
     """Serves the rows of one worker."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        envs: HostedEnvs,
-        host: Host,
-        reports: FailureReports,
-        progress: ProgressWord,
-        bells: Bells,
-        rebuilder: Rebuilder,
-        departure: Departure,
-    ) -> None:
-        self._channel, self._envs, self._host, self._reports = channel, envs, host, reports
-        self._progress, self._bells, self._rebuilder, self._departure = progress, bells, rebuilder, departure
-        self._calls_directly = host.calls_directly
+    def __init__(self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, departure: Departure) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
+        self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
+        self._calls_directly = context.host.calls_directly
         self._timer = StepTimer()
         self._shared: SharedState | None = None  # until the hub is told that it was changed
 

@@ -27,7 +27,7 @@ from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.worker import process
-from envhub_server.worker.bootstrap import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
+from envhub_server.worker.own_process import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.warm_up import warm_up

@@ -1,1 +1,1 @@
-"""``envhub bench``: ways to step the same envs, timed in one run."""
+"""``envhub bench``: ways to step a user's envs on this machine, timed in one run."""

@@ -1,4 +1,4 @@
-"""Command ``envhub bench``: time the ways to step the same envs in turn, in one run."""
+"""Command ``envhub bench``: time the ways to step an env in turn, and say which is fastest on this machine, and why."""
 
 from __future__ import annotations
 
@@ -7,177 +7,173 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+import time
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import envhub
+from envhub_client.tools.bench import entrant as entrants
 from envhub_client.tools.bench.budget import MEANINGS, budget, budget_table
-from envhub_client.tools.bench.contest import ECHO, ONE_WAY, Contest, Result
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PROCESSES_MAX, TCP, WIRE, sized
-from envhub_client.tools.bench.plot import draw, times
-from envhub_client.tools.bench.rivals import FORKING, THREADED
+from envhub_client.tools.bench.contest import Contest
+from envhub_client.tools.bench.entrant import Entrant, Task, sized
+from envhub_client.tools.bench.report import EXPLANATION, most_steps, table, verdict
+from envhub_client.tools.bench.result import Result, SizeResults
 from envhub_client.tools.bench.served_hub import ServedHub, served_hub
-from envhub_client.tools.bench.workloads import offered
 from envhub_client.tools.progress import counting_bar
-
-EXPLANATION = (
-    "steps/s are of envs, the median of the repeats, and spread is how far they go; p50 and p99 are of one step of the "
-    "whole batch, over all repeats. procs are the processes the envs are in, where 0 is this one; cores are the CPUs "
-    "that were busy; MB is what the way added to this machine's memory (PSS), with all of the hub it goes through. The "
-    "private hub and the one over ipc are stepped on the shared lane where it does not say wire, the one over tcp on "
-    f"the wire lane. {ALONE}: one env, stepped in this process on one core. {ECHO}: a request and a reply of the same "
-    f"bytes by raw pyzmq over tcp, to and from a process that steps nothing; {ONE_WAY}: the replies alone, of which "
-    f"none is asked for. Ways that take a process for each env are left out above {PROCESSES_MAX} envs."
-)
 
 
 def run(
-    console: Console,
-    envs: Sequence[str],
-    sizes: list[int],
-    seconds: float,
-    repeats: int,
-    as_json: bool = False,
-    picture: Path | None = None,
+    console: Console, entries: Sequence[str], sizes: list[int], seconds: float, repeats: int, as_json: bool = False
 ) -> None:
-    """Time everything, and print a table per env with a line about the machine, or ``as_json`` objects.
+    """Time everything, and print for each env a table and what is fastest, or ``as_json`` objects.
 
-    The arguments are as those of ``envhub bench``, which describes and checks them; a ``picture`` is drawn besides.
+    The arguments are as those of ``envhub bench``, which describes and checks them.
 
     Raises:
+        RequestRefused: an entry is no env.
         HubUnreachable: no hub can run here.
         Exception: what Gymnasium raises for an env it cannot make.
     """
     machine = machine_line(os.getloadavg())  # before the bench itself is the load
     aside = Console(stderr=True, highlight=False) if as_json else console
-    with served_hub(*map(offered, envs)) as hub, counting_bar(aside, "measuring {task.description}") as progress:
-        results: dict[str, list[dict[str, Result]]] = {}
-        failures: list[str] = []
-        for env, size in itertools.product(envs, sizes):
-            found, failed = measure(env, size, hub, seconds, repeats, progress)
-            results.setdefault(env, []).append(found)
-            failures += [f"{rival} with {sized(size)} of {env}: {why}" for rival, why in failed.items()]
-    if picture:
-        draw(picture, results, f"{repeats} repeats of {seconds:g} s on {machine}")
-    for env, by_size in results.items():
-        if as_json:
-            for record in records(env, by_size):
-                console.print_json(json.dumps({**record, "machine": machine}), indent=None)
-        else:
-            console.print(table(f"{env}, {repeats} interleaved repeats of {seconds:g} s", by_size), "", sep="\n")
-    for failure in failures:
-        aside.print(failure, markup=False, soft_wrap=True)
+    for entry in entries:
+        entrants.factory(entry)  # refused before a hub is started
+    with served_hub(*entries) as hub, counting_bar(aside, "measuring {task.description}") as progress:
+        for entry in entries:
+            results = [measure(Task(entry, size), hub, seconds, repeats, progress) for size in sizes]
+            if as_json:
+                for record in itertools.chain.from_iterable(map(records, results)):
+                    console.print_json(json.dumps({"env": entry, **record, "machine": machine}), indent=None)
+                continue
+            console.print(table(f"{entry}, {repeats} interleaved repeats of {seconds:g} s", results), "", sep="\n")
+            for line in (*map(verdict, results), *most_steps(results)):
+                console.print(line, markup=False, soft_wrap=True)
+            console.print()
     if not as_json:
-        console.print(EXPLANATION, machine, sep="\n")
+        console.print(EXPLANATION, machine, sep="\n", markup=False)
 
 
-def run_budget(console: Console, envs: Sequence[str], sizes: list[int]) -> None:
+def run_budget(console: Console, entries: Sequence[str], sizes: list[int]) -> None:
     """Print where the time of one step goes, on the shared lane, by wire over ipc, and over tcp.
 
     Raises:
+        RequestRefused: an entry is no env.
         HubUnreachable: no hub can run here.
         Exception: what Gymnasium raises for an env it cannot make.
     """
-    with served_hub(*map(offered, envs)) as hub:
+    for entry in entries:
+        entrants.factory(entry)
+    with served_hub(*entries) as hub:
         ways: list[tuple[str, str, Literal["auto", "wire"]]] = [
             ("shared", hub.ipc, "auto"),
             ("wire, ipc", hub.ipc, "wire"),
             ("wire, tcp", hub.tcp, "wire"),
         ]
-        for env, size in itertools.product(envs, sizes):
-            found = {}
+        for entry, size in itertools.product(entries, sizes):
+            task, budgets = Task(entry, size), {}
             for way, address, lane in ways:
-                with contextlib.closing(envhub.make_vec(env, size, hub=address, lane=lane)) as envs_of_way:
-                    found[way] = budget(envs_of_way)
-            console.print(budget_table(env, size, found))
+                with contextlib.closing(envhub.make_vec(task.name, size, hub=address, lane=lane)) as envs:
+                    budgets[way] = budget(envs)
+            console.print(budget_table(entry, size, budgets))
     for hop, meaning in MEANINGS.items():
         console.print(f"{hop}: {meaning}")
     console.print(machine_line(os.getloadavg()))
 
 
-def records(env: str, results: Sequence[Mapping[str, Result]]) -> Iterator[dict[str, Any]]:
-    """One record per number of envs and way, for programs."""
-    for by_way in results:
-        for way, result in by_way.items():
-            found = asdict(result)
-            summary = {"to_async": to_async(result, by_way), **found.pop("summary")}
-            yield {"env": env, "num_envs": result.num_envs, "way": way, **found, **summary}
+def measure(task: Task, hub: ServedHub, seconds: float, repeats: int, progress: Progress) -> SizeResults:
+    """Time every way to step the envs of a task, in turn."""
+    bar = progress.add_task(f"{task.entry}, {sized(task.num_envs)}", total=None)
+    share = BusyShare(entrants.ALONE)
+
+    @contextlib.contextmanager
+    def turn(way: str) -> Iterator[None]:
+        with share.measured(way):
+            yield
+        progress.update(bar, advance=1, refresh=True)
+
+    with Contest() as contest:
+        for way, entrant in ways_of(task, hub).items():
+            contest.add(way, entrant)
+        progress.update(bar, total=len(contest.entrants) * repeats)
+        summaries = contest.run(seconds, repeats, turn)
+    progress.remove_task(bar)
+    results = {
+        way: Result(entrant.processes or 0, entrant.sizing, summaries[way]) for way, entrant in contest.entrants.items()
+    }
+    return SizeResults(task.num_envs, results.pop(entrants.ALONE).summary, share.computes(), results)
 
 
-def measure(
-    env: str, num_envs: int, hub: ServedHub, seconds: float, repeats: int, progress: Progress
-) -> tuple[dict[str, Result], dict[str, str]]:
-    """The results of every way to step ``num_envs`` envs, in turn, and by rival why it could not take part.
-
-    Of one number of envs only, to bound the memory that it takes.
-    """
-    task = progress.add_task(f"{env}, {sized(num_envs)}", total=None)
-    with Contest(env, num_envs) as contest:
-        contest.add_alone()
-        if num_envs <= PROCESSES_MAX:
-            contest.add_async()
-        contest.add_sync()
-        for rival in FORKING:
-            contest.add_rival(rival)
-        contest.add_private_hub()
-        contest.add_private_hub(WIRE, lane="wire")  # as if it were on another machine
-        contest.add_hub(IPC, hub.ipc, hub.pid)
-        contest.add_hub(TCP, hub.tcp, hub.pid)
-        for rival in THREADED:
-            contest.add_rival(rival)
-        contest.add_pyzmq()
-        progress.update(task, total=len(contest.ways) * repeats)
-        results = contest.run(seconds, repeats, partial(progress.update, task, advance=1, refresh=True))
-    progress.remove_task(task)
-    return results, contest.failures
+def ways_of(task: Task, hub: ServedHub) -> dict[str, contextlib.AbstractContextManager[Entrant]]:
+    """The ways to step, with those that fork before those that start threads."""
+    wire = {"lane": "wire"}  # as if the hub were on another machine
+    forking = {entrants.ASYNC: entrants.async_entrant(task)} if task.num_envs <= entrants.PROCESSES_MAX else {}
+    return {
+        entrants.ALONE: entrants.alone_entrant(task),
+        **forking,
+        entrants.SYNC: entrants.sync_entrant(task),
+        entrants.PRIVATE: entrants.private_entrant(task),
+        entrants.PRIVATE_WIRE: entrants.private_entrant(task, **wire),
+        entrants.IPC: entrants.hub_entrant(task, hub.ipc),
+        entrants.IPC_WIRE: entrants.hub_entrant(task, hub.ipc, **wire),
+        entrants.TCP: entrants.hub_entrant(task, hub.tcp),
+    }
 
 
-def to_async(result: Result, by_way: Mapping[str, Result]) -> float | None:
-    """Number of times as fast as ``AsyncVectorEnv``, which is not there with too many envs."""
-    return result.summary.rate / by_way[ASYNC].summary.rate if ASYNC in by_way else None
+class BusyShare:
+    """Share of the time for which this process computes, or has to wait for a CPU, while it steps in one way."""
+
+    def __init__(self, way: str) -> None:
+        """Measure in this way only."""
+        self._way = way
+        self._busy_s = self._wall_s = 0.0
+
+    @contextlib.contextmanager
+    def measured(self, way: str) -> Iterator[None]:
+        """Measure the block if it steps in this way."""
+        busy_s, wall_s = _busy_s(), time.perf_counter()
+        yield
+        if way == self._way:
+            self._busy_s += _busy_s() - busy_s
+            self._wall_s += time.perf_counter() - wall_s
+
+    def computes(self) -> bool:
+        """True if the envs compute for most of their steps, rather than wait."""
+        return self._busy_s > self._wall_s / 2
 
 
-def table(title: str, results: Sequence[Mapping[str, Result]]) -> Table:
-    """One row per number of envs and way; fits into 80 columns."""
-    found = Table(title=title, box=box.SIMPLE, padding=0, show_edge=False)
-    found.add_column("stepped by", no_wrap=True)
-    for name in ("procs", "cores", "MB", "steps/s", "spread", "p50", "p99", "to Async"):
-        found.add_column(name, justify="right", no_wrap=True)
-    for by_way in results:
-        found.add_row(f"[bold]{sized(next(iter(by_way.values())).num_envs)}")
-        for way, result in by_way.items():
-            found.add_row(f"  {way}", *cells(result, to_async(result, by_way)))
-        found.add_section()
-    return found
+def _busy_s() -> float:
+    """CPU time of this process, and the time for which this thread has waited for a CPU, where Linux counts that."""
+    try:
+        waited_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):  # built without CONFIG_SCHED_INFO
+        waited_ns = 0
+    return time.process_time() + waited_ns / 1e9
 
 
-def cells(result: Result, ratio: float | None) -> list[str]:
-    """A row of the table, from the number of processes on."""
-    summary = result.summary
-    used = [f"{result.cores:.1f}", f"{result.memory_mb:.0f}"]
-    latency = [duration(summary.p50_us), duration(summary.p99_us)]
-    if result.processes is None:  # where nothing is stepped there are no env-steps/s
-        return ["", *used, "", "", *latency, ""]
-    spread = f"{summary.slowest / summary.rate - 1:+.0%} {summary.fastest / summary.rate - 1:+.0%}"
-    shown = "" if ratio is None else times(ratio)
-    return [str(result.processes), *used, f"{summary.rate:,.0f}", spread, *latency, shown]
-
-
-def duration(us: float) -> str:
-    """Microseconds to three digits, in the unit that suits them: at most 7 characters."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= 0.9995 * size:
-            return f"{us / size:#.3g} {unit}".replace(". ", " ")
-    return f"{us:.0f} µs"
+def records(results: SizeResults) -> Iterator[dict[str, Any]]:
+    """One record per way, for programs."""
+    fastest = results.fastest()
+    for way, result in results.by_way.items():
+        ratio = results.ratio(way)
+        yield {
+            "num_envs": results.num_envs,
+            "way": way,
+            "processes": result.processes,
+            "rate": result.summary.rate,
+            "rates": result.summary.rates,
+            "p50_us": result.summary.p50_us,
+            "p99_us": result.summary.p99_us,
+            "envs_us": results.envs_us(way),
+            "baseline": results.baseline,
+            **{f"ratio_{name}": value for name, value in vars(ratio).items()},
+            "fastest": way == fastest,
+            "sizing": result.sizing,
+        }
 
 
 def machine_line(load: tuple[float, float, float]) -> str:

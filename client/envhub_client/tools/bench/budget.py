@@ -41,11 +41,11 @@ def budget(envs: HubVectorEnv) -> dict[str, float]:
     """
     envs.action_space.seed(SEED)
     envs.reset(seed=SEED)
-    found: dict[str, list[float]] = {}
+    hops: dict[str, list[float]] = {}
     for number in range(WARM_UP_STEPS + STEPS):
         for hop, nanoseconds in _one_step(envs).items() if number >= WARM_UP_STEPS else ():
-            found.setdefault(hop, []).append(nanoseconds / 1000)
-    return {hop: float(np.median(values)) for hop, values in found.items()}
+            hops.setdefault(hop, []).append(nanoseconds / 1000)
+    return {hop: float(np.median(values)) for hop, values in hops.items()}
 
 
 def _one_step(envs: HubVectorEnv) -> dict[str, int]:
@@ -73,11 +73,11 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
 def budget_table(env: str, num_envs: int, by_way: Mapping[str, Mapping[str, float]]) -> Table:
     """One row per hop, one column per way."""
     title = f"{env}: µs of one step of {sized(num_envs)}, medians of {STEPS}"
-    found = Table(title=title, box=box.SIMPLE, padding=0)
-    found.add_column("hop", no_wrap=True)
+    rows = Table(title=title, box=box.SIMPLE, padding=0)
+    rows.add_column("hop", no_wrap=True)
     for way in by_way:
-        found.add_column(way, justify="right", no_wrap=True)
+        rows.add_column(way, justify="right", no_wrap=True)
     for hop in (*WIRE_HOPS, "step"):
         cells = [f"{spent[hop]:,.0f}" if hop in spent else "" for spent in by_way.values()]
-        found.add_row(f"[bold]{hop}" if hop == "step" else hop, *cells)
-    return found
+        rows.add_row(f"[bold]{hop}" if hop == "step" else hop, *cells)
+    return rows

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import envhub
-from envhub_client.tools.bench.workloads import Factory, factory
+from envhub.errors import RequestRefused
+from envhub_client.tools.named_function import named_function
 
 ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
-PRIVATE, WIRE, IPC, TCP = "private hub", "private, wire", "hub over ipc", "hub over tcp"
+PRIVATE, PRIVATE_WIRE = "private hub", "private, wire"
+IPC, IPC_WIRE, TCP = "hub over ipc", "ipc, wire", "hub over tcp"
 
 PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
 ACTION_BATCHES = 16
 SEED = 1
+
+Factory = Callable[[], gymnasium.Env[Any, Any]]
 
 
 def sized(num_envs: int) -> str:
@@ -32,32 +33,48 @@ def sized(num_envs: int) -> str:
     return f"{num_envs} {'env' if num_envs == 1 else 'envs'}"
 
 
-class CannotHost(Exception):
-    """This entrant has no such envs."""
+def factory(entry: str) -> Factory:
+    """Factory of the env that ``envhub serve`` offers by this entry.
+
+    Raises:
+        RequestRefused: the entry is no env, or has a factory that does not exist.
+    """
+    name, is_factory, place = entry.partition("=")
+    if not name or "*" in name:
+        raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")
+    return named_function(place, "factory") if is_factory else functools.partial(_by_id, entry)
+
+
+def _by_id(name: str) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(f"ale_py:{name}" if name.startswith("ALE/") else name)
 
 
 class Task:
-    """Task of every entrant: the same envs, and the same random actions, drawn beforehand. Spaces are of one env."""
+    """Task of every entrant: the same envs, and the same random actions, drawn beforehand.
 
-    def __init__(self, env: str, num_envs: int) -> None:
+    Attributes:
+        entry: what ``envhub serve`` takes to offer the env.
+        name: the name by which a hub offers it then.
+        num_envs: the number of envs.
+        factories: of each env.
+        observation_space, action_space: of one env.
+    """
+
+    def __init__(self, entry: str, num_envs: int) -> None:
         """Make one env and step it: what envs load when they are first used, no entrant shall pay for.
 
-        ``env`` is a Gymnasium id, or one of ``envhub_client.tools.bench.workloads``.
-
         Raises:
+            RequestRefused: as of ``factory``.
             Exception: what Gymnasium raises for an env it cannot make.
         """
-        self.env, self.num_envs = env, num_envs
-        with contextlib.closing(factory(env)()) as one:
+        self.entry, self.num_envs = entry, num_envs
+        self.name = entry.partition("=")[0].rpartition(":")[2]
+        self.factories: list[Factory] = [factory(entry)] * num_envs
+        with contextlib.closing(self.factories[0]()) as one:
             self.observation_space: gymnasium.Space[Any] = one.observation_space
             self.action_space: gymnasium.Space[Any] = one.action_space
             one.reset(seed=SEED)
             one.step(self.actions[0])
-
-    @property
-    def factories(self) -> list[Factory]:
-        """Factory of each env."""
-        return [factory(self.env)] * self.num_envs
 
     @functools.cached_property
     def batches(self) -> list[Any]:
@@ -72,31 +89,22 @@ class Task:
         self.action_space.seed(SEED)
         return [self.action_space.sample() for _ in range(ACTION_BATCHES)]
 
-    def only_arrays(self) -> None:
-        """Raise ``CannotHost`` unless observations and actions are an array or a number each."""
-        arrays = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
-        if not isinstance(self.observation_space, arrays) or not isinstance(self.action_space, arrays):
-            raise CannotHost(self.env)
-
 
 @dataclass(frozen=True)
 class Entrant:
-    """Entrant that is ready to step."""
+    """Entrant that is ready to step.
 
-    step: Callable[[], object]  # makes one batched step
-    env_steps: int  # how many steps of an env that is
-    processes: int | None  # how many processes the envs are in; 0 is this one, None where there are no envs
-    spinning: Sequence[int] = ()  # pids of processes that take a CPU each even while they have nothing to do
+    Attributes:
+        step: makes one batched step.
+        env_steps: the number of steps of an env that it is.
+        processes: the number of processes that the envs are in; 0 is this one, None where there are no envs.
+        sizing: the reason for the number of processes, where a hub has chosen it.
+    """
 
-    def pause(self) -> None:
-        """Stop what spins, so that it takes no CPU from the way that is measured meanwhile."""
-        for pid in self.spinning:
-            os.kill(pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        for pid in self.spinning:
-            os.kill(pid, signal.SIGCONT)
+    step: Callable[[], object]
+    env_steps: int
+    processes: int | None
+    sizing: str = ""
 
 
 def cycled(step: Callable[[Any], object], choices: Sequence[Any]) -> Callable[[], object]:
@@ -149,12 +157,29 @@ def async_entrant(task: Task) -> Iterator[Entrant]:
             raise
 
 
+def sync_entrant(task: Task) -> contextlib.AbstractContextManager[Entrant]:
+    """Gymnasium's ``SyncVectorEnv``."""
+    return vector_entrant(task, lambda: SyncVectorEnv(task.factories))
+
+
+def private_entrant(task: Task, **options: Any) -> contextlib.AbstractContextManager[Entrant]:
+    """The private hub of this program, with these options of ``make_vec``."""
+    # By factory, which only a private hub runs: ENVHUB_ADDRESS may name another hub.
+    return vector_entrant(task, lambda: envhub.make_vec(task.factories, **options))
+
+
+def hub_entrant(task: Task, address: str, **options: Any) -> contextlib.AbstractContextManager[Entrant]:
+    """A running hub that offers the task's env, with these options of ``make_vec``."""
+    return vector_entrant(task, lambda: envhub.make_vec(task.name, task.num_envs, hub=address, **options))
+
+
 @contextlib.contextmanager
-def vector_entrant(
-    task: Task, make: Callable[[], VectorEnv[Any, Any, Any]], processes: int | None = None
-) -> Iterator[Entrant]:
-    """The vector env that ``make`` returns; a hub's says itself how many processes it has."""
+def vector_entrant(task: Task, make: Callable[[], VectorEnv[Any, Any, Any]]) -> Iterator[Entrant]:
+    """The vector env that ``make`` returns: of a hub, or with all its envs in this process."""
     with contextlib.closing(make()) as envs:
         envs.reset(seed=SEED)
-        workers = envs.num_workers if isinstance(envs, envhub.HubVectorEnv) else processes
-        yield Entrant(cycled(envs.step, task.batches), task.num_envs, workers)
+        step = cycled(envs.step, task.batches)
+        if isinstance(envs, envhub.HubVectorEnv):
+            yield Entrant(step, task.num_envs, envs.num_workers, envs.sizing.reason)
+        else:
+            yield Entrant(step, task.num_envs, 0)

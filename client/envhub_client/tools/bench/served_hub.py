@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envhub.errors import HubUnreachable
-from envhub_client.tools.bench.peer import stop
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 2 s more to close its envs
@@ -66,11 +66,23 @@ def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
 
 def _await_addresses(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while len(found := addresses((folder / "stdout").read_text())) < 2:
+    while len(printed := addresses((folder / "stdout").read_text())) < 2:
         if process.poll() is not None or time.monotonic() > deadline_s:
             raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
         time.sleep(POLL_S)
-    return found
+    return printed
+
+
+def stop(process: subprocess.Popen[Any], timeout: float) -> None:
+    """Terminate a process, and kill it if that takes more than ``timeout`` seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
+        process.kill()
+        process.wait()
 
 
 def addresses(printed: str) -> list[str]:

@@ -13,21 +13,38 @@ WARM_UP = 0.1  # of the time of a measurement
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """Rate of one way to that of another: the median of the repeats, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """Summary of the repeats of one way."""
 
-    rate: float  # env-steps/s, the median of the repeats
-    slowest: float  # env-steps/s of the slowest repeat
-    fastest: float  # env-steps/s of the fastest repeat
+    rates: tuple[float, ...]  # env-steps/s of each repeat, in order
     p50_us: float  # microseconds of a batched step, the median over all repeats
     p99_us: float  # the 99th percentile of the same
 
+    @property
+    def rate(self) -> float:
+        """Env-steps/s, the median of the repeats."""
+        return float(np.median(self.rates))
 
-def summarize(num_envs: int, repeats: list[np.ndarray]) -> Summary:
-    """Summarize seconds per batched step, one array per repeat."""
-    rates = [num_envs * len(seconds) / float(seconds.sum()) for seconds in repeats]
+    def ratio_to(self, other: Summary) -> Ratio:
+        """Number of times as fast as another way in the same turns."""
+        ratios = np.array(self.rates) / np.array(other.rates)
+        return Ratio(float(np.median(ratios)), float(ratios.min()), float(ratios.max()))
+
+
+def summarize(env_steps: int, repeats: list[np.ndarray]) -> Summary:
+    """Summarize seconds per batched step, one array per repeat; a batched step is of ``env_steps``."""
+    rates = tuple(env_steps * len(seconds) / float(seconds.sum()) for seconds in repeats)
     p50, p99 = np.percentile(np.concatenate(repeats), [50, 99]) * 1e6
-    return Summary(float(np.median(rates)), min(rates), max(rates), float(p50), float(p99))
+    return Summary(rates, float(p50), float(p99))
 
 
 def interleave(
@@ -35,21 +52,19 @@ def interleave(
     seconds: float,
     repeats: int,
     turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    measured: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, list[np.ndarray]]:
     """Time every way in turn, ``repeats`` times over, each for ``seconds`` after a warm-up.
 
-    Each measurement is made within ``measured`` of the way's name, and with its warm-up within ``turn`` of it. Returns
-    by name the seconds of every batched step, one array per repeat.
+    Each measurement with its warm-up is made within ``turn`` of the way's name. Returns by name the seconds of every
+    batched step, one array per repeat.
     """
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
+    times: dict[str, list[np.ndarray]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, step in ways.items():
             with turn(name):
                 step_times(step, WARM_UP * seconds)
-                with measured(name):
-                    found[name].append(step_times(step, seconds))
-    return found
+                times[name].append(step_times(step, seconds))
+    return times
 
 
 def step_times(step: Callable[[], object], seconds: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Op, Reset
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, PRELUDE, VERSION, Frames, Prelude
-from envhub.values import codec
+from envhub.values import actions, codec
 from envhub_client.tools.conformance.counting_envs import NAME, NUM_ENVS, SEEDS, STEPS
 from envhub_client.tools.conformance.scripted_hub import Heard, Record, Script, header
 
@@ -132,7 +132,7 @@ class _ShortFrame(_AtReply):
     """Takes one env's observation out of a reply."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         return [[reply[0], reply[1][: len(reply[1]) // NUM_ENVS], *reply[2:]]]
 
@@ -228,7 +228,7 @@ class _ForeignRow(_AtReply):
     """Names in a reply to RECEIVE a row that is not there."""
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if not self._is_at(heard):
+        if len(reply) == 1 or not self._is_at(heard):  # a failure has one frame
             return [reply]
         count = len(reply[1]) // 8
         return [[reply[0], NUM_ENVS.to_bytes(8, "little") * count, *reply[2:]]]
@@ -329,6 +329,22 @@ def _follows_program(record: Record) -> str:
     return _finished(record)
 
 
+def _acts_in_integers(record: Record) -> str:
+    """The actions of a Discrete have an integer dtype: the hub casts nothing."""
+    steps = record.of(Op.STEP)
+    if not steps:
+        raise NotShown("no STEP came")
+    for step in steps:
+        codes = header(step)
+        number = codes[0] & ~actions.PYTHON if len(codes) == 1 else len(actions.DTYPES)
+        if number < len(actions.DTYPES) and actions.DTYPES[number].kind not in "iu":
+            dtype = actions.DTYPES[number]
+            return (
+                f"{_name(step)} has the action code {codes.hex()} ({dtype}), one of an integer was due, as 04 (int64)"
+            )
+    return ""
+
+
 def _repeats_bytes(op: Op, nth: int) -> Judge:
     """Each copy of a request has the same bytes, and the program goes on."""
 
@@ -364,7 +380,7 @@ def _asks_while_running(record: Record) -> str:
     if not copies:
         raise NotShown(f"STEP {FAULT_STEP} did not come")
     key = copies[0].prelude.token, copies[0].prelude.seq
-    began_s, ended_s = record.running[key]
+    began_s, ended_s = _running_s(record, copies[0])
     beats = [heard for heard in record.of(Op.HEARTBEAT) if began_s < heard.at_s < ended_s]
     due, most = int(SLOW_S / HEARTBEAT_S) - 1, int(SLOW_S / PAUSE_S)
     if not due <= len(beats) <= most:
@@ -381,7 +397,8 @@ def _waits_while_running(op: Op, nth: int) -> Judge:
         copies = record.copies(op, nth)
         if not copies:
             raise NotShown(f"{_op_name(op)} {nth} did not come")
-        again = [copy for copy in copies[1:] if copy.at_s < record.running[copy.prelude.token, copy.prelude.seq][1]]
+        _, ended_s = _running_s(record, copies[0])
+        again = [copy for copy in copies[1:] if copy.at_s < ended_s]
         return f"{_name(copies[0])} was sent again while the hub said that it was running" if again else ""
 
     return judge
@@ -405,9 +422,9 @@ def _waits_for_given_up(record: Record) -> str:
     if not steps or len(resets) < 2:
         raise NotShown(f"STEP {FAULT_STEP} and a RESET after it did not come")
     key = steps[0].prelude.token, steps[0].prelude.seq
-    running_s = record.running[key][1]
-    if resets[1].at_s < running_s:
-        early_s = running_s - resets[1].at_s
+    _, ended_s = _running_s(record, steps[0])
+    if resets[1].at_s < ended_s:
+        early_s = ended_s - resets[1].at_s
         return f"RESET was due once the STEP that was given up had ended, and came {early_s:.1f} s before that"
     asked = [heard for heard in record.of(Op.HEARTBEAT) if (heard.prelude.token, heard.prelude.seq) == key]
     return "" if asked else "HEARTBEAT with the seq of the STEP that was given up was due, and none came"
@@ -447,6 +464,18 @@ def _require_fault(record: Record) -> None:
         raise NotShown(f"the client did not get so far: the last that came is {last}")
 
 
+def _running_s(record: Record, heard: Heard) -> tuple[float, float]:
+    """Return the seconds from and until which the hub ran a request.
+
+    Raises:
+        NotShown: the hub refused the request, or never got it.
+    """
+    key = heard.prelude.token, heard.prelude.seq
+    if key not in record.running:
+        raise NotShown(f"{_name(heard)} came, and the hub did not run it: {_hex(heard)}")
+    return record.running[key]
+
+
 def _next(record: Record, heard: Heard) -> str:
     later = [other for other in record.heard[record.heard.index(heard) + 1 :] if other.op != Op.HEARTBEAT]
     return f"{_name(later[0])}: {_hex(later[0])}" if later else "nothing"
@@ -482,6 +511,7 @@ CASES: Mapping[str, Case] = {
             "the first message is a HELLO": _says_hello,
             "requests carry the hub's id, one token and rising numbers": _counts,
             "the requests and their values are those of the program": _follows_program,
+            "the actions of a Discrete are integers": _acts_in_integers,
         },
     ),
     "unknown_fields": Case(

@@ -1,4 +1,4 @@
-"""The yardsticks of ``envhub bench``: what raw pyzmq does over loopback tcp, without EnvHub.
+"""The yardsticks: what raw pyzmq does over loopback tcp, without EnvHub.
 
 The other end is in a process of its own, as a hub is. Each message is a single frame.
 """
@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envhub_client.tools.bench.peer import announce, peer
+from side_by_side.peer import announce, peer
 
 # On the way; then the sender waits, and takes no CPU from the way that is measured meanwhile.
 QUEUE_MESSAGES_MAX = 4

@@ -1,4 +1,4 @@
-"""Chart of ``envhub bench --plot``: env-steps/s by way and number of envs, a row for each env."""
+"""Chart of the results: env-steps/s by way and number of envs, a row for each env."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub_client.tools.bench.contest import Result
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, SYNC, TCP, WIRE, sized
-from envhub_client.tools.bench.resources import EXTRA
+from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, PRIVATE_WIRE, SYNC, TCP, sized
+
+from side_by_side.contest import Measurement
+from side_by_side.report import times
 
 SUFFIXES = (".png", ".svg")
 # Okabe and Ito's colours, which most kinds of colour blindness tell apart.
 ENVHUB, GYMNASIUM, RIVAL, YARDSTICK = "#0072B2", "#E69F00", "#009E73", "#999999"
-COLOURS = dict.fromkeys((PRIVATE, WIRE, IPC, TCP), ENVHUB) | {ASYNC: GYMNASIUM, SYNC: GYMNASIUM, ALONE: YARDSTICK}
+OWN = dict.fromkeys((PRIVATE, PRIVATE_WIRE, IPC, TCP), ENVHUB)
+COLOURS = OWN | {ASYNC: GYMNASIUM, SYNC: GYMNASIUM, ALONE: YARDSTICK}
 LEGEND = {"EnvHub": ENVHUB, "Gymnasium": GYMNASIUM, "other packages": RIVAL, "one env, one core": YARDSTICK}
 CHART_WIDTH, BAR_HEIGHT, ROW_MARGIN, LABEL_WIDTH = 3.6, 0.26, 0.9, 1.6  # inches
 CAPTION_HEIGHT = 0.9
 ROOM = 0.6  # of the length of the longest bar, to the right of it, for the numbers
 
-Results = Mapping[str, Sequence[Mapping[str, Result]]]  # by env, for each number of envs the results by way
+Results = Mapping[str, Sequence[Mapping[str, Measurement]]]  # by env, for each number of envs the results by way
 
 
 def check(path: Path) -> None:
@@ -28,21 +30,11 @@ def check(path: Path) -> None:
 
     Raises:
         ValueError: the name says no format that is known, or the folder is not there.
-        ModuleNotFoundError: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--plot takes a file that ends in {' or '.join(SUFFIXES)}, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"--plot: there is no folder {path.parent}")
-    try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"--plot draws with matplotlib: {EXTRA}") from error
-
-
-def times(ratio: float) -> str:
-    """Number of times, at most 6 characters below 10,000."""
-    return f"{ratio:,.{3 if ratio < 0.1 else 2 if ratio < 100 else 0}f}x"
 
 
 def draw(path: Path, results: Results, caption: str) -> None:
@@ -68,27 +60,28 @@ def draw(path: Path, results: Results, caption: str) -> None:
         figure.savefig(path, dpi=130)
 
 
-def _stepping(by_way: Mapping[str, Result]) -> dict[str, Result]:
+def _stepping(by_way: Mapping[str, Measurement]) -> dict[str, Measurement]:
     return {way: result for way, result in by_way.items() if result.processes is not None}
 
 
-def _limits(by_size: Sequence[Mapping[str, Result]]) -> tuple[float, float]:
-    rates = [result.summary for by_way in by_size for result in _stepping(by_way).values()]
-    least, most = min(rate.slowest for rate in rates) / 2, max(rate.fastest for rate in rates)
+def _limits(by_size: Sequence[Mapping[str, Measurement]]) -> tuple[float, float]:
+    summaries = [result.summary for by_way in by_size for result in _stepping(by_way).values()]
+    all_rates = [rate for summary in summaries for rate in summary.rates]
+    least, most = min(all_rates) / 2, max(all_rates)
     return least, most * (most / least) ** ROOM  # on a logarithmic scale
 
 
-def _chart(axes: Any, env: str, by_way: Mapping[str, Result], limits: tuple[float, float]) -> None:
+def _chart(axes: Any, env: str, by_way: Mapping[str, Measurement], limits: tuple[float, float]) -> None:
     stepping = _stepping(by_way)
     summaries = [result.summary for result in stepping.values()]
     rates = [summary.rate for summary in summaries]
-    spread = list(zip(*((one.rate - one.slowest, one.fastest - one.rate) for one in summaries), strict=True))
+    spread = list(zip(*((one.rate - min(one.rates), max(one.rates) - one.rate) for one in summaries), strict=True))
     colours = [COLOURS.get(way, RIVAL) for way in stepping]
     axes.barh(list(stepping), rates, xerr=spread, color=colours, ecolor="#333333", capsize=2, height=0.75)
     asynchronous = by_way[ASYNC].summary.rate if ASYNC in by_way else None
     for place, summary in enumerate(summaries):
         ratio = f"  {times(summary.rate / asynchronous)}" if asynchronous and summary.rate != asynchronous else ""
-        number = axes.text(summary.fastest * 1.15, place, f"{summary.rate:,.0f}{ratio}", va="center", fontsize=8)
+        number = axes.text(max(summary.rates) * 1.15, place, f"{summary.rate:,.0f}{ratio}", va="center", fontsize=8)
         number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     if asynchronous:
         axes.axvline(asynchronous, color=GYMNASIUM, linewidth=0.8, linestyle="--", zorder=0)

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, factory
 
-from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled
-from envhub_client.tools.bench.peer import announce, peer
-from envhub_client.tools.bench.workloads import factory
+from side_by_side.arrays import only_arrays
+from side_by_side.peer import announce, peer
 
 
 @contextlib.contextmanager
 def clients(task: Task) -> Iterator[Entrant]:
     """A client for each env, all of which step at the same time."""
     generic_client: Any = importlib.import_module("openenv.core.generic_client")
-    task.only_arrays()
+    only_arrays(task)
     with (
-        peer(__name__, "serve", task.env, task.num_envs) as address,
+        peer(__name__, "serve", task.entry, task.num_envs) as address,
         contextlib.closing(asyncio.new_event_loop()) as loop,
     ):
         opened = [generic_client.GenericEnvClient(address) for _ in range(task.num_envs)]

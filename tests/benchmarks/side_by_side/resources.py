@@ -6,13 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EXTRA = 'pip install "envhub-rl[bench]"'
-MEGABYTE = 1e6
+import psutil
 
-try:
-    import psutil
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"it measures CPU time and memory with psutil: {EXTRA}") from error
+MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process that is the other end of what ``envhub bench`` times: of raw pyzmq, or of a rival that has a server."""
+"""A process that is the other end of what is timed: of raw pyzmq, or of a rival that has a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import Any
+
+from envhub_client.tools.bench.served_hub import stop
 
 from envhub.errors import HubUnreachable
 
@@ -45,18 +46,6 @@ def peer(module: str, role: str, *arguments: object) -> Iterator[str]:
             yield address
         finally:
             stop(process, STOP_TIMEOUT_S)
-
-
-def stop(process: subprocess.Popen[Any], timeout: float) -> None:
-    """Terminate a process, and kill it if that takes more than ``timeout`` seconds."""
-    process.terminate()
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
-        process.kill()
-        process.wait()
 
 
 def announce(address: str) -> None:

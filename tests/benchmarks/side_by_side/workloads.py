@@ -1,4 +1,4 @@
-"""Envs of ``envhub bench`` besides Gymnasium's: images, simulators that compute, and simulators that wait."""
+"""Envs besides Gymnasium's: images, simulators that compute, and simulators that wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gymnasium import spaces
 
 BUSY_S = 0.001
 EPISODE_STEPS = 500
-
-Factory = Callable[[], gymnasium.Env[Any, Any]]
 
 
 def compute(seconds: float) -> None:
@@ -66,27 +64,13 @@ wait_random = partial(Synthetic, 0.0001, 0.02, time.sleep)
 
 def atari() -> gymnasium.Env[Any, Any]:
     """Pong, preprocessed as in most papers: 84 x 84 grey pixels, every fourth frame, the last four of them."""
-    env = gymnasium.wrappers.AtariPreprocessing(_by_id("ALE/Pong-v5", frameskip=1))
-    return gymnasium.wrappers.FrameStackObservation(env, 4)
+    env = gymnasium.make("ale_py:ALE/Pong-v5", frameskip=1)
+    return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
 
 
-_NAMES = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_random", "atari")
-OWN: dict[str, Factory] = {name: globals()[name] for name in _NAMES}
+OWN = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_random", "atari")
 
 
-def factory(name: str) -> Factory:
-    """Factory of the env of this name: one of ``OWN``, or a Gymnasium id."""
-    return OWN.get(name) or partial(_by_id, name)
-
-
-def _by_id(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    if name.startswith("ALE/"):
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-    return gymnasium.make(name, **kwargs)
-
-
-def offered(name: str) -> str:
-    """The argument by which ``envhub serve`` offers it."""
+def entry(name: str) -> str:
+    """The argument by which ``envhub serve`` offers an env of this module, or a Gymnasium id."""
     return f"{name}={__name__}:{name}" if name in OWN else name

@@ -1,21 +1,44 @@
-"""The rivals: what else steps many envs, timed by ``envhub bench`` where it is installed."""
+"""The rivals: other packages that step many envs, timed where they are installed."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, ended
 
-from envhub_client.tools.bench import dm_env_rpc_rival, openenv_rival
-from envhub_client.tools.bench.entrant import SEED, CannotHost, Entrant, Task, cycled, ended
-from envhub_client.tools.bench.resources import physical_cpus
+from side_by_side import dm_env_rpc_rival, openenv_rival
+from side_by_side.arrays import CannotHost, only_arrays
+from side_by_side.resources import physical_cpus
+
+
+@dataclass(frozen=True)
+class SpinningEntrant(Entrant):
+    """Entrant some of whose processes take a CPU each even while they have nothing to do.
+
+    Attributes:
+        spinning: their pids.
+    """
+
+    spinning: Sequence[int] = ()
+
+    def pause(self) -> None:
+        """Stop what spins, so that it takes no CPU from the way that is measured meanwhile."""
+        for pid in self.spinning:
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for pid in self.spinning:
+            os.kill(pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -23,9 +46,9 @@ class Rival:
     """A package that steps many envs.
 
     Attributes:
-        name: how the bench calls it.
+        name: its name in the table.
         module: what is imported of it.
-        enter: makes it ready; raises ``CannotHost`` where it has no such envs.
+        enter: make it ready; raises ``CannotHost`` where it has no such envs.
         forks: whether it takes a process for each env.
     """
 
@@ -83,7 +106,7 @@ def puffer(task: Task) -> Iterator[Entrant]:
     """``Multiprocessing`` of PufferLib, with as many workers as have a core each and the same number of envs."""
     vector: Any = importlib.import_module("pufferlib.vector")
     emulation: Any = importlib.import_module("pufferlib.emulation")
-    task.only_arrays()
+    only_arrays(task)
     cpus = min(len(os.sched_getaffinity(0)), physical_cpus())
     workers = max(number for number in range(1, cpus + 1) if task.num_envs % number == 0)
     made = {"env_kwargs": {"env_creator": task.factories[0]}, "num_envs": task.num_envs, "num_workers": workers}
@@ -91,20 +114,20 @@ def puffer(task: Task) -> Iterator[Entrant]:
     with ended(envs.close, envs.processes):
         vector.reset(envs, SEED)
         step = cycled(partial(vector.step, envs), task.batches)
-        found = Entrant(step, task.num_envs, workers, [process.pid for process in envs.processes])
+        spinning = SpinningEntrant(step, task.num_envs, workers, spinning=[process.pid for process in envs.processes])
         try:
-            yield found
+            yield spinning
         finally:
-            found.resume()  # what is stopped cannot end
+            spinning.resume()  # what is stopped cannot end
 
 
 @contextlib.contextmanager
 def envpool(task: Task) -> Iterator[Entrant]:
     """EnvPool, in threads of this process, with C++ envs of its own: not the code that the others step."""
     module: Any = importlib.import_module("envpool")
-    if task.env not in module.list_all_envs():
-        raise CannotHost(task.env)
-    with contextlib.closing(module.make_gymnasium(task.env, num_envs=task.num_envs, seed=SEED)) as envs:
+    if task.name not in module.list_all_envs():
+        raise CannotHost(task.name)
+    with contextlib.closing(module.make_gymnasium(task.name, num_envs=task.num_envs, seed=SEED)) as envs:
         dtype = envs.action_space.dtype
         envs.reset()
         batches = [np.asarray(batch, dtype) for batch in task.batches]

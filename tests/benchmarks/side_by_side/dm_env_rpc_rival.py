@@ -10,10 +10,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, factory
 
-from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled
-from envhub_client.tools.bench.peer import announce, peer
-from envhub_client.tools.bench.workloads import factory
+from side_by_side.arrays import only_arrays
+from side_by_side.peer import announce, peer
 
 ACTION, OBSERVATION, REWARD = 1, 1, 2  # the numbers that the server gives them
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -30,9 +30,9 @@ def streams(task: Task) -> Iterator[Entrant]:
     connection, rpc, messages = _module("connection"), _module("dm_env_rpc_pb2_grpc"), _module("dm_env_rpc_pb2")
     pack, unpack = _module("tensor_utils").pack_tensor, _module("tensor_utils").unpack_tensor
     response = _module("message_utils").unpack_environment_response
-    task.only_arrays()
+    only_arrays(task)
     with (
-        peer(__name__, "serve", task.env, task.num_envs) as address,
+        peer(__name__, "serve", task.entry, task.num_envs) as address,
         grpc.insecure_channel(address, options=UNLIMITED) as channel,
         _ended([connection.StreamReaderWriter(rpc.EnvironmentStub(channel)) for _ in range(task.num_envs)]) as opened,
     ):

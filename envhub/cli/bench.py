@@ -1,0 +1,65 @@
+"""Commands that time steps: ``bench`` and ``demo``."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from envhub.cli.terminal import console, end, errors_in_a_line
+
+
+def bench(
+    env: list[str],
+    *,
+    n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
+    seconds: float = 1.0,
+    repeats: int = 3,
+    json: bool = False,
+    budget: bool = False,
+) -> None:
+    """Time the ways to step your env on this machine, and say which is fastest, and why.
+
+    The ways are Gymnasium's SyncVectorEnv and AsyncVectorEnv, a private hub, and a hub over ipc and over tcp; by shared
+    memory and by messages. They are timed in turn, in one run.
+
+    Parameters
+    ----------
+    env
+        What to step, as ``envhub serve`` takes it: a Gymnasium id, ``module:id``, or ``name=module:factory``.
+    n
+        Numbers of envs, separated by commas, such as 1,4,16,64,256. AsyncVectorEnv is left out above 256, since it
+        takes a process for each env.
+    seconds
+        Seconds that each measurement lasts.
+    repeats
+        How often every way is measured; medians are shown, and how far the repeats differ.
+    json
+        Print one JSON object per way and number of envs instead of a table.
+    budget
+        Print instead where the time of one step through a hub goes, hop by hop.
+    """
+    try:
+        sizes = [int(size) for size in n.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
+        end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
+    if budget and json:
+        end("bench", "--budget prints no JSON")
+    from envhub_client.tools.bench.bench import run, run_budget
+
+    with errors_in_a_line("bench"):
+        if budget:
+            run_budget(console, env, sizes)
+        else:
+            run(console, env, sizes, seconds, repeats, json)
+
+
+def demo() -> None:
+    """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
+    from envhub_client.tools.demo import run
+
+    with errors_in_a_line("demo"):
+        run(console)

@@ -1,0 +1,94 @@
+"""Commands that ask hubs: ``health``, ``ls`` and ``envs``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from envhub.cli.parameters import Seconds
+from envhub.cli.terminal import EXIT_FAILED, console, end, errors
+
+SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
+
+
+def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
+    """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
+
+    Parameters
+    ----------
+    address
+        The hub's; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+    timeout
+        Seconds to wait for the answer.
+    """
+    from envhub_client.client import connect
+
+    from envhub.errors import EnvHubError
+
+    try:
+        with connect(address, timeout) as client:
+            found = client.health()
+    except EnvHubError as error:
+        end("health", error, EXIT_FAILED)
+    text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
+    if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
+        text += f", busy for up to {lag_s:.1f} s at a time"
+    console.print(f"{found['status']}: {text}", markup=False)
+    for name, why in found.get("unready", {}).items():
+        console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
+    sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
+
+
+def ls() -> None:
+    """List the hubs that this user can name, the one of ENVHUB_ADDRESS among them, and whether they answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from envhub_client.client import connect
+    from envhub_client.connection import known_hubs
+
+    from envhub.errors import EnvHubError
+    from envhub.transport import address
+
+    def state(hub: Any) -> str:
+        try:
+            with connect(hub, timeout=2.0) as client:
+                return str(client.health()["status"])
+        except EnvHubError as error:
+            return str(error)
+
+    try:
+        of_environment = address.of_environment()
+    except EnvHubError as error:
+        end("ls", error)
+    hubs = {name: name for name in known_hubs.names()}
+    if of_environment is not None:
+        hubs.setdefault(address.written(of_environment), of_environment)
+    hubs.setdefault(address.default_address(), address.default_address())
+    with ThreadPoolExecutor(min(len(hubs), 32)) as threads:  # hubs that do not answer are waited for together
+        for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
+            console.print(f"{name}: {answer}", markup=False, soft_wrap=True)
+
+
+def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:
+    """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
+
+    Exits with 1 if there are none.
+
+    Parameters
+    ----------
+    address
+        The hub's, or its name; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+    pattern
+        Which envs: an id, or a pattern of ids such as ``ALE/*``. All without any.
+    timeout
+        Seconds to wait for each answer of the hub, at most 10, and for the making of each env.
+    """
+    from envhub_client.tools.env_listing import run
+
+    from envhub.errors import EnvHubError
+
+    try:
+        if not run(console, errors, address, pattern, timeout):
+            sys.exit(EXIT_FAILED)
+    except EnvHubError as error:
+        end("envs", error, EXIT_FAILED)

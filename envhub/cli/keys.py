@@ -1,0 +1,107 @@
+"""Commands ``envhub keys``: the clients that a hub admits."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from envhub.cli.parameters import KeyText
+from envhub.cli.terminal import errors, with_secrets
+
+
+def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: KeyText | None = None) -> None:
+    """Admit a client, and print once the address with which it connects; the hub need not be started again.
+
+    Parameters
+    ----------
+    name
+        Of the client. One that exists gets a second key.
+    keys
+        The folder that ``envhub serve --keys`` names; it is made if need be.
+    may
+        Its right: observe, use, deploy (any arguments, and factories), or admin (the sessions of all, too). Without
+        it a new client may use the hub.
+    at
+        HOST:PORT at which clients reach the hub; this machine's name and port 5555 without it.
+    public
+        The client's own public key, as ``envhub keygen`` there prints it; without it a key is made here.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.errors import AddressError, KeysError
+    from envhub.transport import sockets
+    from envhub.transport.address import parse_hub
+    from envhub.transport.keys import HubKeys, key_of, text_of, token_of
+
+    with with_secrets("keys add"):
+        place = at or f"{socket.gethostname()}:5555"
+        if ":" not in place:
+            raise AddressError(f"--at {place} has no port; write HOST:PORT, such as {place}:5555")
+        parse_hub(f"tcp://{place}")  # before a key is admitted with which no client could connect
+        folder = KeyFolder(keys)
+        server = sockets.public_key(folder.make_secret())
+        own, secret = (key_of(public), None) if public else sockets.new_key_pair()
+        token = text_of(server) if secret is None else token_of(HubKeys(server, secret)).reveal_secret()
+        folder.add(name, own, may)
+        try:
+            if sys.stdout is None:  # its descriptor is closed
+                raise OSError("there is no standard output")
+            print(f"envhub://{token}@{place}", flush=True)
+        except BaseException as error:
+            folder.remove(name, own)  # its secret is lost
+            if isinstance(error, OSError):
+                raise KeysError(f"no key is added, because its address cannot be printed: {error}") from error
+            raise
+    errors.print(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again", soft_wrap=True)
+
+
+def list_clients(*, keys: Path) -> None:
+    """List the clients that are admitted, their rights and their public keys.
+
+    Parameters
+    ----------
+    keys
+        The folder of keys.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.errors import KeysError
+    from envhub.transport.keys import text_of
+
+    with with_secrets("keys list"):
+        if not keys.is_dir():
+            raise KeysError(f"there is no folder {keys}; `envhub keys add NAME --keys DIR` makes one")
+        folder = KeyFolder(keys)
+        names = folder.names()
+        problems = folder.passed_over
+        for name in names:
+            try:
+                holder, found = folder.holder(name)
+                print(name, holder.right, *map(text_of, found))
+            except KeysError as error:
+                problems.append(str(error))
+        if problems:
+            raise KeysError("\n".join(problems))
+        if not names:
+            errors.print(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one", soft_wrap=True)
+
+
+def remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
+    """Admit a client no more; its connections end within a second.
+
+    Parameters
+    ----------
+    name
+        Of the client.
+    keys
+        The folder of keys.
+    key
+        Only this public key of it.
+    """
+    from envhub_server.network.key_folder import KeyFolder
+
+    from envhub.transport.keys import key_of
+
+    with with_secrets("keys remove"):
+        KeyFolder(keys).remove(name, None if key is None else key_of(key))

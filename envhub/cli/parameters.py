@@ -1,0 +1,35 @@
+"""Kinds of parameters that several commands have, and checks of what is given for them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, get_args
+
+import cyclopts
+from cyclopts import Parameter
+
+
+def _positive(type_: object, seconds: float) -> None:
+    """Refuse seconds in which nothing can be answered.
+
+    Raises:
+        ValueError: they are not positive and finite.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
+
+
+Seconds = Annotated[float, Parameter(validator=_positive)]
+KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
+
+
+def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
+    """Refuse a path that is empty, as of a variable that is not set: it would be the current folder.
+
+    Raises:
+        ValueError: a path is empty.
+    """
+    for argument in arguments:
+        if Path in (argument.hint, *get_args(argument.hint)) and any(not token.value for token in argument.tokens):
+            raise ValueError(f"{argument.name}: a path is not empty")

@@ -1,0 +1,122 @@
+"""Commands ``replays`` and ``replay``: envs that failed, run again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from envhub.cli.terminal import EXIT_FAILED, EXIT_USAGE, console, end, errors, errors_in_a_line
+from envhub.errors import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def replays(folder: Path | None = None) -> None:
+    """List what can be run again of envs that failed, the newest first: name, failure, time, and the client of a key.
+
+    Parameters
+    ----------
+    folder
+        Where a hub keeps them (``envhub serve --replays``); without it the folder of this user's hubs.
+    """
+    from envhub_server.catalog.replay_folder import files_in
+    from envhub_server.replay import in_a_line
+
+    if folder is not None and not folder.is_dir():
+        end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
+    for path in files_in(_replay_folder(folder)):
+        with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
+            console.print(in_a_line(path), markup=False, soft_wrap=True)
+
+
+def replay(
+    file: Path,
+    *,
+    pdb: Annotated[bool, Parameter(name="--pdb")] = False,
+    until: int | None = None,
+    video: Path | None = None,
+    trust: Annotated[bool, Parameter(name="--trust")] = False,
+) -> None:
+    """Run an env that failed once more, and say whether it fails alike; exits with 1 if it does not.
+
+    It runs in a process of its own, with the interpreter and in the folder of the env that failed, and is asked what
+    that was asked. Steps count from 0, resets included.
+
+    A file names the program and the modules that are run, which is said first. A file that is not yours, or not in the
+    folder of your hubs, is run with --trust only.
+
+    Parameters
+    ----------
+    file
+        A file, or a name that ``envhub replays`` lists, and that ``infos["env_failure"]`` has as ``replay``.
+    pdb
+        Debug: the step that failed, the exception it raised, or with --until that step.
+    until
+        The step to stop before.
+    video
+        An MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
+    trust
+        Run what the file names, wherever it comes from.
+    """
+    from envhub_server.catalog.replay_folder import default_path
+    from envhub_server.ipc.replay_file import SUFFIX
+    from envhub_server.replay import ReplayError, announced, is_own, run
+
+    if until is not None and until < 0:
+        end("replay", f"--until counts from 0, got {until}", EXIT_USAGE)
+    path = file if file.exists() else _replay_folder(None) / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
+    if not path.exists():
+        end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
+    try:
+        errors.print(announced(path), markup=False, soft_wrap=True)
+        if not trust and not is_own(path, default_path(os.environ)):
+            end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
+        with _film_into(video) as show:
+            verdict = run(path, until, pdb, show)
+    except ReplayError as error:
+        end("replay", error)
+    console.print(printable(verdict.text), markup=False, soft_wrap=True)
+    sys.exit(0 if verdict.alike else EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None] | None]:
+    """Open the film in this file, and yield what takes its frames; None without a file."""
+    if path is None:
+        yield None
+        return
+    from envhub.recording.film import Film
+
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
+        end("replay", f"--video {path}: it has to be a file in a folder that exists", EXIT_USAGE)
+    films: list[Film] = []
+
+    def show(frame: np.ndarray, fps: float) -> None:
+        if not films:
+            films.append(Film(path, fps))
+        films[0].add(frame[None])
+
+    with errors_in_a_line("replay"):
+        import av  # noqa: F401  so that it is missed before the env is run
+
+        try:
+            yield show
+        finally:
+            for film in films:
+                film.finish()
+
+
+def _replay_folder(folder: Path | None) -> Path:
+    from envhub_server.catalog.replay_folder import default_path
+
+    found = folder or default_path(os.environ)
+    if found is None:
+        end("replays", "ENVHUB_REPLAYS is off; name the folder")
+    return found

@@ -1,0 +1,72 @@
+"""Command ``envhub serve``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from envhub.cli.terminal import EXIT_KEYS, console, end, errors
+from envhub.hub_options import HubArguments
+
+
+def serve(
+    *env: str,
+    config: Path | None = None,
+    options: Annotated[HubArguments | None, Parameter(name="*")] = None,
+) -> None:
+    """Run a hub until SIGTERM or Ctrl-C.
+
+    Parameters
+    ----------
+    env
+        What to offer: a Gymnasium id, ``module:id``, a pattern of ids, or ``name=module:factory``. Every registered id
+        if none is given here and none in the file.
+    config
+        A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
+        for each env. What the command line says wins.
+    """
+    from envhub_server.catalog.registry import EnvNotFound
+    from envhub_server.hub.hub import Hub
+    from envhub_server.network.audit import AuditError
+    from envhub_server.processes.import_folder import UnsafeFolder
+    from envhub_server.serve import config_of
+    from envhub_server.serve import serve as run
+
+    from envhub.errors import AddressError, KeysError
+
+    def ready(hub: Hub) -> None:
+        for address in hub.addresses:
+            console.print(f"listening on {address}", soft_wrap=True)
+        if hub.config.keys is not None and hub.addresses[0].startswith("tcp"):
+            console.print("clients with a key, see `envhub keys add`, run `envhub login` once")
+        if hub.config.allow_factories:
+            errors.print(
+                "[bold red]factories:[/] workers run code of its own user and of keys that may deploy", soft_wrap=True
+            )
+        if hub.config.insecure and hub.config.keys is None:
+            errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
+
+    def listed(hub: Hub) -> None:
+        first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
+        if hub.config.keys is not None and first.startswith("tcp"):
+            first = "HOST"
+        if name := hub.example():
+            hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
+            console.print(hint, soft_wrap=True)
+            return
+        for name, why in hub.unready().items():
+            console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
+
+    try:
+        found = config_of(env, options, config)
+    except ValueError as error:
+        end("serve", error)
+    try:
+        run(found, ready, listed)
+    except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
+        end("serve", error)
+    except KeysError as error:
+        end("serve", error, EXIT_KEYS)

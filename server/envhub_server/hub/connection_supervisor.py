@@ -1,0 +1,174 @@
+"""The connections of a hub: its addresses, who is let in, and which connections are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from envhub.transport import address
+from envhub_server.hub.directory import Directory
+from envhub_server.hub.leases import Leases
+from envhub_server.hub.proxy_runner import ProxyRunner
+from envhub_server.log import Logger
+from envhub_server.loop.loop import Loop
+from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
+from envhub_server.network import network_peer
+from envhub_server.network.access import Access, Ends
+from envhub_server.network.descriptor_guard import DescriptorGuard
+from envhub_server.network.listener import Listener
+from envhub_server.network.router import Router
+
+log = Logger("envhub.hub")
+
+
+class ConnectionSupervisor:
+    """Lets clients in, and ends connections. It owns the addresses; ``access`` knows the connections."""
+
+    def __init__(
+        self,
+        router: Router,
+        access: Access,
+        proxy: ProxyRunner,
+        directory: Directory,
+        leases: Leases,
+        unread: UnreadMemory,
+        loop: Loop,
+    ) -> None:
+        """Supervise the connections of ``router``, once it is open."""
+        self._router, self._access, self._proxy = router, access, proxy
+        self._directory, self._leases, self._unread, self._loop = directory, leases, unread, loop
+        self._listener: Listener | None = None
+        self._guard: DescriptorGuard | None = None
+
+    # --- addresses ----------------------------------------------------------------------------------------------------
+
+    def open(self, binds: Sequence[str]) -> list[str]:
+        """Bind every address, those of ipc first, since what is bound later wants a key.
+
+        Returns the addresses with their real ports.
+
+        Raises:
+            AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
+            KeysError: the keys cannot be used, or let strangers in.
+        """
+        self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
+        self._guard = DescriptorGuard(listener)
+        is_ipc = {text: address.parse_bind(text).is_ipc for text in binds}
+        bound = {text: listener.bind(text) for text in binds if is_ipc[text]}
+        if len(bound) < len(is_ipc):
+            self._access.guard(self._router.context, self._router.socket)
+        if self._access.authenticator is not None:
+            self._loop.poller.register(self._access.authenticator.descriptor, self)
+        bound |= {text: listener.bind(text) for text in binds if not is_ipc[text]}
+        if listener.proxied:
+            for listening in listener.proxied:
+                self._guard.listens(listening.fileno())
+            self._proxy.start(listener.proxied, listener.bind_unnamed())
+        for text in binds:
+            if not is_ipc[text]:
+                self._access.bound(bound[text])
+        self._plan_access()
+        return [bound[text] for text in binds]
+
+    def close(self) -> None:
+        """Free the addresses; the ROUTER must be closed before."""
+        if self._guard is not None:
+            self._guard.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._access.close()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def update(self) -> None:
+        """Note the connections that have come and gone, and answer clients that wait in their handshakes."""
+        self.end(self._read_events())
+        self._admit_clients()
+
+    def end(self, ends: Ends) -> None:
+        """End those of these connections that still exist, and plan the next check; peers may connect again.
+
+        libzmq may close one at any time, and its descriptor is another's then; the monitor has reported the end by
+        then. So what the monitor has reported is read once the descriptor is held.
+        """
+        waiting = deque(ends)
+        while waiting:
+            known, why = waiting.popleft()
+            try:
+                connection = network_peer.copied(known.descriptor)
+            except OSError:  # libzmq has closed it
+                continue
+            with connection:
+                waiting.extend(self._read_events())
+                if self._access.connections.get(known.descriptor) is not known:
+                    continue
+                with contextlib.suppress(OSError):  # its peer has ended it
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._access.connections.cut(known, self._loop.clock.now_s())
+            self._access.connections_ended += 1
+            log.warning("connection_ended", client=known.client, host=known.origin, why=why)
+            self._access.audit.write("connection_ended", known.client, known.origin, why=why)
+        # Once for all of them, because each of these looks at every connection.
+        self._plan_access()
+        self._leases.plan()
+        if self._guard is not None:
+            self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
+
+    def _read_events(self) -> Ends:
+        """Note the connections that have come and gone; returns those that are to be ended."""
+        assert self._guard is not None
+        now_s, ends = self._loop.clock.now_s(), Ends()
+        for event, descriptor in self._router.events():
+            match event:
+                case zmq.Event.LISTENING:
+                    self._guard.listens(descriptor)
+                case zmq.Event.ACCEPTED:
+                    self._guard.accepted(descriptor, now_s)
+                    ends += self._access.accepted(descriptor, now_s)
+                case _:
+                    self._access.ended(descriptor, now_s)
+                    self._unread.connection_ended(descriptor)
+                    self._leases.connection_ended(descriptor, now_s)
+        return ends
+
+    def on_ready(self, descriptor: int) -> None:
+        """Answer libzmq, which asks whether a client is admitted."""
+        self._admit_clients()
+
+    def _admit_clients(self) -> None:
+        """Answer libzmq about the clients that wait in their handshakes."""
+        while self._access.asked():
+            self.end(self._read_events())
+            if not self._access.answer(self._loop.clock.now_s()):
+                break
+        self._plan_access()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def plan_unread(self) -> None:
+        """Plan to end the connections whose clients do not read the replies of sessions that have ended."""
+        self._loop.schedule.set(self._end_unread, self._unread.next_s)
+
+    def _end_unread(self) -> None:
+        why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
+        late = map(self._access.connections.get, self._unread.check(self._loop.clock.now_s()))
+        self.end([(known, why) for known in late if known is not None])
+        self.plan_unread()
+
+    def _plan_access(self) -> None:
+        self._loop.schedule.set(self._check_access, self._access.next_s())
+
+    def _check_access(self) -> None:
+        self.end(self._access.check(self._loop.clock.now_s(), self._directory.heard_peers()))
+        removed, self._access.removed = self._access.removed, []
+        self._directory.revoke(removed)
+        self._admit_clients()
+
+    def _check_descriptors(self) -> None:
+        assert self._guard is not None
+        self._guard.check(self._loop.clock.now_s())
+        self._loop.schedule.set(self._check_descriptors, self._guard.check_s)

@@ -1,0 +1,168 @@
+"""Sessions of a hub by number and by token, and the clients that hold them."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Collection, Sequence
+
+from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.messages import Failure, Op
+from envhub_server.hub.runtime import SessionRuntime
+from envhub_server.log import Logger
+from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.network.access import Access
+from envhub_server.network.rights import Holder
+from envhub_server.processes.worker_events import Events
+from envhub_server.session import stimuli
+
+NAME_BYTES = 4  # of a session's token, by which an administrator may call it
+
+log = Logger("envhub.hub")
+
+_KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
+_NOT_ATTACHABLE = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
+
+
+class Directory:
+    """The sessions of one hub. It owns which there are, and by which token each is reached.
+
+    Attributes:
+        by_number: the sessions, for reading.
+        by_token: likewise; a session's token is another one after each takeover.
+        next_number: the number of the next session.
+        restarts_before: how often workers of sessions that have ended were restarted.
+    """
+
+    def __init__(self, protocol: HubProtocol, access: Access, events: Events) -> None:
+        """Begin without a session.
+
+        Args:
+            protocol: which is told of tokens that are not used any more.
+            access: which knows the clients, and writes the audit file.
+            events: the queue of what happens to sessions.
+        """
+        self._protocol, self._access, self._events = protocol, access, events
+        self.by_number: dict[int, SessionRuntime] = {}
+        self.by_token: dict[bytes, SessionRuntime] = {}
+        self.next_number = 1
+        self.restarts_before = 0
+        self._heard_ns = 0  # when ``heard_peers`` was called last
+
+    @property
+    def sessions(self) -> Collection[SessionRuntime]:
+        """All sessions."""
+        return self.by_number.values()
+
+    # --- beginning and end --------------------------------------------------------------------------------------------
+
+    def add(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
+        """Enter a session that was just made for this request, and note that in the log and the audit file."""
+        self.next_number = runtime.number + 1
+        self.by_number[runtime.number] = self.by_token[request.token] = runtime
+        make = runtime.state.make
+        factories = {"factories": make.factories.hex()} if make.factories else {}
+        runtime.log.info("session_made", env=make.name[:200] or "factories", num_envs=make.num_envs, **factories)
+        made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
+        name = request.token.hex()[:8]
+        runtime.origin = self._access.note("session_made", holder, request.peer, session=name, **made)
+
+    def remove(self, runtime: SessionRuntime) -> None:
+        """Remove a session that has ended."""
+        name = runtime.token.hex()[:8]
+        self._access.audit.write("session_ended", runtime.owner, runtime.origin, session=name)
+        self.forget(runtime.token)
+        self.restarts_before += runtime.state.restarts
+        del self.by_number[runtime.number], self.by_token[runtime.token]
+
+    def forget(self, token: bytes) -> None:
+        """Have the protocol forget the session's token; its connections may have views of the memory to read."""
+        if token in self.by_token:
+            self.by_token[token].connections.update(self._protocol.connections_of(token))
+        self._protocol.forget(token)
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def named(self, session: bytes, holder: Holder) -> SessionRuntime | None:
+        """The session of this token; an administrator may call it by its name, the beginning of its token."""
+        if not holder.administers or len(session) != NAME_BYTES:
+            return self.by_token.get(session)
+        matching = [each for token, each in self.by_token.items() if token.startswith(session)]
+        return matching[0] if len(matching) == 1 else None
+
+    def find(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
+        """The session that the request names, if the client may see it; the audit file has it if it may not."""
+        runtime = self.named(request.message.session, holder)
+        if runtime is None or holder.owns(runtime.owner):
+            return runtime
+        self.note_foreign(request.peer, holder, request.op, request.message.session)
+        return None
+
+    def note_foreign(self, peer: bytes, holder: Holder, op: Op, token: bytes) -> None:
+        """Note a request that is refused since the session is another client's; its sender learns of no session."""
+        runtime = self.by_token.get(token)
+        owner = "" if runtime is None else runtime.owner
+        named = {"op": op.name, "session": token.hex()[:8], "owner": owner}
+        self._access.note("refused", holder, peer, **named, why="another client's session")
+
+    def note_unknown(self, session: bytes, holder: Holder, why: str) -> None:
+        """Log that a client names a session that this hub has not, as after the hub was started again."""
+        log.info("session_unknown", client=holder.name, session=session.hex()[:8], why=why)
+
+    def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:
+        """Give a session to this client, within its budget of shared memory, or refuse that."""
+        runtime = self.find(request, holder)
+        if runtime is None or not runtime.state.attachable:
+            return Failure("session_lost", "session", _NOT_ATTACHABLE)
+        session, by = runtime.token.hex()[:8], request.token.hex()[:8]
+        runtime.log.info("session_taken_over", by=by)
+        self.forget(runtime.token)
+        self.by_token[request.token] = self.by_token.pop(runtime.token)
+        taken = {"session": session, "owner": runtime.owner, "by": by}
+        runtime.origin = self._access.note("session_taken_over", holder, request.peer, **taken)
+        runtime.attach(request, holder.name, budget)
+        return None
+
+    def connect_side(self, ticket: bytes, side: socket.socket) -> None:
+        """Give the connection to the session of this ticket, or close it."""
+        for runtime in self.sessions:
+            if secrets.compare_digest(runtime.ticket, ticket):
+                runtime.inputs.connect_side(side)
+                return
+        side.close()
+
+    def heard_peers(self) -> set[bytes | None]:
+        """The peers whose sessions have taken a request since the last call."""
+        since_ns, self._heard_ns = self._heard_ns, time.monotonic_ns()
+        return {self._protocol.peer_of(token) for token, each in self.by_token.items() if each.heard_ns >= since_ns}
+
+    def beats_s(self) -> dict[bytes, float]:
+        """The heartbeat interval of each session's client, by the session's token."""
+        return {token: each.state.make.beat_s for token, each in self.by_token.items()}
+
+    # --- ends that no client asks for ---------------------------------------------------------------------------------
+
+    def expire(self, token: bytes) -> None:
+        """End the session of this token, whose lease has run out."""
+        self.forget(token)
+        if token in self.by_token:
+            runtime = self.by_token[token]
+            self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
+
+    def revoke(self, clients: Sequence[str]) -> None:
+        """End the sessions of these clients, whose keys were removed: they have no lease."""
+        for runtime in self.sessions:
+            if runtime.owner and runtime.owner in clients:
+                runtime.log.warning("session_revoked", client=runtime.owner, why=_KEY_REMOVED.message)
+                self._events.append((runtime.number, stimuli.Abandoned(_KEY_REMOVED)))
+
+    def drain(self, by_s: float, end_by_s: float) -> None:
+        """Have each session answer what is under way, until ``by_s``, and close its envs until ``end_by_s``."""
+        for runtime in self.sessions:
+            self._events.append((runtime.number, stimuli.Draining(by_s, end_by_s, runtime.quiescent)))
+
+    def abandon_all(self, why: Failure) -> None:
+        """End each session at once."""
+        for number in self.by_number:
+            self._events.append((number, stimuli.Abandoned(why)))

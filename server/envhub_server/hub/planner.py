@@ -1,0 +1,208 @@
+"""Plans of sessions: what is made for a client that asks for envs, or why it is refused. Pure.
+
+``admit`` compares the request with what the hub offers and with what its clients have; ``plan`` decides on the workers,
+by what the machine has left. The caller measures between the two, so that a refused request costs no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from envhub.protocol.messages import Failure, Hosting, Make, Recycle
+from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.hosting import granted as hosting_of
+from envhub_server.catalog.registry import Recipe, Registry
+from envhub_server.catalog.step_costs import StepCost
+from envhub_server.config import HubConfig
+from envhub_server.network.rights import OWN_USER, Holder
+from envhub_server.session.build_order import WorkerRules
+from envhub_server.session.worker_count import Machine, WorkerCount, chosen_count, count_in_advance, lacking, separate
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Envs of a hub, and its settings.
+
+    Attributes:
+        config: the hub's.
+        registry: what can be made.
+        names: of these, as far as they are registered; None before that is known.
+    """
+
+    config: HubConfig
+    registry: Registry
+    names: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Amounts in use when a session is to be made.
+
+    Attributes:
+        hub_envs: envs of all clients.
+        sessions, envs, processes: of the client that asks.
+        memory_excess: why the client may have no more memory in its workers; empty if it may.
+    """
+
+    hub_envs: int = 0
+    sessions: int = 0
+    envs: int = 0
+    processes: int = 0
+    memory_excess: str = ""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request to make a session that the hub does not refuse.
+
+    Attributes:
+        make: the request.
+        recipe: of its envs.
+        hosting: what its workers get besides envs.
+        hides_folders: True if failures name no folder of this machine.
+        workers_max: the most workers, besides spares, that the quotas of its client leave; infinity without quotas.
+    """
+
+    make: Make
+    recipe: Recipe
+    hosting: Hosting
+    hides_folders: bool
+    workers_max: float
+
+    @property
+    def settings(self) -> EnvSettings:
+        """The operator's settings of the envs."""
+        return self.recipe.settings
+
+    @property
+    def spares(self) -> int:
+        """Number of workers that are made ahead."""
+        return self.hosting.spares or 0
+
+    @property
+    def is_recycled(self) -> bool:
+        """True if its workers are replaced after some time, number of episodes or amount of memory."""
+        return self.hosting.recycle != Recycle()
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """A session to make.
+
+    Attributes:
+        make: the request.
+        recipe: of its envs.
+        count: number of its workers; None where the first envs decide.
+        machine: what it may have of the machine.
+        rules: settings of every worker.
+        processes: the most processes that it has to begin with.
+    """
+
+    make: Make
+    recipe: Recipe
+    count: WorkerCount | None
+    machine: Machine
+    rules: WorkerRules
+    processes: int
+
+
+def hides_folders(config: HubConfig, holder: Holder) -> bool:
+    """True if this client is told of no folder of the hub's machine."""
+    return holder is not OWN_USER and not config.verbose_errors
+
+
+def admit(make: Make, holder: Holder, offer: Offer, usage: Usage, number: int) -> Admission | Failure:
+    """Admit a client's request to make the session of this number, or refuse it."""
+    config = offer.config
+    recipe = admitted(make, config, offer.registry, usage.hub_envs, holder.deploys, offer.names)
+    if isinstance(recipe, Failure):
+        return recipe
+    hosting = hosting_of(make.hosting, recipe.settings.hosting(config.hosting), number)
+    spares = hosting.spares or 0
+    if why := _over_quota(make, holder, spares, usage):
+        return Failure("limit", "hub", why)
+    workers_max = math.inf if holder.quotas is None else holder.quotas.workers_max - usage.processes - spares
+    return Admission(make, recipe, hosting, hides_folders(config, holder), workers_max)
+
+
+def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
+    """The reason why a session with these spares exceeds the client's quotas; empty if it does not."""
+    quotas = holder.quotas
+    if quotas is None:
+        return ""
+    workers = min(make.num_workers or 1, make.num_envs) + spares
+    return (
+        usage.memory_excess
+        or holder.over_quota("sessions", usage.sessions, 1, quotas.sessions_max)
+        or holder.over_quota("envs", usage.envs, make.num_envs, quotas.envs_max)
+        or holder.over_quota("workers", usage.processes, workers, quotas.workers_max)
+    )
+
+
+def plan(
+    admission: Admission, machine: Machine, cost: StepCost | None, config: HubConfig, session: str, replays: str
+) -> SessionPlan | Failure:
+    """Plan the workers of a session, or refuse it.
+
+    Args:
+        admission: of its request.
+        machine: what the hub has left of the machine.
+        cost: of a step of its envs, as it was measured before; None if it was not.
+        config: the hub's.
+        session: its name.
+        replays: the beginning of the names of its replays; empty where none are kept.
+    """
+    make, hosting = admission.make, admission.hosting
+    # A session may always have a worker for each CPU, so a quota lowers their number, too.
+    cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
+    machine = replace(machine, cpus=cpus, workers_max=most)
+    count = _count(admission, machine, cost, config.workers if isinstance(config.workers, int) else None)
+    if why := _crowding(admission, machine, count):
+        return Failure("refused", "request", why)
+    workers = min(machine.cpus, make.num_envs) if count is None else count.workers
+    if admission.is_recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
+        why = "recycle with SameStep needs a process per env: num_workers=num_envs"
+        return Failure("refused", "request", why)
+    rules = WorkerRules(
+        config.worker_memory,
+        admission.hides_folders,
+        session,
+        hosting,
+        replays,
+        None if cost is None else cost.libraries,
+        cost_known=cost is not None,
+        alone=cost is not None and cost.alone,
+        info_bytes_max=config.info_bytes_max,
+    )
+    return SessionPlan(make, admission.recipe, count, machine, rules, workers + admission.spares)
+
+
+def _count(
+    admission: Admission, machine: Machine, cost: StepCost | None, hub_workers: int | None
+) -> WorkerCount | None:
+    """Number of workers; None where the first envs decide."""
+    make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
+    if make.num_workers:
+        return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
+    if admission.settings.vector:
+        return WorkerCount(1, "a vector env, which one worker steps in one call", chosen=True)
+    if hosting.shares_process is False:
+        return separate(make.num_envs, "one_per_process")
+    if hub_workers:
+        return chosen_count(make.num_envs, min(hub_workers, room), f"the hub's --workers {hub_workers}")
+    if admission.is_recycled:
+        why = "a process per env, which is recycled by itself"
+        return chosen_count(make.num_envs, min(make.num_envs, room), why)
+    return count_in_advance(make.num_envs, cost, machine, bool(hosting.shares_process))
+
+
+def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:
+    """The reason why envs that need a process each cannot have them; empty if they can, or need none."""
+    if count is None or admission.settings.vector:
+        return ""
+    if admission.hosting.shares_process is False or count.alone:
+        return lacking(admission.make.num_envs, count, machine)
+    return ""

@@ -1,0 +1,129 @@
+"""Reports of a hub about itself and its sessions, for clients and operators."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import envhub
+from envhub.errors import without_folders
+from envhub.protocol import prelude
+from envhub.protocol.hub import HubProtocol
+from envhub.protocol.messages import HeartbeatReply, Welcome
+from envhub.values import compression
+from envhub_server.config import HubConfig
+from envhub_server.hub.directory import NAME_BYTES, Directory
+from envhub_server.hub.gateway import Gateway
+from envhub_server.hub.offers import Offers
+from envhub_server.hub.planner import hides_folders
+from envhub_server.hub.runtime import SessionRuntime
+from envhub_server.loop.clock import Clock
+from envhub_server.network import descriptor_guard
+from envhub_server.network.access import Access
+from envhub_server.network.rights import Holder
+from envhub_server.processes.supervisor import Supervisor
+
+
+class Status:
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other parts."""
+
+    def __init__(
+        self,
+        config: HubConfig,
+        protocol: HubProtocol,
+        access: Access,
+        directory: Directory,
+        gateway: Gateway,
+        offers: Offers,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
+        self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
+        self._began_s = time.monotonic()
+
+    def welcome(self) -> Welcome:
+        """Description of the hub for a new client."""
+        config = self._config
+        return Welcome(
+            hub=envhub.__version__,
+            version=f"{prelude.VERSION[0]}.{prelude.VERSION[1]}",
+            private=config.private,
+            limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            compressions=compression.available(),
+        )
+
+    def health(self, holder: Holder) -> dict[str, Any]:
+        """Health of the hub, and the envs that it cannot make now, with the reasons."""
+        unready = {**self._offers.unready, **self._offers.starting}
+        return {
+            "status": "draining" if self._protocol.draining else "ok",
+            "hub": f"{self._protocol.hub_id:016x}",
+            "uptime_s": time.monotonic() - self._began_s,
+            "sessions": len(self._directory.sessions),
+            "loop_lag_s": self._clock.lag_s(),
+            "unready": without_folders(unready) if hides_folders(self._config, holder) else unready,
+        }
+
+    def counters(self) -> dict[str, Any]:
+        """The counters of the hub."""
+        sessions, protocol, access = self._directory.sessions, self._protocol, self._access
+        restarts = sum(each.state.restarts for each in sessions)
+        return {
+            "envs": sum(each.state.make.num_envs for each in sessions),
+            "workers": sum(len(each.pids) for each in sessions),
+            "restarts": restarts + self._directory.restarts_before,
+            "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
+            "arena_bytes": sum(each.arena_bytes for each in sessions),
+            "requests": self._gateway.requests,
+            "replayed": protocol.replayed,
+            "refused": protocol.refused,
+            "malformed": protocol.malformed,
+            "failures": dict(protocol.failures),
+            "connections": len(access.connections),
+            "connections_ended": access.connections_ended,
+            "handshakes_refused": access.handshakes_refused,
+            "handshakes_unfinished": access.handshakes_unfinished,
+            "descriptors": descriptor_guard.in_use(),
+        }
+
+    def sessions(self, holder: Holder) -> list[dict[str, Any]]:
+        """The sessions that this client may see."""
+        seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
+        return [description(each, each.token in self._protocol.leases) for each in seen]
+
+    def progress(self, token: bytes) -> HeartbeatReply:
+        """Progress of a request, for its client; the log has that of a request that makes envs, too."""
+        runtime = self._directory.by_token.get(token)
+        if runtime is None or not runtime.state.making:
+            return HeartbeatReply("running")
+        progress = runtime.state.progress
+        starting = self._supervisor.starting(runtime.interpreter)
+        at_work = f"importing {progress.importing}" if progress.importing else starting
+        doing = {"doing": at_work} if at_work else {}
+        made = {"phase": progress.phase, "built": progress.built, "num_envs": progress.num_envs}
+        runtime.log.info("session_making", **made, **doing)
+        hides = runtime.state.launcher.rules.hide_folders
+        return replace(progress, starting=without_folders(starting) if hides else starting)
+
+
+def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
+    """One session."""
+    return {
+        "session": runtime.token[:NAME_BYTES].hex(),  # to tell sessions apart; the whole token is a key to it
+        "env": runtime.state.make.name or "factories",
+        "num_envs": runtime.state.make.num_envs,
+        "workers": runtime.pids,
+        "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
+        "restarts": runtime.state.restarts,
+        "recycled": runtime.state.recycled,
+        "phase": runtime.state.phase.value,
+        "lane": runtime.state.ownership.lane.value,
+        "leased": leased,
+    }

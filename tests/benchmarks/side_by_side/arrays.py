@@ -1,0 +1,18 @@
+"""Envs whose observations and actions are an array or a number each, which is all that some rivals host."""
+
+from __future__ import annotations
+
+from envhub_client.tools.bench.entrant import Task
+from gymnasium import spaces
+
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+class CannotHost(Exception):
+    """A rival has no such envs."""
+
+
+def only_arrays(task: Task) -> None:
+    """Raise ``CannotHost`` unless observations and actions are an array or a number each."""
+    if not isinstance(task.observation_space, ARRAYS) or not isinstance(task.action_space, ARRAYS):
+        raise CannotHost(task.name)

@@ -1,0 +1,137 @@
+"""What a fresh interpreter loads, logs and calculates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# --- what an import costs ---------------------------------------------------------------------------------------------
+
+SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after the statement."""
+    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
+    loaded = loaded_by("import envhub")
+    assert "envhub" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
+
+
+def test_private_hub_imports_little_before_it_starts_its_zygote_and_nothing_that_it_seldom_needs() -> None:
+    assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
+    loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
+    assert "zmq" in loaded
+    assert not loaded & {"structlog", "cyclopts", "rich", "psutil", "asyncio"}
+
+
+def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
+    loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
+    assert "zmq" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}
+
+
+# --- the same in every run -----------------------------------------------------------------------------------------
+
+PROGRAM = """
+import functools, gymnasium
+from envhub_client.session.factory_digest import factories_digest
+
+ENV = "CartPole-v1"
+
+class Sim(gymnasium.Env):
+    def step(self, action):
+        return self.wait({wait})
+
+def wrapped(rank, seed):
+    def make():
+        env = gymnasium.make(ENV)
+        env.reset(seed=seed + rank)
+        return Sim() if rank < 0 else env
+    return make
+
+print(factories_digest([wrapped(rank, 1) for rank in range(3)]))
+print(factories_digest([lambda: Sim()] * 2))
+print(factories_digest([functools.partial(Sim, options={{"a", "b", "c"}})]))
+"""
+
+
+def digests(wait: float) -> list[str]:
+    program = [sys.executable, "-c", PROGRAM.format(wait=wait)]
+    return subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def test_digest_is_the_same_in_every_run_of_a_program_and_another_once_that_is_changed() -> None:
+    first = digests(0.002)
+    assert first == digests(0.002) and len(set(first)) == 3
+    assert all(before != after for before, after in zip(first, digests(0.01), strict=True))
+
+
+SHOWN = "import json, sys; print(json.dumps([list(sys.flags), sys.warnoptions, sys._xoptions]))"
+OF_THIS = "from envhub_client.private_hub.program_environment import own_flags"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["-OO", "-B", "-bb", "-s", "-E"],
+        ["-I", "-X", "dev", "-X", "utf8=0", "-W", "error::DeprecationWarning", "-W", "ignore"],
+        ["-Wonce", "-Xint_max_str_digits=5000"],
+    ],
+    ids=" ".join,
+)
+def test_interpreter_with_the_options_of_another_has_its_flags(flags: list[str]) -> None:
+    printed = f"import sys; sys.path += {sys.path}; {OF_THIS}; import json; print(json.dumps(own_flags())); {SHOWN}"
+    first = subprocess.run([sys.executable, *flags, "-c", printed], capture_output=True, text=True, check=True)
+    found, shown = map(json.loads, first.stdout.splitlines())
+    again = subprocess.run([sys.executable, *found, "-c", SHOWN], capture_output=True, text=True, check=True)
+    assert json.loads(again.stdout) == shown
+
+
+# --- limits of a process ----------------------------------------------------------------------------------------------
+
+# A limit of the file's size makes a write short, as a full disk does, and refuses those after it.
+FULL = """
+import logging, pathlib, resource, sys
+from envhub_server import log
+from envhub_server.network.audit import Audit
+
+log.configure(logging.ERROR)
+audit = Audit(pathlib.Path(sys.argv[1]))
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
+for number in range(5):
+    audit.write("connected", f"client-{number}")
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+for number in (5, 6):
+    audit.write("connected", f"client-{number}")
+"""
+
+
+def test_line_after_a_full_disk_is_one_of_its_own_and_each_failure_is_logged_once(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    ran = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    lines = path.read_text().splitlines()
+    whole = [json.loads(line) for line in lines if line.endswith("}")]
+    assert [line["client"] for line in whole] == ["client-0", "client-5", "client-6"]
+    assert len(lines) == 4  # and what there was room for of the second
+    logged = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert [line["event"] for line in logged] == ["audit_failed"] * 2
+    assert "only a part of a line" in logged[0]["why"] and "too large" in logged[1]["why"]
+
+
+def test_older_libzmq_is_refused() -> None:
+    program = "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4); import envhub.transport.sockets"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "ImportError: EnvHub needs libzmq 4.3.5 or later" in found.stderr

@@ -1,0 +1,21 @@
+"""Tests of this folder start no process: those that do are in ``tests/integration``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any, NoReturn
+
+import pytest
+
+
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    """Fail the test that would start a process, also one of code that catches exceptions."""
+    pytest.fail("a test of tests/unit starts a process")
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", refuse)
+    for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
+        monkeypatch.setattr(os, name, refuse)

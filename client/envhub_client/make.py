@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -170,7 +170,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
 
 
-def _checked_num_envs(num_envs: Any) -> int:
+def _checked_num_envs(num_envs: SupportsIndex) -> int:
     try:
         count = operator.index(num_envs)
     except TypeError:
@@ -180,7 +180,9 @@ def _checked_num_envs(num_envs: Any) -> int:
     return count
 
 
-def _with_arguments(env: Any, num_envs: int, each: Sequence[dict[str, Any]]) -> Any:
+def _with_arguments(
+    env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]
+) -> Factory | Sequence[Factory]:
     """The factories, given these arguments: of all envs, or of each.
 
     Raises:
@@ -197,7 +199,7 @@ def _with_arguments(env: Any, num_envs: int, each: Sequence[dict[str, Any]]) -> 
     return [_partial(factory, one) for factory, one in zip(factories, each, strict=True)]
 
 
-def _partial(factory: Any, arguments: dict[str, Any]) -> Any:
+def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature, as some of C: it will tell

@@ -29,7 +29,7 @@ def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dic
     return [entry for entry, _ in each], [arguments for _, arguments in each]
 
 
-def _named(wrapper: Any) -> tuple[str, dict[str, Any]]:
+def _named(wrapper: object) -> tuple[str, dict[str, Any]]:
     kind, arguments = wrapper, {}
     if isinstance(wrapper, functools.partial):
         kind, arguments = wrapper.func, wrapper.keywords
@@ -51,5 +51,5 @@ def _named(wrapper: Any) -> tuple[str, dict[str, Any]]:
     return f"{kind.__module__}:{kind.__qualname__}", dict(arguments)
 
 
-def _text(kind: Any) -> str:
+def _text(kind: object) -> str:
     return getattr(kind, "__qualname__", repr(kind))

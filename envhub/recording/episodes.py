@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
 from envhub.recording.film import Film
 from envhub.recording.marks import SAME_STEP, Follower, StepMark, has
 from envhub.recording.tape import BLOCKS, FEW, MANY, Block, TapeShape
+
+Note = int | str  # the seed of an episode, or the text of a failure
 
 
 class StepOutcome(IntFlag):
@@ -118,7 +119,7 @@ class EpisodeCutter:
         return self._end(place, "dropped")
 
     def take(
-        self, block: Block, steps: int, notes: Mapping[tuple[int, int], Any], left: int = BLOCKS
+        self, block: Block, steps: int, notes: Mapping[tuple[int, int], Note], left: int = BLOCKS
     ) -> Iterator[Episode]:
         """Each episode that ends in these steps.
 
@@ -131,7 +132,7 @@ class EpisodeCutter:
             self._limit = min(len(self._running), self._limit + 1)
         yield from self.cut(block, self._outcomes(block, steps), notes)
 
-    def cut(self, block: Block, outcomes: np.ndarray, notes: Mapping[tuple[int, int], Any]) -> Iterator[Episode]:
+    def cut(self, block: Block, outcomes: np.ndarray, notes: Mapping[tuple[int, int], Note]) -> Iterator[Episode]:
         """Take episodes as ``take`` does, of steps with these outcomes by place."""
         for place in np.flatnonzero(outcomes.any(axis=0)).tolist():
             at = 0
@@ -171,8 +172,8 @@ class EpisodeCutter:
         return outcomes
 
     def _events(
-        self, outcomes: np.ndarray, place: int, notes: Mapping[tuple[int, int], Any]
-    ) -> Iterator[tuple[int, int, Any]]:
+        self, outcomes: np.ndarray, place: int, notes: Mapping[tuple[int, int], Note]
+    ) -> Iterator[tuple[int, int, Note | None]]:
         """Each step with which an episode begins or ends, its outcome, and what was said of it."""
         steps = np.flatnonzero(outcomes & ~np.uint8(StepOutcome.STEP)).tolist()
         events = [(step, int(outcomes[step]), notes.get((step, place))) for step in steps]
@@ -188,7 +189,7 @@ class EpisodeCutter:
             if ends or runs:
                 yield step, outcome, note
 
-    def _event(self, block: Block, place: int, step: int, outcome: StepOutcome, note: Any) -> Iterator[Episode]:
+    def _event(self, block: Block, place: int, step: int, outcome: StepOutcome, note: Note | None) -> Iterator[Episode]:
         if self._running[place] is not None:
             failure = note if isinstance(note, str) else ""
             if outcome & StepOutcome.ABORT:

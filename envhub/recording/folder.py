@@ -73,7 +73,7 @@ def _film_of(folder: Path, number: int) -> Path:
     return folder / FILMS / f"episode-{number:06}.mp4"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Replace the file by this value, as a whole; of what JSON has no form for it has the ``repr``."""
     hidden = path.with_name(f".{path.name}")
     with hidden.open("w", encoding="utf-8") as file:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envhub.freed_memory import keep_large_blocks
-from envhub.recording.episodes import Episode, EpisodeCutter
+from envhub.recording.episodes import Episode, EpisodeCutter, Note
 from envhub.recording.folder import ABOUT, RecordingFolder, bytes_of_all, claim, write_json
 from envhub.recording.tape import BLOCKS, Tape, TapeShape, is_frame, steps_of
 from envhub.values import codec, spaces
@@ -91,7 +91,7 @@ class Given:
 
     block: int
     steps: int
-    notes: dict[tuple[int, int], Any]
+    notes: dict[tuple[int, int], Note]
     dropped: int
     left: int
     close: bool
@@ -305,7 +305,7 @@ class RecorderProcess:
         line.socket.close()
 
     def _take(
-        self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Any], left: int = BLOCKS
+        self, line: Line, block: int, steps: int, notes: Mapping[tuple[int, int], Note], left: int = BLOCKS
     ) -> None:
         assert line.tape is not None and line.cutter is not None
         self._keep(line.cutter.take(line.tape.blocks[block], steps, notes, left))
@@ -436,7 +436,7 @@ def _spec_in_json(blob: bytes) -> str:
         return ""
 
 
-def _fps_of(metadata: Any) -> float:
+def _fps_of(metadata: object) -> float:
     """Frames a second of an env, if its metadata says so."""
     fps = metadata.get("render_fps") if isinstance(metadata, dict) else None
     return float(fps) if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps <= FPS_MAX else FPS

@@ -357,7 +357,7 @@ class EpisodeRecorder:
         if hand_over:
             self._hand_over()
 
-    def _write_final(self, place: int, observation: Any) -> None:
+    def _write_final(self, place: int, observation: object) -> None:
         tape = self.tape
         if tape.block is None or tape.at == tape.end:
             return
@@ -396,7 +396,7 @@ def _is_by_env(infos: Mapping[Any, Any]) -> bool:
     return isinstance(next(iter(infos), ""), int)
 
 
-def _final(infos: Mapping[Any, Any], env: int) -> Any:
+def _final(infos: Mapping[Any, Any], env: int) -> object:
     """The last observation of an episode that ended in the same step."""
     return infos[env]["final_obs"] if _is_by_env(infos) else infos["final_obs"][env]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 from zmq.utils import z85
@@ -13,6 +13,9 @@ from zmq.utils import z85
 from envhub.secret import Secret
 from envhub.transport.address import Address
 from envhub.transport.keys import HubKeys
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 ZERO_COPY_BYTES = 1 << 16  # for larger frames libzmq's notice that a frame was sent is cheaper than a copy
 
@@ -36,7 +39,7 @@ _monitors = itertools.count()
 _MONITOR_EVENT = struct.Struct("=Hi")  # of zmq_socket_monitor(3)
 
 
-def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Any:
+def open_socket(context: Context, kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Socket:
     """A socket of this kind, with limits for the size of a message and for the queue of a connection."""
     opened = _new_socket(context, kind)
     opened.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
@@ -46,7 +49,7 @@ def open_socket(context: zmq.Context[Any], kind: int, message_bytes_max: int, re
     return opened
 
 
-def _new_socket(context: zmq.Context[Any], kind: int) -> Any:
+def _new_socket(context: Context, kind: int) -> Socket:
     """A socket that the context knows before it is opened, so that ``Context.destroy`` always closes it.
 
     ``Context.socket`` registers a socket after it has opened it. An interrupt before that leaves a socket that the
@@ -58,7 +61,7 @@ def _new_socket(context: zmq.Context[Any], kind: int) -> Any:
     return opened
 
 
-def begin_zero_copy(context: zmq.Context[Any]) -> None:
+def begin_zero_copy(context: Context) -> None:
     """Send a frame without a copy at once: at the first one pyzmq makes sockets and starts threads.
 
     libzmq aborts a process that has no memory or descriptors for these, which is likelier later.
@@ -71,7 +74,7 @@ def begin_zero_copy(context: zmq.Context[Any]) -> None:
         sent.wait(ZERO_COPY_TIMEOUT_S)
 
 
-def choose_family(socket: zmq.Socket[Any], address: Address) -> None:
+def choose_family(socket: Socket, address: Address) -> None:
     """Have the next bind or connect use IPv6 for an IPv6 address; host names still resolve to IPv4."""
     socket.setsockopt(zmq.IPV6, int(address.is_ipv6))
 
@@ -87,7 +90,7 @@ def public_key(secret: Secret[bytes]) -> bytes:
     return z85.decode(zmq.curve_public(z85.encode(secret.reveal_secret())))
 
 
-def ask_before_admitting(socket: zmq.Socket[Any], secret: Secret[bytes] | None, domain: bytes) -> None:
+def ask_before_admitting(socket: Socket, secret: Secret[bytes] | None, domain: bytes) -> None:
     """Have the addresses bound from now on admit only clients that the handler of this ZAP domain admits.
 
     With ``secret``, the hub's key, clients must present keys, and connections are encrypted. Without a handler every
@@ -100,14 +103,14 @@ def ask_before_admitting(socket: zmq.Socket[Any], secret: Secret[bytes] | None, 
         socket.setsockopt(zmq.CURVE_SERVER, 1)
 
 
-def present_keys(socket: zmq.Socket[Any], keys: HubKeys) -> None:
+def present_keys(socket: Socket, keys: HubKeys) -> None:
     """Have the next connect present this client's key to the hub with this public key, and encrypt the connection."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key(keys.secret))
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.reveal_secret())
 
 
-def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
+def open_monitor(socket: Socket, events: int) -> Socket:
     """A socket that reports ``events`` of ``socket``, and queues them without a limit.
 
     With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait for a reader, and closing the socket
@@ -123,7 +126,7 @@ def open_monitor(socket: zmq.Socket[Any], events: int) -> Any:
     return monitor
 
 
-def read_monitor(monitor: Any, flags: int = 0) -> tuple[int, int]:
+def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
     """Read a monitor's next event and its value.
 
     ``zmq.utils.monitor`` could read it too, but imports asyncio, which takes 30 ms.
@@ -135,7 +138,7 @@ def read_monitor(monitor: Any, flags: int = 0) -> tuple[int, int]:
     return event, value
 
 
-def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
+def send(socket: Socket, frames: Sequence[Any]) -> None:
     """Send one message without waiting; large frames are not copied and must not change until the peer has them.
 
     Raises:
@@ -148,7 +151,7 @@ def send(socket: zmq.Socket[Any], frames: Sequence[Any]) -> None:
         _send_frame(socket, frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
 
 
-def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
+def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
     """Receive one whole message, or its first ``frames_max`` frames.
 
     If the last frame says ``more``, either ``discard`` the rest or close the socket.
@@ -164,7 +167,7 @@ def receive(socket: zmq.Socket[Any], frames_max: int) -> list[zmq.Frame]:
     return frames
 
 
-def receive_peer(socket: zmq.Socket[Any]) -> bytes:
+def receive_peer(socket: Socket) -> bytes:
     """Receive the routing id of a ROUTER's next message; then ``receive`` the message.
 
     Raises:
@@ -173,7 +176,7 @@ def receive_peer(socket: zmq.Socket[Any]) -> bytes:
     return socket.recv(_NOBLOCK)
 
 
-def discard(socket: zmq.Socket[Any], frames_max: int) -> bool:
+def discard(socket: Socket, frames_max: int) -> bool:
     """Drop up to ``frames_max`` more frames of the current message; return True if the message has ended."""
     return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
 

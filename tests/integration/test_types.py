@@ -59,6 +59,16 @@ MISTAKES = {
     "envhub.HubVectorEnv.step(None, 1).rewards": "rewards",
 }
 
+# What an editor shows where the pointer is.
+SHOWN = {
+    "envhub.make_vec": ("num_envs", "record", "RecordOptions", "HubVectorEnv"),
+    "envhub.make_vec('CartPole-v1')": ("HubVectorEnv",),
+    "envhub.make_vec('CartPole-v1').step(0)[1]": ("ndarray",),
+    "envhub.make_vec('CartPole-v1').info_mode": ("batched", "by_env"),
+    "envhub.make('CartPole-v1')": ("HubEnv",),
+    "envhub.connect": ("timeout", "Client"),
+}
+
 
 def by_mypy(program: Path) -> dict[int, str]:
     """What it says of each line."""
@@ -95,3 +105,14 @@ def test_program_passes_and_each_mistake_is_told(checked: object, tmp_path: Path
     assert [*found] == [*range(2, 2 + len(MISTAKES))], found
     for line, name in zip(found.values(), MISTAKES.values(), strict=True):
         assert name in line
+
+
+def test_editor_shows_types_and_keywords(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(["import envhub", *(f"reveal_type({each})" for each in SHOWN)]))
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", program.name]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    shown = [line.partition("Revealed type is ")[2] for line in ran.stdout.splitlines()]
+    assert len(shown) == len(SHOWN), ran.stdout
+    for text, names in zip(shown, SHOWN.values(), strict=True):
+        assert all(name in text for name in names) and text != '"Any"', text

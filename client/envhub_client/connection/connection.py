@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, SupportsIndex
 
 import envhub
 from envhub import errors
@@ -108,7 +108,7 @@ class Connection:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def send(self, op: Op, message: Any, frames: Sequence[Any] = (), keep: bool = False) -> None:
+    def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
 
         With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
@@ -267,7 +267,9 @@ class Connection:
     def _report(self) -> None:
         self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
 
-    def ask(self, op: Op, message: Any, frames: Sequence[Any] = (), timeout: float | None = None) -> Reply:
+    def ask(
+        self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
+    ) -> Reply:
         """Send a request and wait for its reply; a failure is raised.
 
         Raises:
@@ -291,7 +293,7 @@ class Connection:
             raise_failure(reply.message, self.address)
         return reply
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """A connection is neither pickled nor copied, nor is what holds one.
 
         Raises:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from envhub.protocol.client import ClientProtocol, Reply
+from envhub.protocol.prelude import Frame
 from envhub_client.connection.local_sockets import LocalSockets
 
 
@@ -42,7 +43,7 @@ class Transport(Protocol):
             AddressError: the address cannot be connected to.
         """
 
-    def send(self, frames: Sequence[Any]) -> None:
+    def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. The frames must not change until its reply has come.
 
         A message that cannot be sent just now is dropped: the protocol asks after it, and has it sent again.

@@ -13,7 +13,7 @@ from envhub.errors import EnvTimeout, RequestRefused, WorkerDied
 from envhub.protocol.messages import Call, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub_client.deadline import Deadline
-from envhub_client.envs.arguments import checked_env_ids
+from envhub_client.envs.arguments import EnvIds, checked_env_ids
 from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.rendering import Rendering
 from envhub_client.frames import hiding_frames
@@ -87,7 +87,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             timeout = None if deadline is None else deadline.left_s()
 
     @exclusive
-    def call_some(self, env_ids: Any, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call_some(self, env_ids: EnvIds, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of these envs only; one result for each of ``env_ids``. Others stay untouched.
 
         Raises:
@@ -98,7 +98,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._called(self._call_of(name, args, kwargs, rows), rows)
 
     @exclusive
-    def attr_is_callable(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+    def attr_is_callable(self, name: str, env_ids: EnvIds = None) -> tuple[bool, ...]:
         """Tell of every env, or of these, if the attribute is a method, or another callable; nothing is called.
 
         Raises:
@@ -109,7 +109,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._called(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)
 
     @exclusive
-    def has_attr(self, name: str, env_ids: Any = None) -> tuple[bool, ...]:
+    def has_attr(self, name: str, env_ids: EnvIds = None) -> tuple[bool, ...]:
         """Tell of every env, or of each of these, if it has the attribute; no method is called, and no value travels.
 
         Errors as for ``call_some``.
@@ -119,7 +119,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._called(Call(name, b"", rows=sorted(rows), question="exists"), rows)
 
     @exclusive
-    def is_wrapped(self, wrapper: type | str, env_ids: Any = None) -> tuple[bool, ...]:
+    def is_wrapped(self, wrapper: type | str, env_ids: EnvIds = None) -> tuple[bool, ...]:
         """Tell of every env, or of each of these, if a wrapper of it is of this class or extends it.
 
         ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
@@ -137,12 +137,12 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return self._called(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
 
     @hiding_frames
-    def get_attr(self, name: str, env_ids: Any = None) -> tuple[Any, ...]:
+    def get_attr(self, name: str, env_ids: EnvIds = None) -> tuple[Any, ...]:
         """An attribute of every env, or of these; a method is called. The same as ``call(name)`` or ``call_some``."""
         return self.call(name) if env_ids is None else self.call_some(env_ids, name)
 
     @exclusive
-    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
+    def set_attr(self, name: str, values: Any, env_ids: EnvIds = None) -> None:
         """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
 
         Raises:
@@ -165,7 +165,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._session.set_attr(SetAttr(name, encoded, sorted(rows)))
 
     @exclusive
-    def render(self, env_ids: Any = None) -> tuple[Any, ...]:
+    def render(self, env_ids: EnvIds = None) -> tuple[Any, ...]:
         """The rendered frame of every env, or of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
@@ -207,7 +207,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Copies of every env's random generator."""
         return self.get_attr("np_random")
 
-    def _check_call(self, what: str, name: Any) -> None:
+    def _check_call(self, what: str, name: object) -> None:
         self._session.check_free(what)
         if not isinstance(name, str):
             raise TypeError(f"the name of a method or attribute is a str, got {name!r}")
@@ -217,7 +217,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "and calls no such method; use a public name, or a private hub (hub=None)"
             )
 
-    def _checked_rows(self, what: str, name: Any, env_ids: Any) -> list[int]:
+    def _checked_rows(self, what: str, name: object, env_ids: EnvIds) -> list[int]:
         """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
         self._check_call(what, name)
         if env_ids is None:

@@ -19,6 +19,7 @@ from envhub_client.envs.arguments import seeds_of
 from envhub_client.envs.recoverable import environment
 from envhub_client.envs.step_observer import StepReturn
 from envhub_client.envs.vector_env import HubVectorEnv, Options
+from envhub_client.frameworks.cleanrl import LegacyInfos
 
 
 def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_id: str, **kwargs: Any) -> Recorder:
@@ -38,7 +39,7 @@ def record(envs: HubVectorEnv | VectorWrapper[Any, Any, Any, Any, Any], dataset_
 
     Raises:
         TypeError: it is another vector env.
-        ValueError: there is a data set of this name.
+        ValueError: there is a data set of this name, or the infos of ``envs`` are by env.
         Exception: what ``create_dataset_from_buffers`` raises.
     """
     return Recorder(envs, dataset_id, **kwargs)
@@ -63,6 +64,8 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         super().__init__(envs)
         if not isinstance(envs.unwrapped, HubVectorEnv):
             raise TypeError(f"what is recorded is a HubVectorEnv, or wrappers around one, and not {envs!r}")
+        if _info_mode(envs) != "batched":
+            raise ValueError('a recorder reads batched infos, and these envs have info_mode="by_env"')
         self.left_out = 0
         self._mode = envs.metadata["autoreset_mode"]
         self._episodes: list[_Episode | None] = [None] * envs.num_envs
@@ -156,6 +159,13 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Any]):
         buffers = [episode.buffer(*spaces) for episode in episodes if episode is not None and episode.rewards]
         if buffers:
             self.dataset.update_dataset_from_buffer(buffers)
+
+
+def _info_mode(envs: VectorEnv[Any, Any, Any]) -> str:
+    """The form of the infos that ``envs`` return."""
+    while isinstance(envs, VectorWrapper) and not isinstance(envs, LegacyInfos):
+        envs = envs.env
+    return envs.info_mode if isinstance(envs, HubVectorEnv) else "batched"
 
 
 class _Episode:

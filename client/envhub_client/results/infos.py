@@ -108,7 +108,7 @@ def _form(column: Column) -> np.dtype[Any]:
     return np.dtype(object if column.kind is np.bool_ else column.dtype)
 
 
-def _fits(tree: Tree, batch: Any) -> bool:
+def _fits(tree: Tree, batch: object) -> bool:
     """True if assigning these columns to what is there is the same as assigning their values one by one."""
     if not isinstance(batch, dict):
         return False

@@ -102,7 +102,7 @@ class Observations:
         return spaces.assemble(self.space, parts)
 
 
-def _places(value: Any, place: str) -> Iterator[tuple[str, codec.Represented]]:
+def _places(value: object, place: str) -> Iterator[tuple[str, codec.Represented]]:
     """Places in a value where a ``repr`` stands in for something, as one would write them in Python."""
     if isinstance(value, codec.Represented):
         yield place, value

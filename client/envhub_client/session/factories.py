@@ -22,7 +22,7 @@ SHARED_MIN = 0.75  # of the list, pickled for each of them: if each factory alon
 Factory = Callable[[], Env[Any, Any]]
 
 
-def checked_factories(given: Any) -> list[Factory]:
+def checked_factories(given: object) -> list[Factory]:
     """The factories in a list or other iterable, one per env.
 
     Raises:
@@ -45,7 +45,7 @@ def checked_factories(given: Any) -> list[Factory]:
     return factories
 
 
-def _described(given: Any) -> str:
+def _described(given: object) -> str:
     if callable(given):
         return "a single factory"
     if hasattr(given, "reset") and hasattr(given, "step"):

@@ -47,7 +47,7 @@ def factories_digest(factories: Sequence[object], *others: object) -> str:
     return hashlib.sha256("\0".join(first).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _tokens(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
+def _tokens(value: object, depth: int, seen: set[int]) -> Iterator[str]:
     """Text of a value, piece by piece."""
     if isinstance(value, _NUMBERS):
         yield f"{type(value).__name__} {value!r}"
@@ -66,12 +66,12 @@ def _tokens(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
         yield from _tokens(part, depth + 1, seen)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     named = value if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[Any]:
     match value:
         case functools.partial():
             yield from (value.func, value.args, value.keywords)

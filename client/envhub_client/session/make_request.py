@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,7 @@ def filled_in(
     )
 
 
-def _setup(make: Make, setup: Any, is_private: bool) -> dict[str, Any]:
+def _setup(make: Make, setup: str | Callable[[], object] | None, is_private: bool) -> dict[str, Any]:
     """The fields of a request that say what sets workers up.
 
     Raises:

@@ -19,7 +19,7 @@ class ValueCodec:
     def __init__(self, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: object) -> bytes:
         """The value as it is sent to the hub; errors as for ``codec.encode``."""
         return codec.encode(value, codec.as_pickle if self.allow_pickle else codec.refuse)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -219,6 +220,12 @@ def test_a_name_that_exists_is_refused_before_anything_is_played() -> None:
 def test_other_vector_envs_are_refused() -> None:
     with pytest.raises(TypeError, match=r"what is recorded is a HubVectorEnv.* not SyncVectorEnv\("):
         envhub.minari.record(gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]), "other-v0")  # type: ignore[arg-type]
+
+
+def test_infos_by_env_are_refused() -> None:
+    refused = pytest.raises(ValueError, match='these envs have info_mode="by_env"')
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 1, num_workers=0, info_mode="by_env")) as envs, refused:
+        envhub.minari.record(envs, "by-env-v0")
 
 
 def test_what_wrappers_show_is_what_is_recorded() -> None:

@@ -152,7 +152,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         except zmq.ZMQError as error:
             self.__exit__()
             raise AddressError(f"{bind} cannot be listened at: {error}") from error
-        self.address = self._router.last_endpoint.decode()
+        self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._connections: set[int] = set()  # the descriptors of those that have not ended
         self._ids: list[int] = []
         self._former_ids: set[int] = set()

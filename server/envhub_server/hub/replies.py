@@ -81,11 +81,11 @@ class Replies:
         """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
         held = self._held
         assert held.memory is not None and held.under_way is not None
-        arena, found = held.memory.arena, dict(sent)
+        arena, infos = held.memory.arena, dict(sent)
         for row in held.under_way.message.rows:
             if row < arena.layout.rows and arena.info_template[row] == LARGE:
-                found[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
-        return sorted(found.items())
+                infos[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
+        return sorted(infos.items())
 
     def _compresses(self, request: Incoming, answer: instructions.Answer, frames: Frames, first: int) -> bool:
         """Compress the observations, which begin at the frame ``first``; whether a thread does it, and they are late.

@@ -101,8 +101,8 @@ class SessionRuntime:
     @property
     def memory(self) -> Mapping[int, int]:
         """Number of bytes each process has besides what it was forked with, without those that end for their memory."""
-        found = self._held.pool.own_memory().items()
-        return {number: nbytes for number, nbytes in found if not self.state.supervision.overruns(number)}
+        samples = self._held.pool.own_memory().items()
+        return {number: nbytes for number, nbytes in samples if not self.state.supervision.overruns(number)}
 
     @property
     def quiescent(self) -> bool:
@@ -119,9 +119,9 @@ class SessionRuntime:
         """Last observations of its envs, once they are made."""
         memory, made = self._held.memory, self.state.made
         assert memory is not None and made is not None
-        steps, given, found = memory.arena.last_observations()
+        steps, given, observations = memory.arena.last_observations()
         spaces = [] if described else made.observation_spaces
-        return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), found
+        return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), observations
 
     def observe_by(self, observer: SessionObserver | None) -> None:
         """Have an observer, if there is one, learn of what happens from now on; of several the first learns first."""

@@ -73,8 +73,8 @@ class Audit:
 
         ``ends`` says that it is not called again.
         """
-        for told in self._repeats.take_left_out(math.inf if ends else time.monotonic()):
-            self._write({"event": LEFT_OUT, "from": told.pop("origin", ""), **told})
+        for count in self._repeats.take_left_out(math.inf if ends else time.monotonic()):
+            self._write({"event": LEFT_OUT, "from": count.pop("origin", ""), **count})
         return self._repeats.pending
 
     def _write(self, fields: dict[str, str | int]) -> None:

@@ -145,8 +145,8 @@ class Listener:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise AddressError(f"{lock} cannot be made: {error.strerror}; bind a path in a folder of yours") from error
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size:  # and no hub's, which are empty
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size:  # and no hub's, which are empty
             os.close(descriptor)
             raise AddressError(f"{lock} exists and is no hub's lock; choose another path for the socket")
         try:
@@ -240,8 +240,8 @@ def _numeric(host: str) -> str:
     host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(host, host.strip("[]"))
     if host in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
-        return socket.inet_ntoa(found[20:24])
+            reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
+        return socket.inet_ntoa(reply[20:24])
     return host
 
 

@@ -56,9 +56,9 @@ class ClientFrames:
 
     def answered(self, pongs: int) -> None:
         """Note so many answers to heartbeats, which are then not unread any more."""
-        found = min(pongs, self._heartbeats)
-        self._heartbeats -= found
-        self._less(found, 0)
+        count = min(pongs, self._heartbeats)
+        self._heartbeats -= count
+        self._less(count, 0)
 
     def read(self, frames: int, nbytes: int) -> None:
         """Note how many frames of messages the hub has read so far, with so many bytes."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -118,3 +120,99 @@ def test_connection_without_a_message_ends_and_one_with_a_hello_stays(hub: Serve
         assert time.monotonic() - began_s > HELLO_S - 1
         assert not greeted.has_ended(int(1000 * HELLO_S)) and greeted.hello()
         context.destroy(linger=0)
+
+
+# --- statements of PROTOCOL.md about replies --------------------------------------------------------------------------
+
+
+class Asking:
+    """Requests of one session, in the bytes that a test gives."""
+
+    def __init__(self, client: PlainClient) -> None:
+        self.client, self.hub_id, self.token = client, client.hello(), os.urandom(16)
+
+    def ask(self, op: Op, seq: int, header: bytes = b"\x80", *frames: bytes, hub_id: int | None = None) -> list[bytes]:
+        """Return the frames of the reply."""
+        prelude = Prelude(op, self.hub_id if hub_id is None else hub_id, self.token, seq)
+        self.client.socket.send_multipart([prelude.pack() + header, *frames])
+        assert self.client.socket.poll(60_000), op
+        return list(self.client.socket.recv_multipart())
+
+    def code(self, *asked: Any, **more: Any) -> str:
+        """Return the code of the failure that the reply is; empty for another reply."""
+        first, *_ = self.ask(*asked, **more)
+        is_failure = Prelude.unpack(first).op == messages.REPLY | Op.FAILURE
+        return messages.unpack(Failure, first[PRELUDE.size :]).code if is_failure else ""
+
+    def state(self, seq: int) -> str:
+        """Return what a HEARTBEAT about a request is answered."""
+        return messages.unpack(messages.HeartbeatReply, self.ask(Op.HEARTBEAT, seq)[0][PRELUDE.size :]).state
+
+
+@pytest.fixture
+def asking(client: PlainClient) -> Asking:
+    return Asking(client)
+
+
+def made(name: str, **fields: Any) -> bytes:
+    return codec.encode({"num_envs": 2, "name": name, **fields})
+
+
+def test_limits_of_the_welcome_are_both(client: PlainClient) -> None:
+    client.socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\x80")
+    assert client.socket.poll(ENDED_MS)
+    welcome = messages.unpack(messages.Welcome, client.socket.recv()[PRELUDE.size :])
+    assert welcome.limits.keys() == {"envs_per_session_max", "message_bytes_max"}
+    assert [number.isdecimal() for number in welcome.version.split(".")] == [True, True]
+
+
+def test_heartbeat_may_be_answered_by_a_failure_with_its_token_and_seq(asking: Asking) -> None:
+    (first,) = asking.ask(Op.HEARTBEAT, 7, hub_id=asking.hub_id ^ 2)
+    found = Prelude.unpack(first)
+    assert (found.op, found.token, found.seq) == (messages.REPLY | Op.FAILURE, asking.token, 7)
+    assert messages.unpack(Failure, first[PRELUDE.size :]).code == "stale_hub"
+    assert asking.state(7) == "unknown"
+
+
+def test_seq_of_a_refused_request_is_not_used_up_and_a_closed_token_ends_with_its_seq(asking: Asking) -> None:
+    assert asking.code(Op.RESET, 2) == asking.code(Op.CLOSE, 3) == "session_lost"
+    assert asking.code(Op.MAKE, 3, made("CartPole-v1")) == "session_lost"  # CLOSE came with this seq
+    assert asking.code(Op.MAKE, 4, made("CartPole-v1")) == ""
+    assert asking.state(4) == "answered" and asking.state(5) == "unknown"
+    assert asking.code(Op.MAKE, 5, made("CartPole-v1")) == asking.code(Op.RESET, 3) == "bad_seq"
+    assert asking.code(Op.STEP, 5, b"\x04", bytes(16)) == "env_raised"  # there was no RESET
+    assert asking.code(Op.STEP, 6, b"\x04", bytes(8)) == "bad_actions"
+    assert asking.code(Op.RESET, 6) == "bad_actions"  # the reply to 6 again
+    assert asking.ask(Op.RESET, 7) == asking.ask(Op.RESET, 7)
+    assert asking.code(Op.CLOSE, 8) == asking.code(Op.CLOSE, 8) == "" and asking.state(8) == "unknown"
+
+
+def test_header_is_read_in_any_order_with_short_floats_and_the_last_of_equal_keys(asking: Asking) -> None:
+    header = b"\x84" + codec.encode("name") + codec.encode("CartPole-v1") + codec.encode("num_envs") + b"\x01"
+    header += codec.encode("faults") + b"\x81" + codec.encode("step_s") + b"\xca" + struct.pack(">f", 2.5)
+    first, *_ = asking.ask(Op.MAKE, 1, header + codec.encode("num_envs") + b"\x02")
+    assert messages.unpack(messages.Made, first[PRELUDE.size :]).num_envs == 2
+    assert asking.code(Op.RESET, 2, codec.encode({"seeds": [1.0, 2.0]})) == "malformed"  # a float where an int is due
+    assert asking.code(Op.RESET, 3, codec.encode({"seeds": [1, 2], "later": [{}]})) == ""
+    assert asking.code(Op.CLOSE, 4) == ""
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "graphs"])
+def test_first_step_in_place_of_a_lost_session_is_a_truncation_without_an_observation(
+    asking: Asking, name: str
+) -> None:
+    info = {"invalid_transition": True, "env_failure": {"cause": "hub_lost"}}
+    first, *_ = asking.ask(Op.MAKE, 1, made(name, lost=codec.encode(info)))
+    assert Prelude.unpack(first).op == messages.REPLY | Op.MAKE
+    has_objects = name == "graphs"  # its action is a text and a number
+    texts = messages.pack_rows((row, codec.encode(["a"])) for row in range(2))
+    actions = (b"\x7f\x04", bytes(16), texts) if has_objects else (b"\x04", bytes(16))
+    _, *observations, results, rows = asking.ask(Op.STEP, 2, *actions)
+    assert not any(map(any, observations)) and results == bytes(16) + bytes(2) + b"\x01\x01"
+    for row, entry in messages.unpack_rows(rows, 2):
+        observed, entry = codec.decode(entry) if has_objects else (b"", entry)
+        assert observed == b"" and codec.decode(entry) == info, row
+    _, *frames = asking.ask(Op.STEP, 3, *actions)
+    assert frames[len(observations)] == bytes(20)  # the reset: reward 0, no flags
+    assert has_objects or any(frames[0])
+    assert asking.code(Op.CLOSE, 4) == ""

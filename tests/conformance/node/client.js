@@ -3,6 +3,7 @@
 
 import crypto from 'node:crypto';
 import fs from 'node:fs';
+import net from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Dealer } from 'zeromq';
 import { CodecError, isMap, pack, unpack, unpackHeader } from './codec.js';
@@ -26,7 +27,12 @@ const UNREACHED_MAX = 60000;
 const WARN_UNCONNECTED = 300;
 const WARN_SILENT = 3500;
 const ENDS_MAX = 10; // connections in a row that end after the request was sent on them
-const HANDSHAKES_MAX = 10; // handshakes in a row that fail, in place of the rows and probes of EnvHub's own client
+// "What a refused client sees": the address has another key after two rows of three broken handshakes, each with a probe.
+const BROKEN_MAX = 3;
+const BROKEN_ROWS_MAX = 2;
+const BROKEN_WITHIN = 1500;
+const PROBE_GREETING = 3000; // for the hub's greeting
+const PROBE_OPEN = 500; // for which the hub then leaves the connection open
 const FRAMES_MAX = 1024;
 const HEADER_MAX = 65536;
 const TIMEOUT = 600; // seconds; the caller's own limit of a request, unless it says another
@@ -154,7 +160,9 @@ class Link {
   #connected = false;
   #unconnectedSince = Date.now();
   #refusedSince = null;
-  #handshakesFailed = 0;
+  #connectedAt = 0;
+  #broken = 0; // handshakes in a row that the hub has ended at once
+  #brokenRows = 0;
 
   constructor(address, warn) {
     const { address: target, options } = parseAddress(address);
@@ -166,17 +174,14 @@ class Link {
       reconnectMaxInterval: 500, ...options,
     });
     const { events } = this.#socket;
-    events.on('connect', () => { this.#refusedSince = null; });
+    events.on('connect', () => { this.#refusedSince = null; this.#connectedAt = Date.now(); });
     events.on('close', () => { this.#refusedSince ??= Date.now(); }); // an attempt that found nobody
     events.on('handshake', () => this.#onConnected());
     events.on('disconnect', () => this.#onDisconnected());
     events.on('handshake:error:auth', () => this.lose(new Error('the hub does not know the key of this client')));
     events.on('handshake:error:protocol', () => this.lose(new Error('either the hub has keys or the address has, not both')));
-    events.on('handshake:error:other', () => {
-      // Without a key it says nothing: libzmq will see in one of the next handshakes that the mechanisms differ.
-      if (!options.curveServerKey || ++this.#handshakesFailed < HANDSHAKES_MAX) return;
-      this.lose(new Error("the hub ends each handshake: the address has another key than the hub's"));
-    });
+    // Without a key it says nothing: libzmq will see in one of the next handshakes that the mechanisms differ.
+    if (options.curveServerKey) events.on('handshake:error:other', ({ error }) => this.#onBroken(target, error));
     this.#socket.connect(this.#descriptor === null ? target : `ipc:///proc/self/fd/${this.#descriptor}`);
     this.#timer = setInterval(() => this.#tick(), TICK);
     this.#timer.unref(); // an idle client does not keep its program from ending
@@ -292,9 +297,20 @@ class Link {
 
   // --- What happens to the connection
 
+  async #onBroken(target, error) {
+    const atOnce = ['EPIPE', 'ECONNRESET'].includes(error?.code) && Date.now() - this.#connectedAt < BROKEN_WITHIN;
+    this.#broken = atOnce ? this.#broken + 1 : 0;
+    if (this.#broken < BROKEN_MAX) return;
+    this.#broken = 0;
+    this.#brokenRows = (await staysOpen(target)) ? this.#brokenRows + 1 : 0;
+    if (this.#brokenRows === BROKEN_ROWS_MAX) {
+      this.lose(new Error("the hub ends each handshake: the address has another key than the hub's"));
+    }
+  }
+
   #onConnected() {
     this.#connected = true;
-    this.#handshakesFailed = 0;
+    this.#broken = this.#brokenRows = 0;
     this.#heardAt = Date.now();
     this.#warned = false;
     if (this.#pending) this.#askAfter();
@@ -399,6 +415,29 @@ class Link {
   }
 }
 
+// Whether a hub with a key listens and waits for the HELLO of a handshake, which is not sent. A hub that stops does not wait.
+function staysOpen(target) {
+  const [, host, port] = /^tcp:\/\/\[?(.+?)\]?:(\d+)$/.exec(target);
+  const greeting = Buffer.alloc(64);
+  greeting.set([0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3]);
+  greeting.write('CURVE', 12, 'latin1');
+  return new Promise((resolve) => {
+    const socket = net.connect(Number(port), host);
+    const end = (open) => { clearTimeout(timer); socket.destroy(); resolve(open); };
+    let timer = setTimeout(end, PROBE_GREETING, false);
+    let read = Buffer.alloc(0);
+    socket.on('connect', () => socket.write(greeting)).on('error', () => end(false)).on('close', () => end(false));
+    socket.on('data', (data) => {
+      const isNew = read.length < greeting.length;
+      read = Buffer.concat([read, data]).subarray(0, greeting.length);
+      if (!isNew || read.length < greeting.length) return;
+      clearTimeout(timer);
+      if (read.toString('latin1', 12, 32) !== 'CURVE'.padEnd(20, '\0')) end(false);
+      else timer = setTimeout(end, PROBE_OPEN, true);
+    });
+  });
+}
+
 function stateOf(first) {
   return unpackHeader(first.subarray(PRELUDE)).state;
 }
@@ -417,7 +456,9 @@ const FAULT = { invalid_transition: true, env_failure: { cause: 'hub_lost', mess
 export class VectorEnv {
   #link;
   #plan;
-  #last = null; // the leaves' last observations, for rows that come without
+  #last = null; // the last observations of object leaves, for rows that come without
+  #lastBytes = null; // those of the other leaves, for rows of a session that was made again
+  #unseen = new Set(); // such rows, until they have an observation of their own
 
   /**
    * Options: `kwargs` (of the env), `make` (further fields of Make, such as `num_workers` or `autoreset_mode`), `timeout` (of
@@ -455,13 +496,14 @@ export class VectorEnv {
     }
     this.numEnvs = numEnvs;
     this.#link = link;
+    if (more.fresh || more.lost) this.#unseen = new Set(Array(numEnvs).keys());
   }
 
   /** `seeds`: a number for the first env, from which the others count, or a list with a number or null per env. */
   async reset(seeds = null, { options = null, mask = [] } = {}) {
     const list = typeof seeds === 'number' ? Array.from({ length: this.numEnvs }, (_, row) => seeds + row) : (seeds ?? []);
     const header = { seeds: list, mask, ...(options && { options: pack(options) }) };
-    return this.#surviving(async () => this.#batch(await this.#request(OP.RESET, header), this.numEnvs, false), { fresh: true });
+    return this.#surviving(async () => this.#batch(await this.#request(OP.RESET, header), this.numEnvs, false, null, mask), { fresh: true });
   }
 
   async step(actions) {
@@ -531,8 +573,23 @@ export class VectorEnv {
     }
   }
 
+  // "Envs that fail": puts the last observations of the lost session in place of those that the new one does not have.
+  #putLast(arrays, rows, isOwn) {
+    const { fixed } = this.observationSpace;
+    this.#lastBytes ??= fixed.map((leaf) => new Uint8Array(this.numEnvs * leaf.rowBytes));
+    rows.forEach((row, index) => {
+      if (isOwn(row, index)) this.#unseen.delete(row);
+      fixed.forEach(({ rowBytes }, leaf) => {
+        const found = arrays[leaf].bytes.subarray(index * rowBytes, (index + 1) * rowBytes);
+        const last = this.#lastBytes[leaf].subarray(row * rowBytes, (row + 1) * rowBytes);
+        if (this.#unseen.has(row)) found.set(last);
+        else last.set(found);
+      });
+    });
+  }
+
   // The frames of a reply to RESET, STEP or RECEIVE. `count` rows are in it, whose numbers are `rows`.
-  #batch({ frames }, count, results, rows = null) {
+  #batch({ frames }, count, results, rows = null, mask = []) {
     const { fixed, objects, leaves } = this.observationSpace;
     const due = fixed.length + (results ? 1 : 0);
     if (frames.length !== due && (frames.length !== due + 1 || frames.length === 0)) throw new CodecError('a reply of another number of frames');
@@ -560,6 +617,7 @@ export class VectorEnv {
       }
       infos.push(info);
     }
+    this.#putLast(arrays, rows ?? [...Array(count).keys()], (row, index) => (results ? !infos[index].invalid_transition : mask.length === 0 || mask[row]));
     if (objects.length > 0) {
       this.#last ??= objects.map(() => []);
       values.forEach((column, leaf) => column.forEach((value, index) => { this.#last[leaf][rows ? rows[index] : index] = value; }));

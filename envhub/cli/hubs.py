@@ -27,16 +27,16 @@ def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
 
     try:
         with connect(address, timeout) as client:
-            found = client.health()
+            answer = client.health()
     except EnvHubError as error:
         end("health", error, EXIT_FAILED)
-    text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
-    if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
+    text = f"{answer['sessions']} sessions, up for {answer['uptime_s']:.0f} s"
+    if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {text}", markup=False)
-    for name, why in found.get("unready", {}).items():
+    console.print(f"{answer['status']}: {text}", markup=False)
+    for name, why in answer.get("unready", {}).items():
         console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
-    sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
+    sys.exit(0 if answer["status"] == "ok" else EXIT_FAILED)
 
 
 def ls() -> None:

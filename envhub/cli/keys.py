@@ -77,8 +77,8 @@ def list_clients(*, keys: Path) -> None:
         problems = folder.passed_over
         for name in names:
             try:
-                holder, found = folder.holder(name)
-                print(name, holder.right, *map(text_of, found))
+                holder, public_keys = folder.holder(name)
+                print(name, holder.right, *map(text_of, public_keys))
             except KeysError as error:
                 problems.append(str(error))
         if problems:

@@ -85,11 +85,11 @@ def record(
         except ValueError as error:
             end("record", error, EXIT_USAGE)
         try:
-            found = run(env, options, num_envs, hub, policy, seed)
+            recorded = run(env, options, num_envs, hub, policy, seed)
         except BaseException:
             with contextlib.suppress(OSError):  # it has a recording in it
                 if is_new:
                     folder.rmdir()
             raise
-    text = f"{found.episodes} episodes, {found.nbytes:,} bytes, in {found.folder}; {found.dropped} were dropped"
-    console.print(text, soft_wrap=True)
+    text = f"{recorded.episodes} episodes, {recorded.nbytes:,} bytes, in {recorded.folder}"
+    console.print(f"{text}; {recorded.dropped} were dropped", soft_wrap=True)

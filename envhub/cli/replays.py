@@ -116,7 +116,7 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
 def _replay_folder(folder: Path | None) -> Path:
     from envhub_server.catalog.replay_folder import default_path
 
-    found = folder or default_path(os.environ)
-    if found is None:
+    chosen = folder or default_path(os.environ)
+    if chosen is None:
         end("replays", "ENVHUB_REPLAYS is off; name the folder")
-    return found
+    return chosen

@@ -64,11 +64,11 @@ def serve(
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
     try:
-        found = config_of(env, options, config)
+        hub_config = config_of(env, options, config)
     except ValueError as error:
         end("serve", error)
     try:
-        run(found, ready, listed)
+        run(hub_config, ready, listed)
     except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:

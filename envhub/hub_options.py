@@ -43,10 +43,27 @@ class RecycleOptions:
     """The table ``recycle``: bounds after which another worker takes over; 0 for never."""
 
     episodes: Annotated[
-        int, bounded(0, EPISODES_MAX, "episodes"), Meta(description="Episodes of all envs of the worker together.")
+        int,
+        bounded(0, EPISODES_MAX, "episodes"),
+        Meta(
+            description="The number of episodes, of all its envs together, after which another worker takes over from "
+            "one; 0, the default, for never."
+        ),
     ] = 0
-    age_s: Annotated[Seconds, Meta(description="Seconds since the start of the worker.")] = 0.0
-    memory_bytes: Annotated[Memory, Meta(description="Bytes of memory of the worker, such as 2GB.")] = 0
+    age_s: Annotated[
+        Seconds,
+        Meta(
+            description="The seconds after which another worker takes over from one, as its envs' episodes end; 0, the "
+            "default, for never."
+        ),
+    ] = 0.0
+    memory_bytes: Annotated[
+        Memory,
+        Meta(
+            description="The bytes of memory, such as 2GB, above which another worker takes over from one, as its "
+            "envs' episodes end; 0, the default, for never."
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +112,8 @@ class HubOptions:
     worker_memory: Annotated[
         Memory,
         Meta(
-            description="The bytes of memory that each worker may have, such as 2GB or 512MiB, so that a session's "
-            "envs cannot take the machine's; 0, the default, for no limit."
+            description="The bytes of memory that each worker may allocate, such as 2GB or 512MiB; an env that wants "
+            "more gets a MemoryError. 0, the default, for no limit."
         ),
     ] = 0
     worker_env: Annotated[
@@ -242,10 +259,14 @@ class HubOptions:
     ] = 2.0
 
 
+class Size(str):
+    """Text of a number of bytes. A command line's help shows the name of the class for the value."""
+
+
 def arguments_of(table: Any) -> Any:
     """Return a dataclass with the options of a table for a command line; each is None unless it is given.
 
-    Bytes are texts, as they may have a unit.
+    Bytes are texts of the class ``Size``, as they may have a unit.
     """
     arguments = [
         (name, _argument_type(option), field(default=None, metadata={"help": _help(option)}))
@@ -271,7 +292,7 @@ def _type_of(kind: Kind) -> Any:
         return arguments_of(kind.base)
     if kind.item is not None:
         return List[_type_of(kind_of(kind.item))]  # type: ignore[misc]
-    return str if kind.unit == "bytes" else kind.base
+    return Size if kind.unit == "bytes" else kind.base
 
 
 def _help(option: Option) -> str:

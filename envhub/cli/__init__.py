@@ -9,7 +9,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from envhub.cli import bench, conformance, hubs, keys, login, record, replays, serve
-from envhub.cli.parameters import no_empty_path
+from envhub.cli.parameters import no_empty_path, shown_default
 from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, EXIT_USAGE, errors
 from envhub.errors import FULL_TRACEBACKS
 from envhub.transport.socket_owner import user_text
@@ -18,15 +18,15 @@ __all__ = ("EXIT_FAILED", "EXIT_KEYS", "EXIT_USAGE", "app", "main")
 
 app = cyclopts.App(
     name="envhub",
-    help="Gymnasium environments in a hub.",
+    help="Run Gymnasium environments in a hub, and ask hubs what they do.",
     version_flags=["--version"],
-    default_parameter=Parameter(negative=""),
+    default_parameter=Parameter(negative="", show_default=shown_default),
     group_arguments=cyclopts.Group("Arguments", validator=no_empty_path),
     group_parameters=cyclopts.Group("Parameters", validator=no_empty_path),
 )
 app.register_install_completion_command()
 
-keys_app = cyclopts.App(name="keys", help="The keys that a hub admits.")
+keys_app = cyclopts.App(name="keys", help="Admit clients to a hub by keys, list them and remove them.")
 app.command(keys_app)  # before its own commands, which get the groups of ``app`` through it
 keys_app.command(keys.add)
 keys_app.command(keys.list_clients, name="list")

@@ -13,7 +13,7 @@ from envhub.cli.terminal import console, end, errors_in_a_line
 def bench(
     env: list[str],
     *,
-    n: Annotated[str, Parameter(alias="-n")] = "1,16,64",
+    num_envs: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: float = 1.0,
     repeats: int = 3,
     json: bool = False,
@@ -27,21 +27,22 @@ def bench(
     Parameters
     ----------
     env
-        What to step, as ``envhub serve`` takes it: a Gymnasium id, ``module:id``, or ``name=module:factory``.
-    n
+        Env to step, as ``envhub serve`` takes it: a Gymnasium id, ``module:id``, or ``name=module:factory``; may be
+        given more than once.
+    num_envs
         Numbers of envs, separated by commas, such as 1,4,16,64,256. AsyncVectorEnv is left out above 256, since it
         takes a process for each env.
     seconds
         Seconds that each measurement lasts.
     repeats
-        How often every way is measured; medians are shown, and how far the repeats differ.
+        Number of times that every way is measured; medians are shown, and how far the repeats differ.
     json
         Print one JSON object per way and number of envs instead of a table.
     budget
         Print instead where the time of one step through a hub goes, hop by hop.
     """
     try:
-        sizes = [int(size) for size in n.split(",")]
+        sizes = [int(size) for size in num_envs.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:

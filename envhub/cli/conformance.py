@@ -30,17 +30,17 @@ def conformance(
     Parameters
     ----------
     address
-        The hub's.
+        Address or name of the hub to check.
     env
         An env to check the hub with; may be given more than once. Without any, the first that the hub offers.
     client
         Test a client in any language: serve a hub that loses, doubles and changes messages. It prints what the client
         has to do.
     bind
-        Where that hub listens.
+        Where the hub that tests a client listens.
     case
-        A case, or a level of PROTOCOL.md (basic, resilient, parts, attach); may be given more than once. Without any,
-        all of them.
+        Case to test a client with, or a level of PROTOCOL.md (basic, resilient, parts, attach); may be given more than
+        once. Without any, all of them.
     run
         The command that runs the client, such as "node client.js", to which the program's name, the address and for
         "attach" a token are added. Without it each case waits until a client connects.

@@ -17,7 +17,7 @@ def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
     Parameters
     ----------
     address
-        The hub's; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+        Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
     timeout
         Seconds to wait for the answer.
     """
@@ -27,16 +27,16 @@ def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
 
     try:
         with connect(address, timeout) as client:
-            found = client.health()
+            answer = client.health()
     except EnvHubError as error:
         end("health", error, EXIT_FAILED)
-    text = f"{found['sessions']} sessions, up for {found['uptime_s']:.0f} s"
-    if (lag_s := found.get("loop_lag_s", 0.0)) >= SLOW_S:
+    text = f"{answer['sessions']} sessions, up for {answer['uptime_s']:.0f} s"
+    if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{found['status']}: {text}", markup=False)
-    for name, why in found.get("unready", {}).items():
+    console.print(f"{answer['status']}: {text}", markup=False)
+    for name, why in answer.get("unready", {}).items():
         console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
-    sys.exit(0 if found["status"] == "ok" else EXIT_FAILED)
+    sys.exit(0 if answer["status"] == "ok" else EXIT_FAILED)
 
 
 def ls() -> None:
@@ -72,14 +72,14 @@ def ls() -> None:
 def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:
     """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
 
-    Exits with 1 if there are none.
+    The exit status is 1 if there are none.
 
     Parameters
     ----------
     address
-        The hub's, or its name; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
+        Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
     pattern
-        Which envs: an id, or a pattern of ids such as ``ALE/*``. All without any.
+        An env to list: an id, or a pattern of ids such as 'ALE/*'. All without any.
     timeout
         Seconds to wait for each answer of the hub, at most 10, and for the making of each env.
     """

@@ -16,16 +16,16 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
     Parameters
     ----------
     name
-        Of the client. One that exists gets a second key.
+        Name of the client. One that exists gets a second key.
     keys
-        The folder that ``envhub serve --keys`` names; it is made if need be.
+        Folder of keys, which ``envhub serve --keys`` names; it is made if it does not exist.
     may
-        Its right: observe, use, deploy (any arguments, and factories), or admin (the sessions of all, too). Without
-        it a new client may use the hub.
+        Right of the client: observe, use, deploy (any arguments, and factories), or admin (the sessions of all clients,
+        too). A new client has the right to use the hub by default.
     at
-        HOST:PORT at which clients reach the hub; this machine's name and port 5555 without it.
+        HOST:PORT at which clients reach the hub. By default this machine's name and port 5555.
     public
-        The client's own public key, as ``envhub keygen`` there prints it; without it a key is made here.
+        Public key of the client's own, which ``envhub keygen`` prints on its machine. By default a key is made here.
     """
     from envhub_server.network.key_folder import KeyFolder
 
@@ -62,7 +62,7 @@ def list_clients(*, keys: Path) -> None:
     Parameters
     ----------
     keys
-        The folder of keys.
+        Folder of keys, which ``envhub serve --keys`` names.
     """
     from envhub_server.network.key_folder import KeyFolder
 
@@ -77,8 +77,8 @@ def list_clients(*, keys: Path) -> None:
         problems = folder.passed_over
         for name in names:
             try:
-                holder, found = folder.holder(name)
-                print(name, holder.right, *map(text_of, found))
+                holder, public_keys = folder.holder(name)
+                print(name, holder.right, *map(text_of, public_keys))
             except KeysError as error:
                 problems.append(str(error))
         if problems:
@@ -88,16 +88,16 @@ def list_clients(*, keys: Path) -> None:
 
 
 def remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
-    """Admit a client no more; its connections end within a second.
+    """Remove a client, whose connections end within a second.
 
     Parameters
     ----------
     name
-        Of the client.
+        Name of the client.
     keys
-        The folder of keys.
+        Folder of keys, which ``envhub serve --keys`` names.
     key
-        Only this public key of it.
+        Remove only this public key of the client. By default all.
     """
     from envhub_server.network.key_folder import KeyFolder
 

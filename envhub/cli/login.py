@@ -14,7 +14,7 @@ def keygen(*, new: bool = False) -> None:
     Parameters
     ----------
     new
-        Make another key where there is one. Hubs that are kept go on with the old one until ``envhub login``.
+        Replace the key that exists. The hubs that are kept get the old one until the next ``envhub login``.
     """
     from envhub_client.connection.known_hubs import make_own_key
 
@@ -23,12 +23,12 @@ def keygen(*, new: bool = False) -> None:
 
 
 def login(name: str | None = None) -> None:
-    """Keep the address of a hub with its key, asked for unseen, so that ``hub="NAME"`` is enough from then on.
+    """Ask for the address of a hub with its key, unseen, and keep it, so that ``hub="NAME"`` is enough from then on.
 
     Parameters
     ----------
     name
-        For the hub; its host's without it. A hub that is kept under a name that is given is replaced.
+        Name of the hub, by default that of its host. A hub that is kept by a name given here is replaced.
     """
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
@@ -64,7 +64,7 @@ def logout(name: str) -> None:
     Parameters
     ----------
     name
-        Of the hub.
+        Name of the hub.
     """
     from envhub_client.connection import known_hubs
 

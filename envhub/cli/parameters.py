@@ -24,6 +24,11 @@ Seconds = Annotated[float, Parameter(validator=_positive)]
 KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
 
 
+def shown_default(value: object) -> str | None:
+    """Text of a default in the help; None for a flag that is off, and where nothing is given by default."""
+    return str(value) if value or (value == 0 and value is not False) else None
+
+
 def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
     """Refuse a path that is empty, as of a variable that is not set: it would be the current folder.
 

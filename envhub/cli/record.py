@@ -20,11 +20,11 @@ class KeptEpisodes:
     Parameters
     ----------
     env_id
-        The number of an env to record, from 0 on; may be given more than once. All without it.
+        Number of an env to record, from 0 on; may be given more than once. All envs by default.
     every
-        Record of each env every n-th episode, beginning with its first.
+        Record every n-th episode of each env, beginning with its first.
     film
-        The number of an env to film as well, from 0 on; may be given more than once.
+        Number of an env to film as well, from 0 on; may be given more than once.
     only_failed
         Record only episodes in which the env failed.
     """
@@ -54,19 +54,20 @@ def record(
     Parameters
     ----------
     env
-        An id, or a name that the hub offers.
+        Env to play: an id, or a name that the hub offers.
     folder
-        In which the folder of the recording, recording-vN, is made.
+        Folder in which the folder of the recording, recording-vN, is made.
     hub
         Address or name of the hub; without it ENVHUB_ADDRESS, else a hub of its own.
     num_envs
-        How many envs are stepped together.
+        Number of envs that are stepped together.
     episodes
-        How many episodes of the envs that are recorded are played.
+        Number of episodes to play, of the envs that are recorded.
     policy
-        module:function, which takes a batch of observations and returns a batch of actions. Random actions by default.
+        ``module:function``, which takes a batch of observations and returns a batch of actions; the current folder is
+        searched for the module, too. Random actions by default.
     seed
-        Of the envs, and of random actions.
+        Seed of the envs, and of random actions.
     """
     from envhub_client.tools.record import run
 
@@ -84,11 +85,11 @@ def record(
         except ValueError as error:
             end("record", error, EXIT_USAGE)
         try:
-            found = run(env, options, num_envs, hub, policy, seed)
+            recorded = run(env, options, num_envs, hub, policy, seed)
         except BaseException:
             with contextlib.suppress(OSError):  # it has a recording in it
                 if is_new:
                     folder.rmdir()
             raise
-    text = f"{found.episodes} episodes, {found.nbytes:,} bytes, in {found.folder}; {found.dropped} were dropped"
-    console.print(text, soft_wrap=True)
+    text = f"{recorded.episodes} episodes, {recorded.nbytes:,} bytes, in {recorded.folder}"
+    console.print(f"{text}; {recorded.dropped} were dropped", soft_wrap=True)

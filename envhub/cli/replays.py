@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def replays(folder: Path | None = None) -> None:
-    """List what can be run again of envs that failed, the newest first: name, failure, time, and the client of a key.
+    """List the failures of envs that can be run again, the newest first: name, failure, time, and the client of a key.
 
     Parameters
     ----------
     folder
-        Where a hub keeps them (``envhub serve --replays``); without it the folder of this user's hubs.
+        Folder of a hub's replays (``envhub serve --replays``). By default that of this user's hubs.
     """
     from envhub_server.catalog.replay_folder import files_in
     from envhub_server.replay import in_a_line
@@ -44,26 +44,26 @@ def replay(
     video: Path | None = None,
     trust: Annotated[bool, Parameter(name="--trust")] = False,
 ) -> None:
-    """Run an env that failed once more, and say whether it fails alike; exits with 1 if it does not.
+    """Run an env that failed again, and say whether it fails in the same way; exit with 1 if it does not.
 
-    It runs in a process of its own, with the interpreter and in the folder of the env that failed, and is asked what
-    that was asked. Steps count from 0, resets included.
+    It runs in a process of its own, with the interpreter and in the folder of the env that failed, and gets the
+    same requests. Steps count from 0, resets included.
 
-    A file names the program and the modules that are run, which is said first. A file that is not yours, or not in the
-    folder of your hubs, is run with --trust only.
+    A file names the program and the modules that are run, which are printed first. A file that is not yours, or not in
+    the folder of your hubs, is run with --trust only.
 
     Parameters
     ----------
     file
-        A file, or a name that ``envhub replays`` lists, and that ``infos["env_failure"]`` has as ``replay``.
+        File, or a name that ``envhub replays`` lists, and that ``infos["env_failure"]`` has as ``replay``.
     pdb
-        Debug: the step that failed, the exception it raised, or with --until that step.
+        Start pdb at the step that failed, at the exception that it raised, or with --until at that step.
     until
-        The step to stop before.
+        Number of the step to stop before.
     video
-        An MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
+        MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
     trust
-        Run what the file names, wherever it comes from.
+        Run what the file names, wherever it comes from. It may run any code.
     """
     from envhub_server.catalog.replay_folder import default_path
     from envhub_server.ipc.replay_file import SUFFIX
@@ -116,7 +116,7 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
 def _replay_folder(folder: Path | None) -> Path:
     from envhub_server.catalog.replay_folder import default_path
 
-    found = folder or default_path(os.environ)
-    if found is None:
+    chosen = folder or default_path(os.environ)
+    if chosen is None:
         end("replays", "ENVHUB_REPLAYS is off; name the folder")
-    return found
+    return chosen

@@ -19,14 +19,17 @@ def serve(
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
+    It prints where it listens, and a line of Python that connects to it. Without --bind, programs of this user on this
+    machine find it by ``envhub.connect()``.
+
     Parameters
     ----------
     env
-        What to offer: a Gymnasium id, ``module:id``, a pattern of ids, or ``name=module:factory``. Every registered id
-        if none is given here and none in the file.
+        An env to offer: a Gymnasium id such as CartPole-v1, ``module:id`` for an id that a module registers, a pattern
+        of ids such as 'ALE/*', or ``name=module:factory``. Without any, here and in the file, every registered id.
     config
         A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
-        for each env. What the command line says wins.
+        for each env. The command line comes before the file.
     """
     from envhub_server.catalog.registry import EnvNotFound
     from envhub_server.hub.hub import Hub
@@ -61,11 +64,11 @@ def serve(
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
     try:
-        found = config_of(env, options, config)
+        hub_config = config_of(env, options, config)
     except ValueError as error:
         end("serve", error)
     try:
-        run(found, ready, listed)
+        run(hub_config, ready, listed)
     except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:

@@ -191,7 +191,9 @@ def test_durations_have_three_digits(us: float, shown: str) -> None:
     assert report.duration(us) == shown
 
 
-@pytest.mark.parametrize("wrong", [{"n": ""}, {"n": "0"}, {"seconds": 0.0}, {"repeats": 0}, {"n": "0", "budget": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_envs": ""}, {"num_envs": "0"}, {"seconds": 0.0}, {"repeats": 0}, {"num_envs": "0", "budget": True}]
+)
 def test_bench_refuses_numbers_that_measure_nothing(wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.bench.bench(["CartPole-v1"], **wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -10,7 +11,9 @@ import socket
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
+import cyclopts
 import pytest
 from envhub_client.connection import known_hubs
 from envhub_client.tools.progress import making_bar
@@ -18,6 +21,9 @@ from envhub_server.network.key_folder import KeyFolder
 from rich.console import Console
 
 from envhub import cli
+from envhub.cli.parameters import shown_default
+from envhub.hub_options import HubOptions, RecycleOptions, Size
+from envhub.option_kinds import kinds_of, options_of
 from envhub.transport.keys import key_of, text_of
 
 KEY = "-" + "A" * 42  # one key in 64 begins so
@@ -160,6 +166,44 @@ def test_login_without_an_input_is_told_in_a_line(
     monkeypatch.setattr("sys.stdin", None)
     assert run("login") == 1
     assert "no address was given: paste" in capsys.readouterr().err
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(*command: str) -> list[cyclopts.Argument]:
+    """The arguments that the help of a command shows."""
+    app = functools.reduce(cyclopts.App.__getitem__, command, cli.app)
+    return [each for each in app.assemble_argument_collection(parse_docstring=True) if each.show and not each.children]
+
+
+COMMANDS = [(name,) for name in cli.app if name[0] != "-" and cli.app[name].default_command]
+COMMANDS += [("keys", name) for name in cli.app["keys"] if name[0] != "-"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_option_has_a_help_of_its_own(command: tuple[str, ...]) -> None:
+    texts = [argument.parameter.help for argument in arguments_of(*command)]
+    assert all(texts) and len({*texts}) == len(texts)
+
+
+def test_options_of_bytes_are_shown_as_sizes() -> None:
+    tables = {"": HubOptions, "recycle.": RecycleOptions}
+    named = {
+        f"--{prefix}{name.replace('_', '-')}"
+        for prefix, table in tables.items()
+        for name, option in options_of(table).items()
+        if any(kind.unit == "bytes" for kind in kinds_of(option.annotation))
+    }
+    arguments = arguments_of("serve")
+    assert {each.name for each in arguments if Size in (each.hint, *get_args(each.hint))} == named
+
+
+@pytest.mark.parametrize(
+    ("default", "shown"), [(None, None), (False, None), ("", None), ((), None), (0, "0"), (0.5, "0.5"), ("a", "a")]
+)
+def test_help_shows_no_default_where_nothing_is_given(default: object, shown: str | None) -> None:
+    assert shown_default(default) == shown
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

@@ -105,10 +105,10 @@ class _Servicer:
                         else:
                             observation, _ = env.reset(seed=seed)
                             running = True
-                        found = {OBSERVATION: np.asarray(observation), REWARD: float(reward)}
+                        observed = {OBSERVATION: np.asarray(observation), REWARD: float(reward)}
                         answer = messages.StepResponse(
                             state=messages.RUNNING if running else messages.TERMINATED,
-                            observations={number: tensors.pack_tensor(value) for number, value in found.items()},
+                            observations={number: tensors.pack_tensor(value) for number, value in observed.items()},
                         )
                     case other:
                         raise ValueError(f"no answer to {other}")

@@ -84,13 +84,13 @@ def _hosted(name: str) -> tuple[Any, Any, Any]:
             self._dtype = self._env.action_space.dtype
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Any:
-            found, _ = self._env.reset(seed=seed)
-            return observation(value=np.asarray(found).tolist())
+            observed, _ = self._env.reset(seed=seed)
+            return observation(value=np.asarray(observed).tolist())
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
-            found, reward, terminated, truncated, _ = self._env.step(np.asarray(action.value, self._dtype))
+            observed, reward, terminated, truncated, _ = self._env.step(np.asarray(action.value, self._dtype))
             done = bool(terminated or truncated)
-            return observation(value=np.asarray(found).tolist(), reward=float(reward), done=done)
+            return observation(value=np.asarray(observed).tolist(), reward=float(reward), done=done)
 
         @property
         def state(self) -> Any:

@@ -129,6 +129,8 @@ def _unknown(name: str, options: Sequence[str], spot: Spot, hint: str) -> str:
 
 def _read(value: Any, annotation: Any, spot: Spot) -> Any:
     """Return the value as its field takes it."""
+    if value is None and type(None) in get_args(annotation):  # of a program: no file has it
+        return None
     for kind in kinds_of(annotation):
         if isinstance(value, dict) and kind.is_table:
             return table_from(value, kind.base, spot)

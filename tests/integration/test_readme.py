@@ -30,6 +30,7 @@ HOMES = {
     "Session": "envhub_client.session.session",
     "SessionState": "envhub_server.session.state",
     "ArenaDriver": "envhub.arena.driver",
+    "Gateway": "envhub_server.hub.gateway",
     "Row": "envhub_server.worker.row",
 }
 

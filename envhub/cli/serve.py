@@ -57,7 +57,8 @@ def serve(
         if hub.config.keys is not None and first.startswith("tcp"):
             first = "HOST"
         if name := hub.example():
-            hint = f'connect with: envhub.make_vec("{name}", num_envs=64, hub="{first}")'
+            num_envs = min(64, hub.config.envs_per_session_max)
+            hint = f'connect with: envhub.make_vec("{name}", num_envs={num_envs}, hub="{first}")'
             console.print(hint, soft_wrap=True)
             return
         for name, why in hub.unready().items():

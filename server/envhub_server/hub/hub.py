@@ -2,9 +2,11 @@
 
 ::
 
-    ROUTER ──frames──▶ HubProtocol ──request──▶ SessionRuntime ──stimulus──▶ events ──▶ SessionState
-       ▲                    ▲                        ▲                                       │
-       └───────frames───────┴────────answer──────────┴─────────────instructions─────────────┘
+    ROUTER ──frames──▶ HubProtocol ──requests──┐
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionState
+    bells, side sockets, deadlines ────────────┘                                                │
+    ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
+    workers, arena ◀─────────────────────────── Executor ◀──────────────────┘
 
 Everything that happens to a session goes through one queue of events, in the order in which it happened. Nothing here
 blocks but the wait itself, so sessions never wait for each other's envs.
@@ -72,7 +74,7 @@ from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.phases import Phase
 
-UNREAD_SHARE = 1.5  # of the largest frame, which one client may have sent of messages that are not whole
+UNFINISHED_SHARE = 1.5  # of unfinished messages that one client may hold, as a multiple of the largest frame
 
 _STEPPING = (Phase.READY, Phase.MOVING)
 
@@ -80,7 +82,7 @@ log = Logger("envhub.hub")
 
 
 class Service(enum.Enum):
-    """Health of the hub."""
+    """Progress of the hub towards its end."""
 
     SERVING = "serving"
     DRAINING = "draining"  # requests under way are answered, then the envs are closed
@@ -90,7 +92,7 @@ class Service(enum.Enum):
 class Hub:
     """One hub: ``run`` it, within ``opened``, until it is stopped.
 
-    It owns the loop, the queue of events and the end of both; its parts own all else.
+    It owns the loop and the queue of events, and ends both. Its components own everything else.
 
     Attributes:
         config: its settings.
@@ -101,7 +103,7 @@ class Hub:
     def __init__(
         self, config: HubConfig, zygote: ZygoteProcess | None = None, listed: Callable[[Hub], None] = lambda hub: None
     ) -> None:
-        """Make a hub with this configuration; it has a zygote already, or starts one when it first needs one.
+        """Make a hub with this configuration; ``zygote`` is one that already runs.
 
         ``listed`` is called once, when it is known which envs are ready.
         """
@@ -113,7 +115,7 @@ class Hub:
         self._schedule = Schedule(self._clock)
         self._loop = Loop(self._clock, self._schedule)
         self._poller = self._loop.poller
-        self._handled_s = 0.0  # when the last turn had handled what had come
+        self._turn_ended_s = 0.0  # when the last turn had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
         self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
@@ -123,7 +125,7 @@ class Hub:
 
     def _make_spinners(self) -> None:
         hub_spin_us = spin_us(2, usable_cpus(), has_quota())
-        self._ready: Ready = []  # descriptors that became ready in a spin
+        self._spun_ready: Ready = []  # descriptors that became ready in a spin
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
         )
@@ -131,15 +133,15 @@ class Hub:
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
 
     def _make_network(self) -> None:
-        """Make the parts that know the clients."""
+        """Make the components that know the clients."""
         config, loop = self.config, self._loop
         self._left_out_lines = LeftOutLines(loop)
         self._left_out_lines.add(log_file.tell_left_out)
         log_file.on_left_out(self._left_out_lines.plan)
         self._audit = Audit(config.audit, self._left_out_lines.plan)
         self._left_out_lines.add(self._audit.tell_left_out)
-        unread_bytes_max = int(UNREAD_SHARE * config.message_bytes_max)
-        access = self._access = Access(config.keys, config.insecure, self._audit, unread_bytes_max)
+        unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
+        access = self._access = Access(config.keys, config.insecure, self._audit, unfinished_bytes_max)
         headers = codec.KNOWN if config.private else codec.STRANGERS
         lease_s = config.lease
         protocol = self._protocol = HubProtocol(self.id, lease_s, config.sessions_max, headers)
@@ -147,13 +149,12 @@ class Hub:
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
         leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
-        self._proxy = ProxyRunner(access, self._supervisor, loop, unread_bytes_max)
-        parts = access, self._proxy, directory, leases, self._unread, loop
-        self._connections = ConnectionSupervisor(router, *parts)
+        self._proxy = ProxyRunner(access, self._supervisor, loop, unfinished_bytes_max)
+        self._connections = ConnectionSupervisor(router, access, self._proxy, directory, leases, self._unread, loop)
         self._gateway = Gateway(router, protocol, access, self._connections, leases, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
-        """Make the parts that begin sessions and tell of them."""
+        """Make the components that begin sessions and report them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
         self._memory = MemoryQuotas(access, directory, self._loop)
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
@@ -162,16 +163,22 @@ class Hub:
         held = protocol, self._clock, self._events, self._costs, self._unread, self._compression
         services = Services(self._poller, self._supervisor, *held)
         self._features = SessionFeatures(config, self._poller)
-        self._admitted: deque[tuple[bytes, socket.socket]] = deque()  # by the side socket, with their tickets
+        # Tickets and connections of clients that the side socket has accepted.
+        self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
-        begun = directory, usage, offers, self._features, self._side_socket
-        starter = SessionStarter(config, services, *begun)
-        seen = access, directory, self._gateway, offers, self._supervisor, self._clock
-        self._status = Status(config, protocol, *seen)
-        unread_max = 2 * config.message_bytes_max
-        answering = starter, self._leases, offers, self._status, unread_max
-        self._requests = HubRequests(protocol, access, directory, *answering)
+        starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
+        self._status = Status(config, protocol, access, directory, self._gateway, offers, self._supervisor, self._clock)
+        self._requests = HubRequests(
+            protocol,
+            access,
+            directory,
+            starter,
+            self._leases,
+            offers,
+            self._status,
+            observations_bytes_max=2 * config.message_bytes_max,
+        )
         # For the loop, which reads them at each step.
         self._sessions, self._by_token = directory.by_number, directory.by_token
 
@@ -179,7 +186,9 @@ class Hub:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Bind every address and heed signals, see ``_on_signal``. Afterwards nothing is left.
+        """Bind every address and heed signals, see ``_on_signal``.
+
+        Afterwards its sockets are closed and its processes have ended.
 
         Raises:
             AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
@@ -214,7 +223,7 @@ class Hub:
     def _close(self, heard: signals.Signals) -> None:
         self._abandon_all()
         # Before the supervisor, which ends all children.
-        self._features.close_recordings(partial(self._write_s, heard))
+        self._features.close_recordings(partial(self._recording_grace_s, heard))
         self._supervisor.close()
         self._compression.close()
         self._features.close_replays()
@@ -228,7 +237,7 @@ class Hub:
         log_file.on_left_out(lambda: None)
         log_file.tell_left_out(ends=True)
 
-    def _write_s(self, heard: signals.Signals) -> float:
+    def _recording_grace_s(self, heard: signals.Signals) -> float:
         """The seconds for which recordings may write after the end of the loop; fewer once it is to end at once."""
         heard.look()
         return WRITE_AT_ONCE_S if self._service is Service.KILLING else WRITE_S
@@ -241,7 +250,7 @@ class Hub:
         Raises:
             EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         """
-        self._handled_s = self._clock.now_s()
+        self._turn_ended_s = self._clock.now_s()
         while self._service is Service.SERVING or self._sessions:
             self._turn()
         self._gateway.send()
@@ -253,26 +262,26 @@ class Hub:
         if self._router.is_readable():
             arrived, ready = True, self._poller.wait(0)
         elif self._spinner is not None and self._spinner.spin(self._poll):
-            arrived, ready = False, self._ready
+            arrived, ready = False, self._spun_ready
         else:
             wake_s = self._schedule.wake_s
             arrived, ready = (
                 False,
-                self._poller.wait(None if wake_s == math.inf else max(0.0, wake_s - self._handled_s)),
+                self._poller.wait(None if wake_s == math.inf else max(0.0, wake_s - self._turn_ended_s)),
             )
         # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
-        began_s, others = time.monotonic() - self._clock.stopped_s, False
+        began_s, has_other_events = time.monotonic() - self._clock.stopped_s, False
         wake_s = self._schedule.wake_s
         if began_s >= wake_s:  # before anything is handled: what that sets a deadline for is to have all of it
-            began_s = self._on_wake(max(wake_s, self._handled_s))
+            began_s = self._on_wake(max(wake_s, self._turn_ended_s))
         for descriptor, _ in ready:
             if descriptor == self._router.monitor_descriptor:  # first: connections may come faster than turns
                 self._connections.update()
             elif descriptor == self._router.descriptor:
                 arrived = True
             else:
-                others = True
-        if others:  # before a request can end what is ready, and begin something else by the same number
+                has_other_events = True
+        if has_other_events:  # first: a request may close a descriptor whose number is then reused
             self._poller.handle(ready)
             while self._admitted:
                 self._directory.connect_side(*self._admitted.popleft())
@@ -280,11 +289,11 @@ class Hub:
                 self._pump()
         if arrived:
             self._on_message()
-        self._handled_s = handled_s = time.monotonic() - self._clock.stopped_s
+        self._turn_ended_s = handled_s = time.monotonic() - self._clock.stopped_s
         if handled_s - began_s >= LAG_MIN_S:
             self._clock.note(handled_s, handled_s - began_s)
         if self._schedule.wake_s <= handled_s:
-            self._on_time(max(self._schedule.wake_s, began_s))  # it may have been stopped since the turn began
+            self._on_time(max(self._schedule.wake_s, began_s))  # the process may have been stopped
 
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
@@ -293,20 +302,19 @@ class Hub:
         return self._clock.now_s()
 
     def _poll(self) -> bool:
-        self._ready = self._poller.wait(0)
-        return bool(self._ready)
+        self._spun_ready = self._poller.wait(0)
+        return bool(self._spun_ready)
 
     def _on_time(self, planned_s: float) -> None:
         self._schedule.call_due(self._on_wake(planned_s))
         self._pump()
-        self._handled_s = self._clock.now_s()
+        self._turn_ended_s = self._clock.now_s()
         self._schedule.plan()
 
     def on_ready(self, descriptor: int) -> None:
-        """Stop: the program that the hub belongs to has ended. No client is left to answer, so nothing is drained."""
+        """Stop at once, without draining: the hub's program has ended, so no client is left to answer."""
         self._poller.unregister(descriptor)
-        self._service = Service.DRAINING
-        self.stop("its program ended")
+        self._kill("its program ended")
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -328,7 +336,7 @@ class Hub:
         if request.op is Op.SET_ATTR and (why := self._memory.excess(runtime.owner)):
             self._requests.fail(request, Failure("limit", "hub", why))
             return
-        if request.op == Op.STEP:
+        if request.op is Op.STEP:
             self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
@@ -352,13 +360,13 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
-                if runtime.replies.compressing is not None:
+                if runtime.replies.compressing is not None:  # its next stimuli wait until the reply is sent
                     continue
                 # Between two steps a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
                 if not steps or runtime.deadline_s == math.inf:
                     self._after(runtime)
-            except Exception as error:  # what a client wrote into its memory may do that, too
+            except Exception as error:  # what a client wrote into its memory may raise, too
                 if not isinstance(event, stimuli.Abandoned):
                     runtime.broke(error)
                     continue
@@ -412,15 +420,21 @@ class Hub:
 
     def stop(self, why: str) -> None:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
-        log.info("stopping", why=why, sessions=len(self._sessions))
-        self._protocol.draining = True
         if self._service is not Service.SERVING:
-            self._service = Service.KILLING
-            self._abandon_all()
+            self._kill(why)
             return
-        self._service = Service.DRAINING
+        self._begin_end(why, Service.DRAINING)
         by_s = self._clock.now_s() + self.config.drain_timeout
         self._directory.drain(by_s, by_s + self.config.drain_close_timeout)
+
+    def _kill(self, why: str) -> None:
+        self._begin_end(why, Service.KILLING)
+        self._abandon_all()
+
+    def _begin_end(self, why: str, service: Service) -> None:
+        log.info("stopping", why=why, sessions=len(self._sessions))
+        self._protocol.draining = True
+        self._service = service
 
     def _abandon_all(self) -> None:
         self._directory.abandon_all(SHUTTING_DOWN)

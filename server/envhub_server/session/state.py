@@ -52,7 +52,7 @@ from envhub_server.session.worker_count import Machine, WorkerCount
 
 HISTORY_MAX = 100  # last stimuli that are logged with an internal error
 # Messages of a process that are handled before it serves a slot; its other messages are ignored.
-_OF_ANY_PROCESS = (control.Building, control.Built, control.Mapped)
+_BEFORE_SERVING = (control.Building, control.Built, control.Mapped)
 
 
 class SessionState:
@@ -134,7 +134,7 @@ class SessionState:
 
     @property
     def progress(self) -> messages.HeartbeatReply:
-        """Number of envs that are made, with the phase."""
+        """The reply to HEARTBEAT: the description of the building envs, with the phase."""
         return replace(self.building.description, phase=self.phase.value)
 
     def expects_end(self, number: int) -> bool:
@@ -175,7 +175,7 @@ class SessionState:
         if process is None:
             return []
         slot = self.slots.of(process)
-        if slot is None and kind not in _OF_ANY_PROCESS:
+        if slot is None and kind not in _BEFORE_SERVING:
             return []
         if slot is not None and not said.current and slot.loss is None:
             return [stale(slot, said.message)]  # a message about an abandoned step

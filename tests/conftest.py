@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import inspect
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 
 import pytest
 
@@ -40,6 +42,17 @@ def pytest_configure(config: pytest.Config) -> None:
         keywords = inspect.unwrap(make.make_vec).__kwdefaults__
         assert keywords is not None
         keywords["lane"] = "wire"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector: what is collected stays, and it took two fifths of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

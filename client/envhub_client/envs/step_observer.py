@@ -18,7 +18,7 @@ class StepObserver(Protocol):
     """Sees every reset and step of a vector env as the trainer does, in the thread that makes it.
 
     It may render the envs, and does not step them. An error of its own is raised to the trainer; the reset or step
-    counts as broken off then.
+    counts as broken off then. A subclass of ``HubVectorEnv`` has it in ``_observers``, as ``RecordedVectorEnv``.
     """
 
     def check_parts(self) -> None:

@@ -1,4 +1,4 @@
-"""A session on one hub: what may be begun in it, its calls, how it goes on after a loss, how it ends."""
+"""A session on one hub at a time: what may be begun in it, its calls, how it goes on after a loss, how it ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
     """A ``VectorSession`` on one hub.
 
     Attributes:
-        options, values, in_use, lane, pending, description: as in ``VectorSession``.
+        options, values, in_use, lane, pending, description: as in ``VectorSession`` of ``session.base``.
     """
 
     lane: Lane
@@ -54,7 +54,7 @@ class Session:
     ) -> None:
         """Make a session and wait until its envs are built, or take one over; without an address on the private hub.
 
-        ``owner`` is the name of the class that holds it. What ``options`` says is filled in to ``make``. The connection
+        ``owner`` is the name of the class that holds it. ``options`` complete ``make``. The connection
         may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:

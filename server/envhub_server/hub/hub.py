@@ -74,7 +74,7 @@ from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.session import stimuli
 from envhub_server.session.phases import Phase
 
-UNFINISHED_SHARE = 1.5  # of unfinished messages that one client may hold, as a multiple of the largest frame
+UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
 
 _STEPPING = (Phase.READY, Phase.MOVING)
 
@@ -103,7 +103,7 @@ class Hub:
     def __init__(
         self, config: HubConfig, zygote: ZygoteProcess | None = None, listed: Callable[[Hub], None] = lambda hub: None
     ) -> None:
-        """Make a hub with this configuration; ``zygote`` is one that already runs.
+        """Make a hub with this configuration. ``zygote`` already runs; without one the hub starts it once it needs it.
 
         ``listed`` is called once, when it is known which envs are ready.
         """
@@ -272,7 +272,7 @@ class Hub:
         # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
         began_s, has_other_events = time.monotonic() - self._clock.stopped_s, False
         wake_s = self._schedule.wake_s
-        if began_s >= wake_s:  # before anything is handled: what that sets a deadline for is to have all of it
+        if began_s >= wake_s:  # before anything is handled: a deadline that is set then counts from now
             began_s = self._on_wake(max(wake_s, self._turn_ended_s))
         for descriptor, _ in ready:
             if descriptor == self._router.monitor_descriptor:  # first: connections may come faster than turns
@@ -362,7 +362,7 @@ class Hub:
                 runtime.handle(event)
                 if runtime.replies.compressing is not None:  # its next stimuli wait until the reply is sent
                     continue
-                # Between two steps a timer that comes too early does no harm.
+                # Between two steps nothing is planned again: the former deadline is only too early.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
                 if not steps or runtime.deadline_s == math.inf:
                     self._after(runtime)

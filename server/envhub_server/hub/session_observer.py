@@ -53,10 +53,11 @@ class SessionObserver:
         return ""
 
     def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
-        """Add to what a process is told with the arena.
+        """Add to what a process is told with the arena, also with each later one.
 
         Returns:
-            The message, and descriptors to send with it, which the caller closes.
+            The message, and descriptors to send with it, in the order in which ``ArenaMapper`` takes them. The caller
+            closes them.
         """
         return message, []
 
@@ -75,4 +76,4 @@ class SessionObserver:
         """Note that a process has ended; ``why`` is empty where that was expected."""
 
     def session_ended(self) -> None:
-        """Note that the session is over."""
+        """Note that the session is over; nothing is called afterwards."""

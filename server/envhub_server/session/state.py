@@ -2,10 +2,11 @@
 
 It knows no socket, process, memory or clock. ``hub.runtime`` carries out the instructions in their order and reports
 what came of them as further stimuli, after the machine has returned: it is never re-entered. It makes every
-decision about a session: which requests are executed, who drives, what a client learns of an ended process and when it
-is replaced, which env hangs, how another client takes over, and when the session ends.
+decision about a session: which requests are executed, what a client learns of an ended process and when it is
+replaced, which env hangs, how another client takes over, and when the session ends. It also decides who drives: the hub
+or the client, which posts the rows' requests in the arena.
 
-``SessionState`` keeps the phase, and composes the parts. Each part has one subject, and knows the slots. The
+``SessionState`` keeps the phase, and composes objects of one subject each, which know the slots. The
 handlers decide about a stimulus; ``table.TABLE`` says which of them handles it in which phase, and which
 phases may follow. At most one request is pending, as the protocol guarantees.
 """
@@ -62,8 +63,9 @@ class SessionState:
         make: the client's MAKE.
         recipe: the recipe of its envs, with the operator's settings.
         phase: the state of the session.
-        slots, launcher, sizing, building, requests, calls, parts, infos: its parts.
-        replacement, supervision, ownership, deadlines: further parts.
+        slots, launcher, sizing, building, requests, calls, infos: objects of one subject each, see their classes.
+        replacement, supervision, ownership, deadlines, env_history, replays: the same.
+        parts: partial batches.
         made: the description for the client, once the session is made.
         history: the classes of the last stimuli, for the log; their contents may be large.
     """

@@ -15,7 +15,8 @@ class BatchObserver:
 
     A batch begins with ``begin`` or ``begin_reset``, before its first env is called, and ends with ``end`` or
     ``end_reset``, once the driver was woken. What the driver overwrites after that is copied at the beginning.
-    A part is a ``Row`` or an ``EnvBatch``.
+    After ``raised`` a row's flags are those of an earlier step. After ``left`` another worker completes the row's step.
+    A part is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the first arena.
     """
 
     @property

@@ -57,7 +57,7 @@ NAMED = [
     ),
     Named(
         "connections_max is not enforced",
-        ((ACCESS, "if why := self.connections.lack(holder):", 'if why := "":'),),
+        ((ACCESS, "if why := self.connections.why_refused(holder):", 'if why := "":'),),
         "unit/test_access_rules.py",
     ),
     Named(

@@ -85,12 +85,12 @@ def test_connection_that_sends_nothing_is_ended_once() -> None:
 
 def test_client_has_so_many_connections_and_no_more() -> None:
     known = connections(5, 6, 7)
-    assert known.lack(ALICE) == ""
+    assert known.why_refused(ALICE) == ""
     hear(known, 5, KEY, ALICE)
     hear(known, 6, KEY, ALICE)
-    assert "connections_max=2" in known.lack(ALICE) and known.lack(OWN_USER) == ""
+    assert "connections_max=2" in known.why_refused(ALICE) and known.why_refused(OWN_USER) == ""
     known.ended(5, 100.0)
-    assert known.lack(ALICE) == ""
+    assert known.why_refused(ALICE) == ""
 
 
 def test_connections_of_a_key_that_was_removed_or_has_another_right_are_found() -> None:

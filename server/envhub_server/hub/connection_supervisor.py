@@ -97,21 +97,21 @@ class ConnectionSupervisor:
         """
         waiting = deque(ends)
         while waiting:
-            known, why = waiting.popleft()
+            connection, why = waiting.popleft()
             try:
-                connection = network_peer.copied(known.descriptor)
+                copy = network_peer.copied(connection.descriptor)
             except OSError:  # libzmq has closed it
                 continue
-            with connection:
+            with copy:
                 waiting.extend(self._read_events())
-                if self._access.connections.get(known.descriptor) is not known:
+                if self._access.connections.get(connection.descriptor) is not connection:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
-                    connection.shutdown(socket.SHUT_RDWR)
-            self._access.connections.cut(known, self._loop.clock.now_s())
+                    copy.shutdown(socket.SHUT_RDWR)
+            self._access.connections.cut(connection, self._loop.clock.now_s())
             self._access.connections_ended += 1
-            log.warning("connection_ended", client=known.client, host=known.origin, why=why)
-            self._access.audit.write("connection_ended", known.client, known.origin, why=why)
+            log.warning("connection_ended", client=connection.client, host=connection.origin, why=why)
+            self._access.audit.write("connection_ended", connection.client, connection.origin, why=why)
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
         self._leases.plan()
@@ -156,7 +156,7 @@ class ConnectionSupervisor:
     def _end_unread(self) -> None:
         why = f"it has not read the replies of a session that ended {UNREAD_S:g} s ago"
         late = map(self._access.connections.get, self._unread.check(self._loop.clock.now_s()))
-        self.end([(known, why) for known in late if known is not None])
+        self.end([(connection, why) for connection in late if connection is not None])
         self.plan_unread()
 
     def _plan_access(self) -> None:

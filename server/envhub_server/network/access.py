@@ -27,7 +27,7 @@ UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not know
 REMOVED = "its key was removed"
 CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
-OTHERS_S = 1.0  # for libzmq to end the connections of others, before who asks is refused for them
+OTHERS_S = 1.0  # for libzmq to end the connections of other users, before they are a reason to refuse a client
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user, or it is the hub's proxy
 
 log = Logger("envhub.hub")
@@ -76,7 +76,7 @@ class Access:
 
     @property
     def handshakes_refused(self) -> int:
-        """Number of clients were not let in: they had no key that is known, or others' connections did not end."""
+        """Number of clients that were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
 
     @property
@@ -122,7 +122,7 @@ class Access:
         return self._keys is not None
 
     def close(self) -> None:
-        """Let nobody in any more who needs a key."""
+        """Let in no more clients that need a key."""
         if self.authenticator is not None:
             self.authenticator.close()
 
@@ -173,11 +173,11 @@ class Access:
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and network_peer.is_others(descriptor)
-        known = self.connections.accepted(descriptor, now_s, is_others)
+        connection = self.connections.accepted(descriptor, now_s, is_others)
         if self.proxy is not None and (entry := self.proxy.entry(descriptor)) is not None:
-            known.entry, known.origin = entry, entry.host
+            connection.entry, connection.origin = entry, entry.host
         if is_others:
-            return [(known, "its process is another user's, or has gone; serve with --keys to admit others")]
+            return [(connection, "its process is another user's, or has gone; serve with --keys to admit others")]
         return []
 
     def handshake_ended(self, ended: EndedHandshake) -> None:
@@ -193,45 +193,45 @@ class Access:
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection, and note the end of a client's last one."""
-        known = self.connections.get(descriptor)
+        connection = self.connections.get(descriptor)
         self.connections.ended(descriptor, now_s)
-        if known is None:
+        if connection is None:
             return
-        self._note_denial(known)
-        self.entries.pop(known.peer, None)
-        if known.holder is not None and not self.connections.has(known.client, known.origin):
-            self.audit.write("disconnected", known.client, known.origin)
+        self._note_denial(connection)
+        self.entries.pop(connection.peer, None)
+        if connection.holder is not None and not self.connections.has(connection.client, connection.origin):
+            self.audit.write("disconnected", connection.client, connection.origin)
 
-    def _note_denial(self, known: KnownConnection) -> None:
+    def _note_denial(self, connection: KnownConnection) -> None:
         """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""
-        if known.entry is None or known.denied or not known.entry.state & DENIED:
+        if connection.entry is None or connection.denied or not connection.entry.state & DENIED:
             return
-        known.denied = True
+        connection.denied = True
         if self.authenticator is not None:
-            self.authenticator.denied(known.origin)
+            self.authenticator.denied(connection.origin)
 
     def read(self, peer: bytes, frames: Sequence[Any], now_s: float) -> bool:
         """Tell the proxy that these frames of a message were read; False if its connection is not known yet."""
         descriptor = sockets.connection_of(frames)
-        known = self.connections.of(peer, descriptor, now_s)
-        if known is None:
+        connection = self.connections.of(peer, descriptor, now_s)
+        if connection is None:
             return self.connections.get(descriptor) is not None
-        self.entries[peer] = known.entry
-        if known.entry is not None:
-            known.entry.read(len(frames), sum(map(len, frames)))
+        self.entries[peer] = connection.entry
+        if connection.entry is not None:
+            connection.entry.read(len(frames), sum(map(len, frames)))
         return True
 
     def silence_s(self, descriptor: int) -> float:
         """The seconds since the peer of this connection last sent data, as of ``client_liveness``."""
-        known = self.connections.get(descriptor)
-        if known is None or known.entry is None:
+        connection = self.connections.get(descriptor)
+        if connection is None or connection.entry is None:
             return client_liveness.silent_s(descriptor)
-        heard_ns = known.entry.heard_ns
+        heard_ns = connection.entry.heard_ns
         return (time.monotonic_ns() - heard_ns) / 1e9 if heard_ns else 0.0
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         """The client that sent this message, and why it is refused, if it is."""
-        known = self.connections.of(peer, sockets.connection_of(frames), now_s)
+        connection = self.connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
         user = sockets.user_of(frames)
         # The proxy connects by ipc, too. But at its address libzmq asks who is admitted, so its clients have a user.
@@ -244,41 +244,42 @@ class Access:
             holder = self._keys.holders.get(key)
         if holder is None:
             return ANYBODY, REMOVED
-        if known is None:  # it has ended, or its peer has chosen the routing id of one that has
-            return holder, self.connections.lack(holder)
-        if known.entry is not None:
-            origin = known.origin
-        if known.holder is None:
+        if connection is None:  # it has ended, or its peer has chosen the routing id of an ended one
+            return holder, self.connections.why_refused(holder)
+        if connection.entry is not None:
+            origin = connection.origin
+        if connection.holder is None:
             self.audit.write("connected", holder.name, origin)
-            known.silent_until_s, known.key, known.origin, known.client = math.inf, key, origin, holder.name
-            if why := self.connections.lack(holder):
+            connection.silent_until_s, connection.key, connection.origin = math.inf, key, origin
+            connection.client = holder.name
+            if why := self.connections.why_refused(holder):
                 return holder, why
-            known.holder = holder
+            connection.holder = holder
         return holder, ""
 
     def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """Note that a message is refused: its client is told so once, and then its connection is ended."""
-        known = self.connections.of(peer, descriptor, now_s)
-        if known is None:
+        connection = self.connections.of(peer, descriptor, now_s)
+        if connection is None:
             return []
-        if known.refused or why == REMOVED:
-            return [(known, why)]
-        known.refused, known.silent_until_s = True, now_s + REFUSED_S
+        if connection.refused or why == REMOVED:
+            return [(connection, why)]
+        connection.refused, connection.silent_until_s = True, now_s + REFUSED_S
         return []
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """The connection of a message, if it is there still, to be ended for this reason."""
-        known = self.connections.of(peer, descriptor, now_s)
-        return [] if known is None else [(known, why)]
+        connection = self.connections.of(peer, descriptor, now_s)
+        return [] if connection is None else [(connection, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
         """Note that a message cannot be read."""
-        known = self.connections.of(peer, descriptor, now_s)
-        if known is None:
+        connection = self.connections.of(peer, descriptor, now_s)
+        if connection is None:
             return []
-        known.malformed += 1
-        enough = known.malformed == MALFORMED_MAX
-        return [(known, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
+        connection.malformed += 1
+        enough = connection.malformed == MALFORMED_MAX
+        return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -288,13 +289,13 @@ class Access:
         ``heard`` has the peers whose sessions have taken a request since the last check.
         """
         late = f"it has sent nothing within {HELLO_S:g} s"
-        ends = [(known, late) for known in self.connections.silent(now_s)]
+        ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
         unread = self.connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
-        ends += [(known, much) for known in unread]
+        ends += [(connection, much) for connection in unread]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
-        for known in self.connections.proxied():
-            self._note_denial(known)
+        for connection in self.connections.proxied():
+            self._note_denial(connection)
         if self.authenticator is not None:
             self.authenticator.note_denials(now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
@@ -302,11 +303,11 @@ class Access:
             self._read_keys()
             if self._keys_changed:
                 self._keys_changed = False
-                ends += [(known, CHANGED) for known in self.connections.changed(self._keys.holders)]
+                ends += [(connection, CHANGED) for connection in self.connections.changed(self._keys.holders)]
         return ends
 
     def next_s(self) -> float:
         """Time of the next call of ``check``; infinity where nothing depends on time."""
         if self._asked is not None and not self.connections.others:
-            return 0.0  # who asks can be answered
+            return 0.0  # the client that waits can be answered
         return min(self.connections.next_s(), self._check_keys_s, self._refuse_s)

@@ -2,8 +2,8 @@
 
 A hub with keys admits their holders. A hub without keys, which listens on loopback, admits its own user: at the moment
 of the handshake no connection may be of another user's process. An insecure hub admits everybody, but libzmq still
-asks: where it asks, it refuses ZMTP 1.0 and 2.0, for which it takes what a web page can send. libzmq admits nobody
-while nobody answers. So a hub whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
+asks: where it asks, it refuses ZMTP 1.0 and 2.0, for which it takes what a web page can send. libzmq admits no client
+without an answer. So a hub whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Authenticator:
             self.denied("")
 
     def prove(self, address: str, server_key: bytes) -> None:
-        """See that a client with a key that nobody knows is refused at this address, which the hub has bound.
+        """See that a client with an unknown key is refused at this address, which the hub has bound.
 
         Raises:
             KeysError: it was let in, or nothing came of it.
@@ -144,5 +144,5 @@ class Authenticator:
                 monitor.close()
 
     def close(self) -> None:
-        """Answer nothing any more: nobody is let in from now on."""
+        """Stop answering: no more clients are let in."""
         self._asked.close()

@@ -112,7 +112,7 @@ class ClientLiveness:
         self._silent = {
             token: connection for token, connection in self._silent.items() if token in self._protocol.leases
         }
-        # The first time at which a client can be over its limit; soon, if one is over it now: that one may come back.
+        # The first time at which a client can be over its limit; soon, if one is over it now, because it may come back.
         left_s = [limit_s - client_s for limit_s, client_s in zip(limits_s.values(), silent_s, strict=True)]
         self._check_s = now_s + max(CHECK_S, min(left_s)) if left_s else math.inf
 

@@ -22,7 +22,7 @@ UNREAD_S, UNREAD_EACH_S, UNREAD_SHARE_MIN = 0.05, 0.001, 0.05
 # A connection of the proxy at its limit is ended at this check if the hub has read none of its messages since the first
 # one: then what came is no whole message. By then libzmq, and the hub, have taken what the proxy had passed on.
 FULL_CHECKS = 3
-PROGRESS_S, PROGRESS_BYTES = 10.0, 1024  # of a message that has begun, so many bytes come within this time
+PROGRESS_S, PROGRESS_BYTES = 10.0, 1024  # a message that has begun brings this number of bytes within this time
 
 
 @dataclass
@@ -52,71 +52,73 @@ class Connections:
     """Facts of each connection, by its descriptor. Methods return the connections to end, or say so."""
 
     def __init__(self) -> None:
-        self._known: dict[int, KnownConnection] = {}
+        self._by_descriptor: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
         # Peers whose connections the hub has ended, and until when messages may come that they had sent before.
         self.cut_off: dict[bytes, float] = {}
         self._unread_s = math.inf
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_descriptor)
 
     def get(self, descriptor: int) -> KnownConnection | None:
         """The connection that has this descriptor."""
-        return self._known.get(descriptor)
+        return self._by_descriptor.get(descriptor)
 
     @property
     def others(self) -> bool:
         """True if there is a connection of another user's process."""
-        return any(each.is_others for each in self._known.values())
+        return any(each.is_others for each in self._by_descriptor.values())
 
     def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> KnownConnection:
         """Note a new connection, and return it."""
-        self._known[descriptor] = known = KnownConnection(descriptor, is_others, now_s + HELLO_S)
+        self._by_descriptor[descriptor] = connection = KnownConnection(descriptor, is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
-        return known
+        return connection
 
     def origin(self, peer: bytes) -> str:
         """Origin of this peer: IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
-        return next((each.origin for each in self._known.values() if each.peer == peer), "")
+        return next((each.origin for each in self._by_descriptor.values() if each.peer == peer), "")
 
     def has(self, client: str, origin: str) -> bool:
         """True if this client is connected; one without a key, by a connection from this place."""
-        clients = (each for each in self._known.values() if each.holder is not None)
+        clients = (each for each in self._by_descriptor.values() if each.holder is not None)
         return any(each.client == client and (client or each.origin == origin) for each in clients)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
-        known = self._known.pop(descriptor, None)
-        if known is not None and known.peer:
-            _note(self._gone, known.peer, now_s)
+        connection = self._by_descriptor.pop(descriptor, None)
+        if connection is not None and connection.peer:
+            _note(self._gone, connection.peer, now_s)
 
-    def cut(self, known: KnownConnection, now_s: float) -> None:
+    def cut(self, connection: KnownConnection, now_s: float) -> None:
         """Note that the hub ends this connection: messages that it sent before are not to be handled any more."""
-        if known.peer:
-            _note(self.cut_off, known.peer, now_s)
+        if connection.peer:
+            _note(self.cut_off, connection.peer, now_s)
 
     def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
         """The connection of a message; None where it has ended, and its number may be another's by now."""
-        known = self._known.get(descriptor)
-        if known is None or self._gone.get(peer, 0.0) > now_s:
+        connection = self._by_descriptor.get(descriptor)
+        if connection is None or self._gone.get(peer, 0.0) > now_s:
             return None
-        known.peer, known.heard = known.peer or peer, True
-        return known if known.peer == peer else None
+        connection.peer, connection.heard = connection.peer or peer, True
+        return connection if connection.peer == peer else None
 
-    def lack(self, holder: Holder) -> str:
+    def why_refused(self, holder: Holder) -> str:
         """The reason why this client may not have one connection more; empty if it may."""
-        others = sum(each.holder is not None and each.holder.name == holder.name for each in self._known.values())
+        others = sum(
+            each.holder is not None and each.holder.name == holder.name for each in self._by_descriptor.values()
+        )
         if holder.quotas is None or others < holder.quotas.connections_max:
             return ""
         return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
 
     def silent(self, now_s: float) -> list[KnownConnection]:
         """The connections that have sent nothing for too long."""
-        found = [each for each in self._known.values() if each.silent_until_s <= now_s]
-        for each in found:
+        silent = [each for each in self._by_descriptor.values() if each.silent_until_s <= now_s]
+        for each in silent:
             each.silent_until_s = math.inf
-        return found
+        return silent
 
     def unread(
         self, heard: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
@@ -124,16 +126,16 @@ class Connections:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
         libzmq hands over a message once it is whole, and limits a frame, not a message: so what has come since the hub
-        last read a message may all be of one that never ends.
+        last read a message may all belong to a message that never ends.
 
         Args:
             heard: peers of whom the hub has read a message since the last call.
             sent: the bytes that came by a connection so far; None where that is not known, as with ipc.
-            bytes_max: the most that one client, or all together who have not said a word yet, may have sent.
+            bytes_max: the most that one client, or all that have sent no message yet together, may have sent.
             now_s: the time.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
-        for each in self._known.values():
+        for each in self._by_descriptor.values():
             client = "" if each.holder is None else each.holder.name
             if each.entry is not None:
                 clients.setdefault(client, []).append((each.entry.unread_bytes, each))
@@ -143,16 +145,18 @@ class Connections:
             if each.heard or each.peer in heard:
                 each.heard, each.read_bytes = False, count
             clients.setdefault(client, []).append((count - each.read_bytes, each))
-        totals = {client: sum(count for count, _ in found) for client, found in clients.items()}
+        totals = {client: sum(count for count, _ in counts) for client, counts in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
-        each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._known)
+        each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._by_descriptor)
         self._unread_s = now_s + each_s if clients else math.inf
-        over = [(totals[client] / len(found), found) for client, found in clients.items() if totals[client] > bytes_max]
-        return [each for mean, found in over for count, each in found if count >= mean]
+        over = [
+            (totals[client] / len(counts), counts) for client, counts in clients.items() if totals[client] > bytes_max
+        ]
+        return [connection for mean, counts in over for count, connection in counts if count >= mean]
 
     def proxied(self) -> list[KnownConnection]:
         """The connections that came by the proxy."""
-        return [each for each in self._known.values() if each.entry is not None]
+        return [each for each in self._by_descriptor.values() if each.entry is not None]
 
     def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
         """The connections of the proxy whose message does not end, or does not come, each with the reason."""
@@ -178,12 +182,12 @@ class Connections:
 
     def next_s(self) -> float:
         """Time of the next calls of ``silent`` and ``unread``."""
-        return min(self._unread_s, *(each.silent_until_s for each in self._known.values()), math.inf)
+        return min(self._unread_s, *(each.silent_until_s for each in self._by_descriptor.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
         """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
-        found = [each for each in self._known.values() if each.key and each.holder is not None]
-        return [each for each in found if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
+        holding = [each for each in self._by_descriptor.values() if each.key and each.holder is not None]
+        return [each for each in holding if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
 
 
 def _too_much(state: int, frames_max: int) -> str:

@@ -55,7 +55,7 @@ class DescriptorGuard:
             self.check_s = now_s + CHECK_S
             self._listener.shut()
             self._drop_packets(_SO_ATTACH_FILTER)
-            log.error("descriptors_short", used=descriptor + 1, limit=limit(), note="nobody else is let in")
+            log.error("descriptors_short", used=descriptor + 1, limit=limit(), note="new connections are refused")
 
     def check(self, now_s: float) -> None:
         """Let clients in again once there are enough descriptors."""

@@ -100,8 +100,8 @@ class KeyFolder:
             KeysError: a file cannot be used, or another user can put one into the folder.
         """
         for folder in filter(Path.exists, (self.path, self._clients)):
-            found = folder.stat()
-            if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+            status = folder.stat()
+            if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o022:
                 raise KeysError(
                     f"{folder} must be a folder of yours that no other user may write to (chmod 700 {folder})"
                 )
@@ -149,8 +149,8 @@ class KeyFolder:
                 read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
             except KeysError as error:
                 problems.append(str(error))
-                known = (old.holder, old.keys) if old is not None else (Holder(name), [])
-                read[name] = _File(state, *known, is_broken=True)
+                holder, keys = (old.holder, old.keys) if old is not None else (Holder(name), [])
+                read[name] = _File(state, holder, keys, is_broken=True)
         holders: dict[bytes, Holder] = {}
         for file in read.values():
             for key in file.keys:
@@ -174,7 +174,7 @@ class KeyFolder:
 
     def _states(self) -> dict[str, object]:
         """Changes of each client's file, by name."""
-        found, passed_over = {}, []
+        states, passed_over = {}, []
         with os.scandir(self._clients) if self._clients.exists() else contextlib.nullcontext(()) as entries:
             for entry in entries:
                 name = entry.name.removesuffix(".toml")
@@ -185,9 +185,9 @@ class KeyFolder:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     at = entry.stat(follow_symlinks=False)
-                    found[name] = (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid)
+                    states[name] = (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid)
         self.passed_over = sorted(passed_over)
-        return dict(sorted(found.items()))
+        return dict(sorted(states.items()))
 
     @property
     def _clients(self) -> Path:
@@ -309,18 +309,18 @@ def _difference(old: _File | None, new: _File | None) -> str:
     if old is None:
         return f"may {new.holder.right}; keys added: {len(new.keys)}"
     added, removed = [*{*new.keys} - {*old.keys}], [*{*old.keys} - {*new.keys}]
-    told = [f"may {new.holder.right}, not {old.holder.right}"] if new.holder.right != old.holder.right else []
-    told += [f"keys added: {len(added)}"] if added else []
-    told += [f"keys removed: {len(removed)}"] if removed else []
-    told += ["other quotas"] if new.holder.quotas != old.holder.quotas else []
-    return "; ".join(told) or "as before"
+    changes = [f"may {new.holder.right}, not {old.holder.right}"] if new.holder.right != old.holder.right else []
+    changes += [f"keys added: {len(added)}"] if added else []
+    changes += [f"keys removed: {len(removed)}"] if removed else []
+    changes += ["other quotas"] if new.holder.quotas != old.holder.quotas else []
+    return "; ".join(changes) or "as before"
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        found = table_from(read_toml(text), _ClientFile, Spot(f"{path}: "))
-        keys = [key_of(each) for each in found.keys]
+        table = table_from(read_toml(text), _ClientFile, Spot(f"{path}: "))
+        keys = [key_of(each) for each in table.keys]
     except TableError as error:
         raise KeysError(str(error)) from error
     except TomlError as error:
@@ -329,4 +329,4 @@ def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
         raise KeysError(f"{path}: {error}") from error
     if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX:
         raise KeysError(f"{path}: keys is a list of 1 or {KEYS_PER_CLIENT_MAX} keys")
-    return Holder(path.stem, found.may, found.quotas), keys
+    return Holder(path.stem, table.may, table.quotas), keys

@@ -61,7 +61,7 @@ HOST_CHARS_MAX = 43  # of an address in the name of a connection, which has at m
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, nobody else is let in
+REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, no new clients are let in
 _LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of the same; the end of what was sent counts as a byte
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
@@ -380,7 +380,7 @@ class Proxy:
         self._look_s = min(self._look_s, time.monotonic() + after_s)
 
     def _on_control(self, events: int) -> None:
-        """The hub has closed its addresses: what it has sent is passed on, and nobody else is let in."""
+        """End, because the hub has closed its addresses: pass on what it has sent, and let no new clients in."""
         self._epoll.unregister(self._control)
         self._ending, self._end_s = True, time.monotonic() + LINGER_S
         self._plan(LINGER_S)
@@ -448,7 +448,7 @@ class Proxy:
         self._links.add(link)
         self._unnoticed.append(link)
         self._listen()
-        # Every user may bind an abstract name. So a part of it is known to nobody before it is bound.
+        # Every user may bind an abstract name. So a part of it is secret until it is bound.
         secret = secrets.token_hex(6)
         self._connect(link, f"\0{self._name}/{slot}/{self._number}/{secret}/{host[:HOST_CHARS_MAX]}")
 

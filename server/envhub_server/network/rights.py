@@ -16,7 +16,7 @@ _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op
 
 @dataclass(frozen=True)
 class Quotas:
-    """The most that one client may have of a hub at a time."""
+    """Limits on what one client may use of a hub at a time."""
 
     sessions_max: Count = 8
     envs_max: Count = 2048

@@ -32,7 +32,7 @@ class ClientFrames:
     """
 
     def __init__(self, frames_max: int, bytes_max: int, curve: bool) -> None:
-        """Let pass so many unread frames at most, with so many bytes; ``curve`` says whether CURVE encrypts them."""
+        """Let pass at most ``frames_max`` unread frames, of ``bytes_max`` bytes; ``curve`` is True with CURVE."""
         self._frames_max, self._bytes_max = frames_max, bytes_max
         self._curve_bytes = CURVE_BYTES if curve else 0
         self._greeting = 0  # bytes of it that have passed
@@ -55,13 +55,13 @@ class ClientFrames:
             self.full = ""
 
     def answered(self, pongs: int) -> None:
-        """Note so many answers to heartbeats, which are then not unread any more."""
+        """Note this number of answers to heartbeats, which are then not unread any more."""
         count = min(pongs, self._heartbeats)
         self._heartbeats -= count
         self._less(count, 0)
 
     def read(self, frames: int, nbytes: int) -> None:
-        """Note how many frames of messages the hub has read so far, with so many bytes."""
+        """Note the number of frames of messages that the hub has read so far, and of their bytes."""
         if frames == self._frames_read and nbytes == self._bytes_read:
             return
         self._less(frames - self._frames_read, nbytes - self._bytes_read)

@@ -88,7 +88,7 @@ class Session:
 
     @property
     def address(self) -> str | None:
-        """The hub's address or name, as it was given but without its keys; None for a private hub, or without one."""
+        """The hub's address or name, as it was given but without its keys; None for a private or unnamed hub."""
         return None if self._maker.hub is None else written(self._maker.hub)
 
     @property
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes host the envs now, and why."""
+        """Number of processes that host the envs now, and the reason."""
         return self._maker.sizing
 
     @property
@@ -114,7 +114,7 @@ class Session:
         """Check that the hub speaks this minor version of the protocol; as ``VectorSession.require``."""
         make_request.require(self.connection, minor, what)
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps and resets: what may begin, and partial batches; ``lane`` executes them --------------------------------
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; as ``VectorSession.check_free``."""

@@ -4,7 +4,8 @@ The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy,
 
 The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
 request comes over the control channel. Each subject of a message is a class of its own: ``Builder``, ``ArenaMapper``,
-``Stepper``, ``EnvCalls`` and ``Departure``.
+``Stepper``, ``Rebuilder``, ``EnvCalls`` and ``Departure``. A worker that is told to list names has a ``NameLister`` and
+hosts no env.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Worker:
                         if descriptor == bells.waking[0]:
                             bells.silence()
                         stepper.serve_rows()
-                    # The bell of an arena that was replaced since the poll must not make the worker wait for a message.
+                    # Not every other descriptor is the channel: it may be a bell that was replaced since the poll.
                     elif descriptor == channel and not self._receive():
                         return
         except ChannelClosed as closed:
@@ -136,16 +137,16 @@ class Worker:
         return True
 
     def serve_rows(self) -> None:
-        """Step the envs of the rows that the driver has posted."""
+        """Step the envs of the rows that the driver has posted, for a program that hosts the worker itself."""
         self._stepper.serve_rows()
 
-    def _map_arena(self, mapped: control.MapArena) -> bool:
-        arena = self._mapper.map(mapped)
+    def _map_arena(self, order: control.MapArena) -> bool:
+        arena = self._mapper.map(order)
         if arena is None:
             return False
         self._stepper.attach(arena)
         self._departure.attach(arena)
-        self._spin_us = mapped.spin_us
+        self._spin_us = order.spin_us
         self._channel.send(control.Mapped())
         return True
 
@@ -159,7 +160,7 @@ class Worker:
                 self._stepper.report_closing(error, part)
 
     def close(self) -> None:
-        """Free everything except the channel and the arena, in a process that continues without this worker."""
+        """Free everything except the channel and the arena, of a worker in the program itself."""
         self._envs.clear()
         self._poller.close()
         self._stepper.close()
@@ -168,7 +169,7 @@ class Worker:
 
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
-        """The objects whose methods call envs or import modules, and the bells, which the loop looks at first."""
+        """The objects whose methods call envs or import modules, and the loop's bells."""
         subjects = self._names, self._builder, self._mapper, self._stepper, self._rebuilder, self._calls
         parts = *self._envs.parts, *self._envs.observers
         return (*parts, self._envs, self._progress, *subjects, self._departure, self._bells, self)

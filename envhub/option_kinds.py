@@ -234,13 +234,13 @@ def kind_of(annotation: Any) -> Kind:
         return Kind(annotation, read=read_path if annotation is Path else None)
     base, *metas = get_args(annotation)
     extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
-    found = replace(kind_of(base), **extra)
+    described = replace(kind_of(base), **extra)
     for meta in metas:
         if meta.ge is not None:
-            found = replace(found, low=meta.ge, high=meta.le)
+            described = replace(described, low=meta.ge, high=meta.le)
         if meta.description is not None:
-            found = replace(found, description=meta.description)
-    return found
+            described = replace(described, description=meta.description)
+    return described
 
 
 def kinds_of(annotation: Any) -> list[Kind]:

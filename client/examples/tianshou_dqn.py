@@ -62,8 +62,8 @@ def main() -> None:
     def explore_less(_: int, env_step: int) -> None:
         policy.set_eps_training(max(0.04, 1 - env_step / (0.4 * arguments.steps)))
 
-    def keep(found: Any) -> None:
-        best.update(copy.deepcopy(found.policy.state_dict()))
+    def keep(algorithm: Any) -> None:
+        best.update(copy.deepcopy(algorithm.policy.state_dict()))
 
     algorithm.run_training(
         OffPolicyTrainerParams(

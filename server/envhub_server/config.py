@@ -77,10 +77,10 @@ class HubConfig(HubOptions):
     def said(self) -> dict[str, Any]:
         """Settings that differ from the defaults, by name, of types that JSON has; of tables their names."""
         usual = HubConfig()
-        told = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
+        changed = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         if self.tables:
-            told["tables"] = list(self.tables)
-        said: dict[str, Any] = msgspec.to_builtins(told, enc_hook=str)
+            changed["tables"] = list(self.tables)
+        said: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
         return said
 
     def replay_folder(self) -> ReplayFolder | None:

@@ -36,12 +36,12 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
         ValueError: the file cannot be used, or a value is out of bounds.
     """
     said = {} if arguments is None else values_from(given(arguments), HubOptions, ArgumentSpot(""))
-    found = hub_file.read(file) if file is not None else hub_file.HubFile()
-    options = {"replays": default_path(os.environ), **found.options, **said}
+    from_file = hub_file.read(file) if file is not None else hub_file.HubFile()
+    options = {"replays": default_path(os.environ), **from_file.options, **said}
     if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
         raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
     try:
-        return HubConfig(envs=tuple(entries), tables=found.envs, record=found.record, **options)
+        return HubConfig(envs=tuple(entries), tables=from_file.envs, record=from_file.record, **options)
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
 

@@ -148,11 +148,11 @@ def _read(value: Any, annotation: Any, spot: Spot) -> Any:
 
 
 def _read_list(values: Sequence[Any], kind: Kind, spot: Spot) -> tuple[Any, ...]:
-    found = tuple(_read(each, kind.item, spot.of_item(index)) for index, each in enumerate(values))
-    twice = [each for each, times in Counter(found).items() if times > 1]
+    items = tuple(_read(each, kind.item, spot.of_item(index)) for index, each in enumerate(values))
+    twice = [each for each, times in Counter(items).items() if times > 1]
     if kind.distinct and twice:
         raise spot.refuse(values, f"{value_text(twice[0])} is given twice")
-    return found
+    return items
 
 
 def _read_one(value: Any, kind: Kind, spot: Spot) -> Any:
@@ -168,13 +168,13 @@ def _read_one(value: Any, kind: Kind, spot: Spot) -> Any:
         with suppress(ValueError):  # it is no number then
             value = byte_count(value)
     base = str if kind.base is Path else kind.base
-    found = msgspec.convert(str(value) if isinstance(value, Path) else value, kind.limited(base))
-    if kind.least is not None and 0 < found < kind.least:
+    converted = msgspec.convert(str(value) if isinstance(value, Path) else value, kind.limited(base))
+    if kind.least is not None and 0 < converted < kind.least:
         raise msgspec.ValidationError
     if kind.read is None:
-        return found
+        return converted
     try:
-        return kind.read(found, spot.folder)
+        return kind.read(converted, spot.folder)
     except ValueError as error:
         raise TableError(f"{spot}: {error}") from error
 

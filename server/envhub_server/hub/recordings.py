@@ -73,7 +73,7 @@ class Recordings:
         return f"{used} of recordings_memory_max={most} bytes are in use, and {wanted}"
 
     def close(self, wait_s: Callable[[], float]) -> None:
-        """Wait for up to so many seconds, asked again and again, until everything is written; sessions have ended."""
+        """Wait until everything is written, for the seconds that are asked for again and again; sessions have ended."""
         began_s, recordings = time.monotonic(), {*self.running}
         for recording in recordings:
             recording.close()
@@ -106,10 +106,10 @@ class SessionRecording(SessionObserver):
         self._log = log.bind(session=session)
         self._about = {"env": make.name, "hub": platform.node(), "session": session}
         self._built: control.Built | None = None
-        self._set_up = self._closed = self._told = False
+        self._set_up = self._closed = self._end_logged = False
         self._lines: dict[int, int] = {}  # which one each process has
         self._lines_made = 0
-        self._found: dict[str, Any] = {}  # the last answer
+        self._answer: dict[str, Any] = {}  # the last answer
         with contextlib.ExitStack() as undo:
             counted_bytes = make.num_envs * np.dtype(np.int64).itemsize
             self._counted = new_memory("envhub-recorded-episodes", counted_bytes)  # all workers of the session map it
@@ -150,8 +150,8 @@ class SessionRecording(SessionObserver):
         """The reason why the session's envs cannot be filmed as the operator wants; empty if they can."""
         if not self.options.film or self._built is None or self._built.render_mode == "rgb_array":
             return ""
-        found = self._built.render_mode
-        return f'the operator has this env filmed, which needs render_mode="rgb_array"; it has {found!r}'
+        render_mode = self._built.render_mode
+        return f'the operator has this env filmed, which needs render_mode="rgb_array"; it has {render_mode!r}'
 
     def refuse(self, why: str) -> None:
         """Record nothing more, and log why."""
@@ -291,13 +291,13 @@ class SessionRecording(SessionObserver):
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while (found := self.handle.answer()) is not None:
-                self._found = found
-                if refused := found["refused"]:
+            while (answer := self.handle.answer()) is not None:
+                self._answer = answer
+                if refused := answer["refused"]:
                     self._log.warning("env_not_recorded", **refused)
-                if found["ended"] and not self._told:
-                    self._told = True
-                    self._log.warning("recording_ended", folder=found["folder"], why=found["ended"])
+                if answer["ended"] and not self._end_logged:
+                    self._end_logged = True
+                    self._log.warning("recording_ended", folder=answer["folder"], why=answer["ended"])
             self._recordings.poller.unregister(self.handle.control.fileno())  # at its end
 
     def finish(self) -> None:
@@ -313,15 +313,15 @@ class SessionRecording(SessionObserver):
         self.handle.control.close()
         os.close(self._pidfd)
         os.close(self._counted)
-        found = self._found
-        if not found.get("closed"):
+        answer = self._answer
+        if not answer.get("closed"):
             why = "the hub ends while it is written" if self.runs else "its process has ended"
-            self._log.warning("recording_ended", folder=found.get("folder", ""), why=why)
-            if not self.runs and found.get("folder"):
+            self._log.warning("recording_ended", folder=answer.get("folder", ""), why=why)
+            if not self.runs and answer.get("folder"):
                 from envhub.recording.folder import amend  # which imports Gymnasium
 
                 with contextlib.suppress(OSError):  # it has not begun
-                    amend(Path(found["folder"]), {"dropped": found["dropped"], "ended": why})
-        elif found["folder"]:
-            told = {"nbytes": found["nbytes"], "dropped": found["dropped"]}
-            self._log.info("recorded", folder=found["folder"], episodes=found["episodes"], **told)
+                    amend(Path(answer["folder"]), {"dropped": answer["dropped"], "ended": why})
+        elif answer["folder"]:
+            totals = {"nbytes": answer["nbytes"], "dropped": answer["dropped"]}
+            self._log.info("recorded", folder=answer["folder"], episodes=answer["episodes"], **totals)

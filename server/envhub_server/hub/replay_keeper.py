@@ -66,7 +66,7 @@ class ReplayKeeper(SessionObserver):
         return replace(message, journal=True), [descriptor]
 
     def _make_journal(self, process: int, rows: int, layout: Layout) -> int:
-        """The memory of a journal for a process of so many rows; the caller owns it.
+        """The memory of a journal for a process with this number of rows; the caller owns it.
 
         Raises:
             OSError: there is no memory or descriptor left.

@@ -173,7 +173,7 @@ class Replies:
         held.services.protocol.goodbye(held.token, goodbye.why)
 
     def notify(self, notice: instructions.Notify) -> None:
-        """Tell the client and the log something that nobody asked for."""
+        """Tell the client and the log what no request asked for."""
         held = self._held
         held.log.warning(notice.event, note=notice.text)
         held.services.protocol.notice(held.token, notice.text)

@@ -131,7 +131,7 @@ class Connections:
         Args:
             heard: peers of whom the hub has read a message since the last call.
             sent: the bytes that came by a connection so far; None where that is not known, as with ipc.
-            bytes_max: the most that one client, or all that have sent no message yet together, may have sent.
+            bytes_max: the most that a client, or all clients together that have sent no message yet, may have sent.
             now_s: the time.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}

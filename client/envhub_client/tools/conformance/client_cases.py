@@ -64,9 +64,9 @@ class _AtReply(Script):
         self._op, self._nth = op, nth
 
     def _is_at(self, heard: Heard) -> bool:
-        found = heard.op == self._op and self._nth in (0, heard.nth)
-        self.fault = self.fault or found
-        return found
+        matches = heard.op == self._op and self._nth in (0, heard.nth)
+        self.fault = self.fault or matches
+        return matches
 
 
 class _Refuse(_AtReply):
@@ -110,9 +110,9 @@ class _Disorder(Script):
         if heard.op != Op.STEP:
             return [reply]
         self.fault = True
-        found = Prelude.unpack(reply[0])
+        head = Prelude.unpack(reply[0])
         false = [bytes(len(frame)) for frame in reply[1:]]
-        later, other = found._replace(seq=found.seq + 1), found._replace(token=found.token[::-1])
+        later, other = head._replace(seq=head.seq + 1), head._replace(token=head.token[::-1])
         return [[later.pack(), *false], [other.pack(), *false], reply]
 
 
@@ -123,9 +123,9 @@ class _UnknownPush(Script):
         if heard.op != Op.STEP:
             return [reply]
         self.fault = True
-        found = Prelude.unpack(reply[0])
-        ping = Prelude(Op.PING, found.hub_id, bytes(16), 0)
-        return [[found._replace(op=UNKNOWN_PUSH).pack() + b"\x80"], [ping.pack()], reply]
+        head = Prelude.unpack(reply[0])
+        ping = Prelude(Op.PING, head.hub_id, bytes(16), 0)
+        return [[head._replace(op=UNKNOWN_PUSH).pack() + b"\x80"], [ping.pack()], reply]
 
 
 class _ShortFrame(_AtReply):
@@ -236,8 +236,8 @@ class _ForeignRow(_AtReply):
 
 def _with_fields(reply: Frames, fields: Mapping[str, object]) -> Frames:
     """The reply with these fields in its header."""
-    found = codec.decode(bytes(reply[0][PRELUDE.size :]))
-    return [bytes(reply[0][: PRELUDE.size]) + codec.encode({**found, **fields}), *reply[1:]]
+    kept = codec.decode(bytes(reply[0][PRELUDE.size :]))
+    return [bytes(reply[0][: PRELUDE.size]) + codec.encode({**kept, **fields}), *reply[1:]]
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -298,19 +298,19 @@ def _says_hello(record: Record) -> str:
 
 def _counts(record: Record) -> str:
     """The requests of the session carry the hub's id, one token, and numbers that rise."""
-    found = record.of(*messages.SESSION_OPS)
-    if not found:
+    requests = record.of(*messages.SESSION_OPS)
+    if not requests:
         raise NotShown("no request of a session came")
-    if found[0].op != Op.MAKE or found[0].prelude.seq != 1:
-        return f"the session's first request was to be MAKE with seq 1: {_hex(found[0])}"
-    for before, heard in itertools.pairwise(found):
+    if requests[0].op != Op.MAKE or requests[0].prelude.seq != 1:
+        return f"the session's first request was to be MAKE with seq 1: {_hex(requests[0])}"
+    for before, heard in itertools.pairwise(requests):
         if heard.prelude.token != before.prelude.token:
             return f"{_name(heard)} has another token than {_name(before)}"
         if heard.prelude.seq <= before.prelude.seq:
             return f"{_name(heard)} has seq {heard.prelude.seq}, more than {before.prelude.seq} was due"
-    if strangers := [heard for heard in found if heard.prelude.hub_id != found[0].prelude.hub_id]:
+    if strangers := [heard for heard in requests if heard.prelude.hub_id != requests[0].prelude.hub_id]:
         return f"{_name(strangers[0])} has another hub id than the reply to HELLO: {_hex(strangers[0])}"
-    if len({*found[0].prelude.token}) < 4:
+    if len({*requests[0].prelude.token}) < 4:
         return "the token was to be 16 random bytes"
     return ""
 

@@ -85,7 +85,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def examine(hub: ScriptedHub, name: str, command: Sequence[str], seconds: float) -> list[RuleVerdict]:
-    """Serve one case, for the program of ``command`` or whoever connects; returns a verdict per rule.
+    """Serve one case, for the program of ``command`` or any client; returns a verdict per rule.
 
     Raises:
         RequestRefused: the command cannot be run.

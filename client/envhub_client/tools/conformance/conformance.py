@@ -91,12 +91,12 @@ def _verdict(group: str, name: str, env: str, check: Callable[[], None]) -> Verd
 
 def _table(address: str, verdicts: Sequence[Verdict]) -> Table:
     failed = sum(not verdict.passed for verdict in verdicts)
-    found = Table(title=f"{address}: {len(verdicts) - failed} of {len(verdicts)} checks passed")
+    report = Table(title=f"{address}: {len(verdicts) - failed} of {len(verdicts)} checks passed")
     for column in ("group", "env", "check", "result"):
-        found.add_column(column, overflow="fold")
+        report.add_column(column, overflow="fold")
     for verdict in verdicts:
-        found.add_row(verdict.group, Text(verdict.env), verdict.check, _result(verdict))
-    return found
+        report.add_row(verdict.group, Text(verdict.env), verdict.check, _result(verdict))
+    return report
 
 
 def _result(verdict: Verdict) -> Text:
@@ -161,19 +161,19 @@ def _check_refusals(peer: RawPeer, env: str) -> None:
 
 
 def _refused(answer: RawAnswer, code: str, what: str) -> None:
-    found = answer.failure.code if answer.failure else "no failure"
-    require(found == code, f"{what} is answered by {found}, not {code}")
+    answered = answer.failure.code if answer.failure else "no failure"
+    require(answered == code, f"{what} is answered by {answered}, not {code}")
 
 
 def _check_frames(peer: RawPeer, env: str) -> None:
     with _Session(peer, env) as session:
         reset = session.ask(Op.RESET, messages.pack(Reset(seeds=[*range(NUM_ENVS)])))
-        found = [len(frame) for frame in reset.frames[: len(session.sizes)]]
-        require(found == session.sizes, f"RESET's frames have {found} bytes, not {session.sizes}")
+        sizes = [len(frame) for frame in reset.frames[: len(session.sizes)]]
+        require(sizes == session.sizes, f"RESET's frames have {sizes} bytes, not {session.sizes}")
         step = session.step()
-        found = [len(frame) for frame in step.frames[: len(session.sizes) + 1]]
+        sizes = [len(frame) for frame in step.frames[: len(session.sizes) + 1]]
         wanted = [*session.sizes, 10 * NUM_ENVS]
-        require(found == wanted, f"STEP's frames have {found} bytes, not {wanted}")
+        require(sizes == wanted, f"STEP's frames have {sizes} bytes, not {wanted}")
         require(step.prelude.token == session.token, "a reply carries another token")
 
 

@@ -91,13 +91,13 @@ class CountingEnvs:
         if len(codes) != 1 or codes[0] & 0x7F >= len(actions.DTYPES):
             return f"the action codes are {codes.hex()}, one code of a dtype was due, such as 04 (int64)"
         dtype = actions.DTYPES[codes[0] & 0x7F]
-        found = [bytes(frame) for frame in frames]
+        received = [bytes(frame) for frame in frames]
         due = [self._value(row) for row in rows]
-        if [*map(len, found)] != [len(rows) * dtype.itemsize]:
-            lengths = [*map(len, found)]
+        if [*map(len, received)] != [len(rows) * dtype.itemsize]:
+            lengths = [*map(len, received)]
             return f"the action frames have {lengths} bytes, [{len(rows) * dtype.itemsize}] were due"
-        given = np.frombuffer(found[0], dtype).tolist()
-        return "" if given == due else f"the actions of envs {[*rows]} are {given}, {due} were due: {found[0].hex()}"
+        given = np.frombuffer(received[0], dtype).tolist()
+        return "" if given == due else f"the actions of envs {[*rows]} are {given}, {due} were due: {received[0].hex()}"
 
     def check_fault(self, args: bytes) -> str:
         """The reason why the arguments of ``check`` are not the expected ones; empty if they are."""

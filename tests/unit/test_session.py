@@ -77,6 +77,7 @@ from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.sizing import SECOND_FAILED
 from envhub_server.session.state import IllegalStimulus
 from envhub_server.session.table import TABLE, diagram
+from envhub_server.session.supervision import STACKS_S
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,7 +193,7 @@ def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None
     assert only(Fail, session.exited(0, ExitCause("exited with status 3")))  # it was at its first env
     session = begun()
     session.said(0, Building(1))
-    late = session.sampled(0.0, session.make.faults.init_s + 2.0, *[Progress(0, 0, 0)] * 2)
+    late = session.sampled(0.0, session.make.faults.init_s + STACKS_S + 1.0, *[Progress(0, 0, 0)] * 2)
     assert Kill(0) in late
     separated(session, session.exited(0))
 

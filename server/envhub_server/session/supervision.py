@@ -18,7 +18,7 @@ from envhub_server.session.slots import Process, SlotTable, Stage
 MEMORY_S = 0.2  # between two measurements of processes with a memory limit
 SAMPLE_IDLE_S = 1.0  # longest time between two samples, while the client drives and does not step
 NO_TURN = -1  # the progress word of a process that maps an arena
-STACKS_S = 1.0  # for a process on a busy machine to write its stacks before it is killed
+STACKS_S = 2.0  # for a process on a busy machine to write its stacks before it is killed
 
 
 class Supervision:

@@ -76,8 +76,8 @@ from envhub_server.session.instructions import (
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.sizing import SECOND_FAILED
 from envhub_server.session.state import IllegalStimulus
-from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.supervision import STACKS_S
+from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st

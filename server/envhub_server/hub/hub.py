@@ -362,7 +362,7 @@ class Hub:
                 runtime.handle(event)
                 if runtime.replies.compressing is not None:  # its next stimuli wait until the reply is sent
                     continue
-                # Between two steps nothing is planned again: the former deadline is only too early.
+                # Between two steps the deadline is not planned again: a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
                 if not steps or runtime.deadline_s == math.inf:
                     self._after(runtime)

@@ -76,4 +76,4 @@ class SessionObserver:
         """Note that a process has ended; ``why`` is empty where that was expected."""
 
     def session_ended(self) -> None:
-        """Note that the session is over; nothing is called afterwards."""
+        """Note that the session is over; only ``process_ended`` of the process that ended it comes afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class Batch(NamedTuple):
         env_ids: of which envs this is, ascending; None for all of them.
     """
 
-    observations: list[np.ndarray]
+    observations: Sequence[np.ndarray]
     rewards: np.ndarray | None
     terminations: np.ndarray | None
     truncations: np.ndarray | None

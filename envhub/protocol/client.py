@@ -90,6 +90,11 @@ class ClientProtocol:
         return None if self._pending is None or self.answer is not None else self._pending.op
 
     @property
+    def last_seq(self) -> int:
+        """Seq of the session's last request that is pending, or else ended."""
+        return self._ended_seq if self._pending is None else self._pending.seq
+
+    @property
     def held(self) -> bool:
         """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held

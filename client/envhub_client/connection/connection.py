@@ -106,6 +106,11 @@ class Connection:
         """Time at which the last message arrived, on the monotonic clock."""
         return self._transport.heard_ns
 
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one becomes readable when something of the hub may have arrived."""
+        return self._transport.descriptors
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
@@ -167,6 +172,17 @@ class Connection:
         """
         with self.in_use:
             return self.protocol.answer or self._await(timeout)
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The pending request's reply, as by ``wait``; a failure is raised.
+
+        Raises:
+            EnvHubError: as for ``wait``, or whatever the failure says, see ``envhub_client.connection.failures``.
+        """
+        reply = self.wait(timeout)
+        if isinstance(reply.message, Failure):
+            raise_failure(reply.message, self.address)
+        return reply
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout

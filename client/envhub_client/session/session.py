@@ -8,23 +8,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, Reset, SetAttr, unpack_rows
+from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, SetAttr, unpack_rows
 from envhub.protocol.prelude import Frame
 from envhub.secret import Secret
 from envhub.transport.address import written
-from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
 from envhub_client.frames import hide_frames
-from envhub_client.lanes.base import Lane
 from envhub_client.session import make_request
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
+from envhub_client.session.lane_session import LaneSession
 from envhub_client.session.maker import SessionMaker, end_session
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
@@ -35,14 +33,12 @@ from envhub_client.session.shares import Shares
 log = logging.getLogger("envhub")
 
 
-class Session:
+class Session(LaneSession):
     """A ``VectorSession`` on one hub.
 
     Attributes:
         options, values, in_use, lane, pending, description: as in ``VectorSession`` of ``session.base``.
     """
-
-    lane: Lane
 
     def __init__(
         self,
@@ -66,13 +62,13 @@ class Session:
         """
         self._owner = owner
         self.in_use = InUse()
-        self._maker = SessionMaker(address, make, options)
+        self._maker = self._first = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
         self._renewal = SessionRenewal(self._maker)
         try:
-            self.lane = self._maker.make(timeout)
-            if self.options.on_hub_loss == "recreate":
-                self.lane = RecoveringLane(self.lane, self._renewal)
+            lane = self._maker.make(timeout)
+            recovers = self.options.on_hub_loss == "recreate"
+            self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
             self.description = self._maker.description
             self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
             self.pending = PendingRequest(owner, (self._maker, self.lane))
@@ -113,46 +109,6 @@ class Session:
     def require(self, minor: int, what: str) -> None:
         """Check that the hub speaks this minor version of the protocol; as ``VectorSession.require``."""
         make_request.require(self.connection, minor, what)
-
-    # --- steps and resets: what may begin, and partial batches; ``lane`` executes them --------------------------------
-
-    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
-        """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
-        pending = self.pending
-        if pending.closed or self._maker.connection.in_use.closed:
-            raise pending.closed_error()
-        if pending.state is not AsyncState.DEFAULT:
-            raise pending.busy_error(what)
-        if self._shares.held and not among_others and not resets_all:
-            text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
-            raise SessionBusy(f"Calling `{what}` {text}", "send")
-        if self.lane.settle() and not among_others:
-            raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
-
-    def begin_reset(self, reset: Reset, resets_all: bool) -> None:
-        """Begin a reset; one of all envs gives up those that wait for others of their share."""
-        if resets_all:
-            self._shares.give_up()
-        self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
-
-    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs; as ``VectorSession.begin_rows``."""
-        if not self.description.vector:
-            self.lane.begin_rows(env_ids, codes, arrays)
-            return
-        moving = self.lane.moving[env_ids]
-        if moving.any():
-            raise ValueError(f"envs {env_ids[moving].tolist()} are under way; receive them first")
-        self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
-
-    def check_received(self) -> None:
-        """Check that some env is under way; as ``VectorSession.check_received``."""
-        if self.lane.outstanding:
-            return
-        why = "without any prior call to `send` or `async_reset`."
-        if held := self._shares.held:
-            why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
-        raise NothingPending(f"Calling `recv` {why}", "recv")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ def reset_of(reset: Reset, rows: range) -> Reset | None:
     mask = reset.mask[rows.start : rows.stop]
     if reset.mask and not any(mask):
         return None
-    seeds, each = (values[rows.start : rows.stop] for values in (reset.seeds, reset.options_each))
-    return replace(reset, seeds=seeds, mask=[] if all(mask) else mask, options_each=each)
+    own = slice(rows.start, rows.stop)
+    mask = [] if all(mask) else mask
+    return replace(reset, seeds=reset.seeds[own], mask=mask, options_each=reset.options_each[own])
 
 
 def call_of(call: Call, rows: range) -> Call | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +19,7 @@ from envhub.values.compression import decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
 from envhub.vector_errors import SessionBusy
-from envhub_client.batch import Batch, InfoGroup
+from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
@@ -152,7 +152,7 @@ class WireLane:
                 if not self._inbox.parts:
                     raise
                 break
-        return _joined(self._inbox.parts)
+        return joined(self._inbox.parts)
 
     def _take_part(self, timeout: float | None) -> None:
         part = self._read(timeout, self._part)
@@ -301,24 +301,3 @@ def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
 
 def _size(part: Batch) -> int:
     return 0 if part.env_ids is None else len(part.env_ids)
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    """One batch of several, in the order of their envs."""
-    if len(parts) == 1:
-        return parts[0]
-    order = np.argsort(np.concatenate([part.env_ids for part in parts]))
-
-    def join(arrays: Iterable[Any]) -> np.ndarray:
-        joined: np.ndarray = np.concatenate([*arrays])[order]
-        return joined
-
-    return Batch(
-        [join(leaves) for leaves in zip(*(part.observations for part in parts), strict=True)],
-        join(part.rewards for part in parts),
-        join(part.terminations for part in parts),
-        join(part.truncations for part in parts),
-        sorted(row for part in parts for row in part.rows),
-        [group for part in parts for group in part.groups],
-        join(part.env_ids for part in parts),
-    )

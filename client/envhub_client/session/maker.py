@@ -6,6 +6,8 @@ import logging
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from envhub import errors
@@ -181,17 +183,36 @@ class SessionMaker:
 
 def end_session(connection: Connection, terminate: bool) -> None:
     """End the session of a connection, with ``terminate`` by killing the envs' processes, and the connection."""
+    end_sessions([connection], terminate)
+
+
+def end_sessions(connections: Sequence[Connection], terminate: bool) -> None:
+    """End the sessions of these connections, all at the same time; as ``end_session``."""
+    timeouts = [_begin_end(connection, terminate) for connection in connections]
+    for connection, timeout in zip(connections, timeouts, strict=True):
+        with _ending(connection):
+            connection.result(timeout)
+        connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
+
+
+def _begin_end(connection: Connection, terminate: bool) -> float:
+    """Ask for the end of the session; returns the seconds within which it is to be."""
     # A hub that is out of reach ends the session by its lease.
     out_of_reach = connection.protocol.trouble(time.monotonic())
-    timeout = KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
-    try:
+    with _ending(connection):
         connection.give_up()
-        connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+        connection.send(Op.CLOSE, Close(terminate))
+    return KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
+
+
+@contextmanager
+def _ending(connection: Connection) -> Iterator[None]:
+    """Log errors of the block: any error of a hub says that the session is gone already, which is what was wanted."""
+    try:
+        yield
     except Exception as error:
         raised = errors.raised_by_env(error)
         if not isinstance(raised or error, errors.EnvHubError):
             raise  # of a signal handler
-        # Any other error of a hub says that the session is gone already, which is what was wanted.
         level = logging.DEBUG if raised is None else logging.ERROR
         log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
-    connection.close()  # but not at an interrupt: without the connection the session could not be ended any more

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, SetAttr, unpack_rows
+from envhub.protocol.messages import Attach, Call, Make, Observe, Op, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub_client.connection.connection import Connection
-from envhub_client.connection.failures import raise_failure
 from envhub_client.frames import hide_frames
 from envhub_client.session import make_request
+from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
 from envhub_client.session.lane_session import LaneSession
@@ -115,7 +115,7 @@ class Session(LaneSession):
     def call(self, call: Call) -> dict[int, Frame]:
         """Make a call, and wait for it; as ``VectorSession.call``."""
         with self._noticing_loss():
-            return self._results(call, self.connection.ask(Op.CALL, call))
+            return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs)
 
     def begin_call(self, call: Call) -> None:
         """Begin a call."""
@@ -125,24 +125,8 @@ class Session(LaneSession):
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         """The results of the call that was begun; as ``VectorSession.wait_call``."""
         with self._noticing_loss():
-            reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
-            if isinstance(reply.message, Failure):
-                raise_failure(reply.message, self.connection.address)
-            return self._results(call, reply)
-
-    def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:
-        num_envs = self.description.num_envs
-        wanted = call.rows or range(num_envs)
-        try:
-            if len(reply.frames) == 1:
-                results: Sequence[tuple[int, Frame]] = unpack_rows(reply.frames[0], num_envs)
-            else:
-                results = [*zip(wanted, reply.frames, strict=True)]
-            if [row for row, _ in results] != [*wanted]:
-                raise ValueError(f"results of envs {[row for row, _ in results]}")
-        except ValueError as error:
-            raise errors.RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        return dict(results)
+            reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
+            return results_of(call, reply, self.description.num_envs)
 
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""

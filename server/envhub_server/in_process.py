@@ -122,8 +122,8 @@ class InProcessHub:
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
         workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
-        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
-        self._services = Services(*parts)
+        services = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
+        self._services = Services(*services)
 
     def receive(self, frames: Frames) -> None:
         """Execute the request in a message; afterwards its reply is in ``outgoing``.

@@ -92,5 +92,5 @@ def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_wr
     replay, history = failed_replay()
     assert replay.spec == b"its spec"
     assert replay.client == "alice"
-    assert (history.cut, history.calls) == ("", 2)
+    assert (history.unrepeatable, history.calls) == ("", 2)
     assert np.frombuffer(history.actions[0], np.int64)[1] == 5

@@ -63,7 +63,7 @@ class Lane(Protocol):
         """Number of envs were begun by ``begin_rows`` and not taken."""
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:

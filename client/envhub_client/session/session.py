@@ -46,7 +46,7 @@ class Session:
 
     def __init__(
         self,
-        owner: str,
+        class_name: str,
         address: str | Secret[str] | None,
         make: Make | Attach,
         options: SessionOptions,
@@ -54,7 +54,7 @@ class Session:
     ) -> None:
         """Make a session and wait until its envs are built, or take one over; without an address on the private hub.
 
-        ``owner`` is the name of the class that holds it. ``options`` complete ``make``. The connection
+        ``class_name`` is the name of the class that holds it. ``options`` complete ``make``. The connection
         may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:
@@ -64,7 +64,7 @@ class Session:
             UnsupportedSpace: a space has no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
-        self._owner = owner
+        self._class_name = class_name
         self.in_use = InUse()
         self._maker = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
@@ -75,7 +75,7 @@ class Session:
                 self.lane = RecoveringLane(self.lane, self._renewal)
             self.description = self._maker.description
             self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
-            self.pending = PendingRequest(owner, (self._maker, self.lane))
+            self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end_all_but(None)
             hide_frames(error)
@@ -140,9 +140,9 @@ class Session:
         if not self.description.vector:
             self.lane.begin_rows(env_ids, codes, arrays)
             return
-        moving = self.lane.moving[env_ids]
-        if moving.any():
-            raise ValueError(f"envs {env_ids[moving].tolist()} are under way; receive them first")
+        outstanding = self.lane.are_outstanding[env_ids]
+        if outstanding.any():
+            raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
         self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
 
     def check_received(self) -> None:
@@ -242,7 +242,7 @@ class Session:
         except errors.EnvRaised:
             raise
         except errors.EnvHubError as error:
-            log.debug("closing a %s: %s", self._owner, error)
+            log.debug("closing a %s: %s", self._class_name, error)
         finally:
             self._maker.end_all_but(self.connection)
             end_session(self.connection, terminate)

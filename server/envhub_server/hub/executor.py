@@ -222,7 +222,7 @@ class Executor:
         self._inputs.post_to_stand_ins()
 
     def take_part(self, instruction: instructions.TakePart) -> None:
-        """Have rows of a part reported once they are done."""
+        """Have rows of partial batches reported once they are done."""
         held = self._held
         held.part_rows = instruction.rows
         assert held.memory is not None
@@ -274,13 +274,13 @@ class Executor:
         """Have the client drive."""
         held = self._held
         assert held.memory is not None
-        held.memory.arena.hand_over(DRIVER_CLIENT)
+        held.memory.arena.set_driver(DRIVER_CLIENT)
 
     def take_drive(self, _: instructions.TakeDrive) -> None:
         """Have the hub drive."""
         held = self._held
         assert held.memory is not None and held.stand_ins is not None
-        held.memory.arena.hand_over(DRIVER_HUB)
+        held.memory.arena.set_driver(DRIVER_HUB)
         held.memory.driver.take_over()
         held.stand_ins.keep_objects()  # which a client that takes over has not seen
 

@@ -213,8 +213,8 @@ class Hub:
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
-        if self.config.owner is not None:
-            self._poller.register(self.config.owner, self)
+        if self.config.program is not None:
+            self._poller.register(self.config.program, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
             log.info("hub_started", **started, configuration=self.config.said())

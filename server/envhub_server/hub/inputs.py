@@ -111,13 +111,13 @@ class Inputs:
     def report_part(self, memory: SessionMemory) -> None:
         """Report that the rows are done that RECEIVE waits for, once they are."""
         held = self._held
-        parts = memory.driver
-        if parts.done() < held.part_rows:
+        driver = memory.driver
+        if driver.done() < held.part_rows:
             return
         held.part_rows = 0
-        rows, raised = parts.ready()
-        parts.taken(rows if raised is None else raised)
-        small, large = parts.infos(rows)
+        rows, raised = driver.ready()
+        driver.taken(rows if raised is None else raised)
+        small, large = driver.infos(rows)
         if large or raised is not None:
             held.pool.read()  # it was sent before the rows were done, so it is here by now
         held.report(stimuli.PartDone(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised))

@@ -50,7 +50,7 @@ class SessionMemory:
         frames: reads the frames of steps, and makes those of replies.
     """
 
-    def __init__(self, layout: Layout, workers: int, budget: ArenaBudget) -> None:
+    def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
         """Allocate and map it, within this budget, in which it counts until ``unread_memory`` finds it unmapped.
 
         Raises:
@@ -62,7 +62,7 @@ class SessionMemory:
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
-            for _ in range(1 + workers):
+            for _ in range(1 + slots):
                 self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             # A client of the shared lane may write to all of its places, whatever the hub has given rows there.
             self.descriptor = allocate(layout, max(0, budget.left - nbytes))
@@ -95,23 +95,23 @@ class SessionMemory:
             self.grow(row, int(other.arena.info_length[row]), budget)
         self.arena.move_from(other.arena)
 
-    def rows(self, worker: int) -> np.ndarray:
-        """The rows of this worker."""
-        return np.arange(worker, self.arena.layout.rows, len(self.bells) - 1)
+    def rows(self, slot: int) -> np.ndarray:
+        """The rows of this slot."""
+        return np.arange(slot, self.arena.layout.rows, len(self.bells) - 1)
 
-    def words(self, worker: int) -> Words:
-        """The arena's words of this worker's rows."""
-        arena, rows = self.arena, self.rows(worker)
+    def words(self, slot: int) -> Words:
+        """The arena's words of this slot's rows."""
+        arena, rows = self.arena, self.rows(slot)
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
-    def is_current(self, worker: int, row: int | None, number: int) -> bool:
-        """True if this number is that of the step or reset which this worker's row was posted last."""
-        return row in self.rows(worker).tolist() and int(self.arena.request[row]) == number
+    def is_current(self, slot: int, row: int | None, number: int) -> bool:
+        """True if this number is that of the step or reset which this slot's row was posted last."""
+        return row in self.rows(slot).tolist() and int(self.arena.request[row]) == number
 
-    def progress(self, worker: int) -> Progress:
-        """The row and call that this worker executes, or that it must execute next."""
-        rows, request, done, *_ = self.words(worker)
-        turn = int(self.arena.turn[worker])
+    def progress(self, slot: int) -> Progress:
+        """The row and call that this slot's process executes, or that it must execute next."""
+        rows, request, done, *_ = self.words(slot)
+        turn = int(self.arena.turn[slot])
         row, first = turn & TURN_ROW, bool(turn & TURN_FIRST)
         named = row if row in rows else int(rows[0])
         pending = rows[request != done]

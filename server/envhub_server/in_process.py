@@ -298,9 +298,9 @@ class _WorkerInThread:
             if not self._ended and not self._worker.handle(message):
                 self._end("has ended")
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Hand over an arena."""
-        self.send(message, memory, self._far_bell[0], *bells)
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Have the worker map an arena."""
+        self.send(message, *descriptors._replace(hub_bell=self._far_bell[0]).sent)
 
     def ring(self) -> None:
         """Have the worker step the rows that are posted."""

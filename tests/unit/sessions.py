@@ -49,7 +49,8 @@ class Session(SessionState):
         instructions = super().handle(stimulus, now_s)
         assert isinstance(instructions, list), "the hub carries out a list, however short"
         validate(self)
-        declared = TABLE.get(kind, {}).get(before, ())[1:]
+        rule = TABLE.get(kind, {}).get(before)
+        declared = () if rule is None else rule.following
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
         assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
         return instructions

@@ -55,8 +55,9 @@ def failed_replay() -> tuple[Replay, History]:
     keeper.worker_built(0, replace(built, plain_spec=None))
     given = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
     recipient = Recipient(0, 0, [0], 1, LAYOUT, False, Logger("test"))
-    mapped, (descriptor,) = keeper.arena_given(recipient, given)
-    assert mapped.journal and keeper.arena_given(recipient, given) == (given, [])
+    mapped, descriptors = keeper.arena_given(recipient, given)
+    descriptor = descriptors["journal"]
+    assert mapped.journal and keeper.arena_given(recipient, given) == (given, {})
     journal = Journal(keeper.journals[0].layout, descriptor)
     os.close(descriptor)
     journal.format()

@@ -116,9 +116,9 @@ class WorkerHandle:
             if self.pid is not None and not self.ended:
                 self._kill_group()  # has no effect on a worker that is ending by itself
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Send the arena's memory, the bell that ``ring`` rings, and these other bells."""
-        self.send(message, memory, self._far_bell, *bells)
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Send an arena; the ``hub_bell`` of its descriptors is the one that ``ring`` rings."""
+        self.send(message, *descriptors._replace(hub_bell=self._far_bell).sent)
 
     def dump_stacks(self) -> None:
         """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later.

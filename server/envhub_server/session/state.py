@@ -159,7 +159,7 @@ class SessionState:
             kind = type(stimulus.message if isinstance(stimulus, Requested) else stimulus)
             self.history.append(kind)
             try:
-                handler = TABLE[kind][self.phase][0]
+                handler = TABLE[kind][self.phase].handler
             except KeyError:
                 raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}") from None
             if isinstance(stimulus, Requested):
@@ -188,8 +188,7 @@ class SessionState:
         rule = TABLE.get(kind, {}).get(self.phase)
         if rule is None:
             return []  # sent before the process learned of this phase
-        instructions: Instructions = rule[0](self, process, said.message, now_s)
-        return instructions
+        return rule.handler(self, process, said.message, now_s)
 
     def next_deadline_s(self) -> float:
         """Time at which ``Elapsed`` is due; infinity if there is no deadline."""

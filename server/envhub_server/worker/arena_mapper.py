@@ -31,22 +31,21 @@ class ArenaMapper:
         Raises:
             ValueError: the descriptor is not an arena of the message's layout.
         """
-        memory, *bells = self._channel.take_descriptors(5)
-        journal = self._channel.take_descriptors(1) if mapped.journal else []
-        lines = self._channel.take_descriptors(2) if mapped.recording else []
-        self._bells.replace(bells)
-        arena = Arena(mapped.layout(), memory)
-        os.close(memory)
+        names = mapped.descriptor_names
+        descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
+        self._bells.replace(descriptors)
+        arena = Arena(mapped.layout(), descriptors.memory)
+        os.close(descriptors.memory)
         arena.check()
         if not self._attach(mapped, arena):
             return None
         self._progress.attach(arena, self._envs.groups[0].index)
         for observer in self._envs.observers:
             observer.attach(arena)
-        for descriptor in journal:
-            self._open_journal(arena, descriptor)
+        if mapped.journal:
+            self._open_journal(arena, descriptors.journal)
         if mapped.recording:
-            self._open_recording(arena, mapped.recording, lines)
+            self._open_recording(arena, mapped.recording, descriptors)
         return arena
 
     def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
@@ -79,7 +78,7 @@ class ArenaMapper:
         writer = JournalWriter if rows > 1 else RowJournalWriter
         self._envs.observe(writer(journal, arena, self._envs.groups, is_batch=bool(self._envs.build.shares)))
 
-    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: list[int]) -> None:
+    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: control.ArenaDescriptors) -> None:
         def gave_up(error: BaseException) -> None:
             self._envs.remove(writer)
             why = f"its worker records no more: {self._reports.in_a_line(error)}"

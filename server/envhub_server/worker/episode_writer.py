@@ -21,7 +21,7 @@ from envhub.protocol.messages import Failure
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
 from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT
-from envhub_server.ipc.control import Build
+from envhub_server.ipc.control import ArenaDescriptors, Build
 from envhub_server.worker.batch_observer import BatchObserver, Seeds
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
@@ -55,7 +55,7 @@ class EpisodeWriter(BatchObserver):
 
     def __init__(
         self,
-        descriptors: Sequence[int],
+        descriptors: ArenaDescriptors,
         wanted: Mapping[str, Any],
         groups: Sequence[RowGroup],
         spaces_of_one: tuple[Any, Any],
@@ -66,7 +66,7 @@ class EpisodeWriter(BatchObserver):
         """Record what these groups show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
 
         Args:
-            descriptors: the line to the process that writes, and the memory that counts episodes; owned from now on.
+            descriptors: those of the recording are owned from now on.
             wanted: see above.
             groups: all groups of this worker.
             spaces_of_one: of observations and of actions.
@@ -74,7 +74,7 @@ class EpisodeWriter(BatchObserver):
             rendering: the context in which an env is rendered between its steps.
             gave_up: called once the writer has closed itself, with what was raised.
         """
-        line, counted = descriptors
+        line, counted = descriptors.recording_line, descriptors.recording_counts
         begun = np.frombuffer(mmap.mmap(counted, 0), np.int64)
         os.close(counted)
         self._groups, self._mode, self._allow_pickle = groups, build.autoreset_mode, build.allow_pickle

@@ -85,7 +85,7 @@ class Worker:
                     stepper.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in bells.waking:
-                        if descriptor == bells.waking[0]:
+                        if descriptor == bells.hub_bell:
                             bells.silence()
                         stepper.serve_rows()
                     # Not every other descriptor is the channel: it may be a bell that was replaced since the poll.

@@ -60,7 +60,7 @@ class Lane(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
 
     @property
     def are_outstanding(self) -> np.ndarray:

@@ -25,18 +25,20 @@ from envhub.regular_file import open_regular_file
 from envhub.transport import address as addresses
 from envhub.transport.folder_owners import ROOT, weakness_of
 
-NAME = r"\A[ -~]{1,64}\Z"
+NAME_CHARS_MAX = 64
+NAME = rf"\A[ -~]{{1,{NAME_CHARS_MAX}}}\Z"
 FILE_BYTES_MAX = 1 << 14
 FILES_MAX = 1024  # announcements in a folder
 ADDRESSES_MAX = 16
 PERIOD_S = 5.0
 PERIODS_MAX = 3
+KEPT_S = 86400.0  # for an operator to see that a hub was killed
 _PREFIX, _SUFFIX = "hub-", ".json"
 
 _Address = Annotated[str, Meta(min_length=1, max_length=512)]
 _Addresses = Annotated[list[_Address], Meta(max_length=ADDRESSES_MAX)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 50)]
-_Inode = Annotated[int, Meta(ge=0, lt=1 << 63)]
+_Inode = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,10 +195,8 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder into which other users could put announcements.
 
     Raises:
-        AddressError: it is no folder, or another user than root may write to it or replace it.
+        AddressError: another user than root may write to it or replace it.
     """
-    if not folder.is_dir():
-        raise AddressError(f"{folder} is no folder")
     if (weakness := weakness_of(str(folder))) is not None:
         raise AddressError(
             f"announcements in {folder} would decide where actions and code go, and {weakness}: "
@@ -227,17 +227,34 @@ def read_folder(folder: Path) -> tuple[list[Announcement], list[Skipped]]:
     for each, written_s in ages:
         why = _staleness(each, now_s - written_s)
         skipped.append(Skipped(each.file_name, why, each)) if why else hubs.append(each)
-    return hubs, skipped
+    return sorted(hubs, key=lambda each: each.name), skipped
 
 
-def is_live(path: Path) -> bool:
-    """True if a hub announces itself by this file; false for a stale file, and for one that says nothing."""
+def announced_by(path: Path) -> Announcement | None:
+    """Return what a hub announces by this file; None where it is stale, says nothing or does not exist."""
     now_s = _clock(path.parent)
     try:
         announcement, written_s = read(path)
     except (FileNotFoundError, ValueError):
-        return False
-    return not _staleness(announcement, (written_s if now_s is None else now_s) - written_s)
+        return None
+    age_s = 0.0 if now_s is None else now_s - written_s
+    return None if _staleness(announcement, age_s) else announcement
+
+
+def remove_old(folder: Path) -> None:
+    """Remove the files that killed hubs have left in a folder, once they are ``KEPT_S`` old.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    now_s = _clock(folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if now_s is None or not entry.name.startswith((_PREFIX, f".{_PREFIX}")):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another hub removes it at the same time
+                if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > KEPT_S:
+                    os.unlink(entry.path)
 
 
 def _staleness(announcement: Announcement, age_s: float) -> str:

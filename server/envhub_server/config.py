@@ -40,14 +40,14 @@ class HubConfig(HubOptions):
         tables: what else may be made, with its settings, by the name under which it is offered.
         record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
-        owner: a pidfd of the program that this private hub belongs to; None for a public hub.
+        program: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
     envs: tuple[str, ...] = ()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
     record: RecordSettings | None = None
     step_costs: Path | None = None
-    owner: int | None = None
+    program: int | None = None
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -92,7 +92,7 @@ class HubConfig(HubOptions):
     @property
     def private(self) -> bool:
         """True if this hub belongs to one program, whose code its workers may run."""
-        return self.owner is not None
+        return self.program is not None
 
 
 def usable_cpus() -> int:

@@ -121,7 +121,7 @@ class FederatedLane:
         return int(self._sent.sum())
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._sent
 
@@ -173,7 +173,7 @@ class FederatedLane:
         except HubTimeout:
             raise
         except Exception:
-            self._sent[part.slice] &= part.lane.moving
+            self._sent[part.slice] &= part.lane.are_outstanding
             raise
 
     def taken(self, env_ids: np.ndarray) -> None:

@@ -162,7 +162,7 @@ class SharedLane:
         return self._driver.outstanding
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return np.frombuffer(self._driver.sent, np.bool_)
 

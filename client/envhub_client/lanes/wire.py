@@ -115,7 +115,7 @@ class WireLane:
         return self._sent_bytes.count(1)
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._sent
 

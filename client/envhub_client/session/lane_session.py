@@ -49,9 +49,9 @@ class LaneSession:
         if not self.description.vector:
             self.lane.begin_rows(env_ids, codes, arrays)
             return
-        moving = self.lane.moving[env_ids]
-        if moving.any():
-            raise ValueError(f"envs {env_ids[moving].tolist()} are under way; receive them first")
+        outstanding = self.lane.are_outstanding[env_ids]
+        if outstanding.any():
+            raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
         self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
 
     def check_received(self) -> None:

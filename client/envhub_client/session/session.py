@@ -34,15 +34,11 @@ log = logging.getLogger("envhub")
 
 
 class Session(LaneSession):
-    """A ``VectorSession`` on one hub.
-
-    Attributes:
-        options, values, in_use, lane, pending, description: as in ``VectorSession`` of ``session.base``.
-    """
+    """A ``VectorSession`` on one hub; that Protocol describes its attributes, and each method without a docstring."""
 
     def __init__(
         self,
-        owner: str,
+        class_name: str,
         address: str | Secret[str] | None,
         make: Make | Attach,
         options: SessionOptions,
@@ -50,7 +46,7 @@ class Session(LaneSession):
     ) -> None:
         """Make a session and wait until its envs are built, or take one over; without an address on the private hub.
 
-        ``owner`` is the name of the class that holds it. ``options`` complete ``make``. The connection
+        ``class_name`` is the name of the class that holds it. ``options`` complete ``make``. The connection
         may take ``timeout`` seconds, by default 10; building the envs is not timed.
 
         Raises:
@@ -60,7 +56,7 @@ class Session(LaneSession):
             UnsupportedSpace: a space has no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
-        self._owner = owner
+        self._class_name = class_name
         self.in_use = InUse()
         self._maker = self._first = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
@@ -71,7 +67,7 @@ class Session(LaneSession):
             self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
             self.description = self._maker.description
             self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
-            self.pending = PendingRequest(owner, (self._maker, self.lane))
+            self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end_all_but(None)
             hide_frames(error)
@@ -84,59 +80,48 @@ class Session(LaneSession):
 
     @property
     def address(self) -> str | None:
-        """The hub's address or name, as it was given but without its keys; None for a private or unnamed hub."""
         return None if self._maker.hub is None else written(self._maker.hub)
 
     @property
     def token(self) -> str:
-        """The key to this session, with which another process takes it over or observes it."""
         return self.connection.protocol.token.hex()
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes that host the envs now, and the reason."""
         return self._maker.sizing
 
     @property
     def compression(self) -> str:
-        """Compression of observations on the wire lane; empty for none."""
         return self._maker.compression
 
     def speaks(self, minor: int) -> bool:
-        """True if the hub speaks this minor version of the protocol, or a later one."""
         return make_request.speaks(self.connection, minor)
 
     def require(self, minor: int, what: str) -> None:
-        """Check that the hub speaks this minor version of the protocol; as ``VectorSession.require``."""
         make_request.require(self.connection, minor, what)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> dict[int, Frame]:
-        """Make a call, and wait for it; as ``VectorSession.call``."""
         with self._noticing_loss():
             return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs)
 
     def begin_call(self, call: Call) -> None:
-        """Begin a call."""
         with self._noticing_loss():
             self.pending.begin(AsyncState.WAITING_CALL, self.connection.send, Op.CALL, call)
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        """The results of the call that was begun; as ``VectorSession.wait_call``."""
         with self._noticing_loss():
             reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
             return results_of(call, reply, self.description.num_envs)
 
     def set_attr(self, message: SetAttr) -> None:
-        """Set an attribute; errors as for ``call``."""
         with self._noticing_loss():
             self.connection.ask(Op.SET_ATTR, message)
         if self.options.on_hub_loss == "recreate":
             self._renewal.remember(message)
 
     def observe(self) -> Reply:
-        """Last observations of the envs, as in a hub's reply to OBSERVE."""
         with self._noticing_loss():
             return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
 
@@ -152,7 +137,6 @@ class Session(LaneSession):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Leave the session to another process; as ``VectorSession.detach``."""
         self.check_free("detach")
         if self._maker.hub is None:
             raise errors.RequestRefused(
@@ -164,7 +148,6 @@ class Session(LaneSession):
         self.pending.closed = True
 
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
-        """End the session; as ``VectorSession.close``."""
         with self.in_use:
             try:
                 self.connection.in_use.check()
@@ -182,7 +165,7 @@ class Session(LaneSession):
         except errors.EnvRaised:
             raise
         except errors.EnvHubError as error:
-            log.debug("closing a %s: %s", self._owner, error)
+            log.debug("closing a %s: %s", self._class_name, error)
         finally:
             self._maker.end_all_but(self.connection)
             end_session(self.connection, terminate)

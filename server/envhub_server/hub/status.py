@@ -29,7 +29,7 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other parts."""
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLIES, REQUESTS, Failure, Faults, Hosting, Op, Recycle, Shared, World
+from envhub.protocol.messages import REPLIES, REQUESTS, Capacity, Failure, Faults, Hosting, Op, Recycle, Shared, World
 from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.values import actions, codec, leaf, spaces
@@ -119,7 +119,7 @@ def default_in_words(field: dataclasses.Field[Any]) -> str:
     return text or ("defaults" if dataclasses.is_dataclass(field.default) else str(field.default))
 
 
-INNER = {Faults, Hosting, Recycle, World, Shared}  # messages inside of messages, and of the side socket
+INNER = {Capacity, Faults, Hosting, Recycle, World, Shared}  # messages inside of messages, and of the side socket
 KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), *INNER} if dataclasses.fields(kind)}
 
 

@@ -168,7 +168,9 @@ class Hub:
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
         starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
-        self._status = Status(config, protocol, access, directory, self._gateway, offers, self._supervisor, self._clock)
+        self._status = Status(
+            config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
+        )
         self._requests = HubRequests(
             protocol,
             access,

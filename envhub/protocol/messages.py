@@ -266,6 +266,7 @@ class Welcome(Frozen):
     pid: int = 0
     compressions: List[str] = field(default_factory=list)
     capacity: Optional[Capacity] = None  # None from a hub that does not say
+    name: str = ""
 
 
 class EnvNames(Frozen):

@@ -37,6 +37,7 @@ RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
 GPUS_MAX = 1024  # devices of a machine
 INFO_BYTES_MAX = 1 << 20  # of a row
+HUB_NAME_CHARS_MAX = 64
 
 ROW = (0, ROWS_MAX - 1)
 GPU = (0, GPUS_MAX - 1)

@@ -47,7 +47,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "hub_started": LogEvent(
         "The hub listens. `configuration` has the settings that differ from the defaults",
         _INFO,
-        ("version", "pid", "addresses", "configuration"),
+        ("name", "version", "pid", "addresses", "configuration"),
     ),
     "hub_suspended": LogEvent(
         "The hub goes on after it was stopped, as by SIGSTOP or a suspended machine. No deadline has run meanwhile",

@@ -160,7 +160,7 @@ def test_autoreset_modes_are_the_codes() -> None:
 def test_failure_of_an_env_is_described_key_by_key() -> None:
     hints = get_type_hints(EnvFailure)
     told = {row[0]: row[1] for row in table("Envs that fail")}
-    assert told == {name: str(hint).replace("int | None", "int or nil") for name, hint in as_words(hints).items()}
+    assert told == {name: str(hint).replace(" | None", " or nil") for name, hint in as_words(hints).items()}
 
 
 def as_words(hints: dict[str, Any]) -> dict[str, str]:

@@ -106,6 +106,10 @@ class Session:
         """Compression of observations on the wire lane; empty for none."""
         return self._maker.compression
 
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; as ``VectorSession.hub_of``."""
+        return self.connection.hub
+
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""
         return make_request.speaks(self.connection, minor)
@@ -171,7 +175,7 @@ class Session:
         with self._noticing_loss():
             reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
             if isinstance(reply.message, Failure):
-                raise_failure(reply.message, self.connection.address)
+                raise_failure(reply.message, self.connection.address, self.connection.hub)
             return self._results(call, reply)
 
     def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:

@@ -219,7 +219,7 @@ class Hub:
             self._poller.register(self.config.owner, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
-            log.info("hub_started", **started, configuration=self.config.said())
+            log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _close(self, heard: signals.Signals) -> None:

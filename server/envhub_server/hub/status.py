@@ -62,6 +62,7 @@ class Status:
             pid=os.getpid(),
             compressions=compression.available(),
             capacity=self.capacity(holder),
+            name=config.name_of_hub,
         )
 
     def capacity(self, holder: Holder) -> Capacity:

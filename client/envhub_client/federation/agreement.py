@@ -33,8 +33,8 @@ def _compared(
     first: Connection, wanted: SessionDescription, second: Connection, made: SessionDescription, options: SessionOptions
 ) -> list[tuple[str, Any, Any]]:
     bounds = options.observation_mode in ("same", "different")
-    observations = [wanted.observation_spaces[0], made.observation_spaces[0]]
-    actions = [wanted.action_space, made.action_space]
+    observations: Any = [wanted.observation_spaces[0], made.observation_spaces[0]]
+    actions: Any = [wanted.action_space, made.action_space]
     if options.observation_mode != "same":
         observations = [spaces.structure(space) for space in observations]
     if not bounds:

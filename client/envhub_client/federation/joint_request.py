@@ -69,8 +69,8 @@ class JointRequest(Generic[Result]):
             raise first_error
         return results
 
-    def drop(self) -> None:
-        """Have the results of the pending request dropped."""
+    def give_up(self) -> None:
+        """Have the results of the pending request dropped, once ``settle`` has waited for them."""
         self._dropped = True
 
     def settle(self) -> None:

@@ -41,8 +41,12 @@ class JointShares:
             for rows, shares in self._shares:
                 places = np.flatnonzero((rows.start <= env_ids) & (env_ids < rows.stop))
                 if places.size:
-                    first = rows.start
                     own = [array[places] for array in arrays]
-                    shares.send(env_ids[places] - first, codes, own, lambda ids, *rest: begin(ids + first, *rest))
+                    shares.send(env_ids[places] - rows.start, codes, own, _of_all(begin, rows.start))
         finally:
             self.held = [rows[row] for rows, shares in self._shares for row in shares.held]
+
+
+def _of_all(begin: Begin, first: int) -> Begin:
+    """``begin`` for rows that are numbered from ``first`` there."""
+    return lambda env_ids, codes, arrays: begin(env_ids + first, codes, arrays)

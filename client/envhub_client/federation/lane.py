@@ -59,7 +59,7 @@ class FederatedLane:
 
     def give_up(self) -> None:
         """Give up what was begun; its results are dropped."""
-        self._request.drop()
+        self._request.give_up()
 
     def lose(self, loss: HubLost) -> None:
         """Raise the loss of a hub."""

@@ -41,16 +41,18 @@ def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:
         useful = most[hub] and (weights[hub] or sum(most[each] for each in chosen) < num_envs)
         if not enough and useful and len(chosen) < num_envs:
             chosen.append(hub)
-    return _shared(num_envs, [weights[hub] if hub in chosen else 0.0 for hub in range(len(rooms))], most)
+    return divided(num_envs, [weights[hub] if hub in chosen else 0.0 for hub in range(len(rooms))], most)
 
 
-def _shared(num_envs: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """``num_envs`` divided by these weights, at least one and at most ``most`` where there is a weight."""
+def divided(count: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``count`` things divided by these weights: at least one where there is a weight, and never more than ``most``.
+
+    ``count`` is neither less than there are weights nor more than ``most`` in all.
+    """
     counts = [1 if weight and limit else 0 for weight, limit in zip(weights, most, strict=True)]
-    for _ in range(num_envs - sum(counts)):
-        # The next env goes where the envs have the most CPUs each, then.
-        open_hubs = [hub for hub, count in enumerate(counts) if count < most[hub]]
-        best = max(open_hubs, key=lambda hub: (weights[hub] / (counts[hub] + 1), -hub))
+    for _ in range(count - sum(counts)):
+        open_places = [place for place, each in enumerate(counts) if each < most[place]]
+        best = max(open_places, key=lambda place: (weights[place] / (counts[place] + 1), -place))
         counts[best] += 1
     return counts
 

@@ -16,7 +16,6 @@ from envhub import errors
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Make, Observed, Op, SetAttr
 from envhub.protocol.prelude import Frame
-from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub.values import spaces
 from envhub.values.leaf import OBJECT
@@ -26,8 +25,9 @@ from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.placement import Room, checked_split, placed
+from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.slices import call_of, set_attr_of
+from envhub_client.fleet.members import Member
 from envhub_client.frames import hide_frames
 from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
@@ -51,34 +51,31 @@ class FederatedSession(LaneSession):
         options, values, in_use, lane, pending, description: as in ``VectorSession`` of ``session.base``.
     """
 
-    lane: FederatedLane
-
     def __init__(
         self,
-        owner: str,
-        hubs: Sequence[tuple[str, str | Secret[str]]],
+        class_name: str,
+        hubs: Sequence[Member],
         make: RowsMake,
         num_envs: int,
         options: SessionOptions,
-        split: Sequence[int] | None = None,
     ) -> None:
         """Make a session on as many of these hubs as are needed, and wait until all envs are built.
 
-        ``owner`` is the name of the class that holds it. ``hubs`` are names and addresses. ``make`` has the request for
-        some rows. ``split`` says how many rows each hub gets; without it that follows from the hubs' free CPUs.
+        ``class_name`` is of the class that holds it. ``make`` has the request for
+        some rows. ``options.split`` says how many rows each hub gets; without it that follows from their free CPUs.
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.
             RequestRefused: the hubs disagree, or have no room.
             Exception: as for ``Session``, of the first hub in the order of ``hubs``.
         """
-        self._owner = owner
+        self._class_name = class_name
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
         self._connections: list[Connection] = []  # every one that may have a session of ours
         self._request: JointRequest[Reply] = JointRequest()
         try:
-            counts = None if split is None else checked_split(split, num_envs, len(hubs))
+            counts = None if options.split is None else checked_split(options.split, num_envs, len(hubs))
             for _, address in hubs:
                 token = secrets.token_bytes(16)
                 timeout = options.reconnect_timeout
@@ -88,8 +85,9 @@ class FederatedSession(LaneSession):
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
             self.lane = FederatedLane(parts, self.description.observation_leaves, loose, options.copy)
+            self._hub_parts = parts
             self._shares = JointShares(parts)
-            self.pending = PendingRequest(owner, (self.lane, self._request))
+            self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
             end_sessions(self._connections, terminate=True)
             hide_frames(error)
@@ -102,7 +100,7 @@ class FederatedSession(LaneSession):
         except ValueError as error:
             raise errors.RequestRefused(str(error)) from error
 
-    def _parts(self, hubs: Sequence[tuple[str, Any]], make: RowsMake, counts: Sequence[int]) -> list[HubPart]:
+    def _parts(self, hubs: Sequence[Member], make: RowsMake, counts: Sequence[int]) -> list[HubPart]:
         """The sessions, of which all are asked for before any is waited for."""
         makers, first = [], 0
         processes = _divided(self.options.num_workers, counts)
@@ -124,7 +122,7 @@ class FederatedSession(LaneSession):
     @property
     def address(self) -> str | None:
         """The addresses or names of the hubs, as they were given but without their keys, separated by commas."""
-        return ", ".join(written(part.maker.hub or "") for part in self.lane.parts)
+        return ", ".join(written(part.maker.hub or "") for part in self._hub_parts)
 
     @property
     def token(self) -> str:
@@ -141,22 +139,26 @@ class FederatedSession(LaneSession):
     @property
     def sizing(self) -> Sizing:
         """Number of processes that host the envs now, on all hubs, and each hub's reason."""
-        sizings = [(part.hub, part.maker.sizing) for part in self.lane.parts]
+        sizings = [(part.hub, part.maker.sizing) for part in self._hub_parts]
         reasons = "; ".join(f"{hub}: {sizing.reason}" for hub, sizing in sizings)
         return Sizing(sum(sizing.num_workers for _, sizing in sizings), reasons)
 
     @property
     def compression(self) -> str:
         """Compressions of observations on the wire lane, of all hubs; empty for none."""
-        return "+".join(sorted({part.maker.compression for part in self.lane.parts} - {""}))
+        return "+".join(sorted({part.maker.compression for part in self._hub_parts} - {""}))
+
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; None where it is not known."""
+        return next(part.connection.hub for part in self._hub_parts if env in part.rows)
 
     def speaks(self, minor: int) -> bool:
         """True if all hubs speak this minor version of the protocol, or a later one."""
-        return all(make_request.speaks(part.connection, minor) for part in self.lane.parts)
+        return all(make_request.speaks(part.connection, minor) for part in self._hub_parts)
 
     def require(self, minor: int, what: str) -> None:
         """Check that all hubs speak this minor version of the protocol; as ``VectorSession.require``."""
-        for part in self.lane.parts:
+        for part in self._hub_parts:
             make_request.require(part.connection, minor, what)
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class FederatedSession(LaneSession):
         return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
 
     def _begin_call(self, call: Call) -> None:
-        calls = {part: own for part in self.lane.parts if (own := call_of(call, part.rows)) is not None}
+        calls = {part: own for part in self._hub_parts if (own := call_of(call, part.rows)) is not None}
         self._ask(Op.CALL, calls)
 
     def _ask(self, op: Op, messages: dict[HubPart, Any]) -> None:
@@ -186,7 +188,7 @@ class FederatedSession(LaneSession):
 
     def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         results = {}
-        asked = [(part, own) for part in self.lane.parts if (own := call_of(call, part.rows)) is not None]
+        asked = [(part, own) for part in self._hub_parts if (own := call_of(call, part.rows)) is not None]
         for (part, own), reply in zip(asked, self._request.results(timeout), strict=True):
             for row, frame in results_of(own, reply, len(part.rows)).items():
                 results[part.rows[row]] = frame
@@ -195,13 +197,13 @@ class FederatedSession(LaneSession):
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""
         count = self.description.num_envs
-        own = {part: set_attr_of(message, part.rows, count) for part in self.lane.parts}
+        own = {part: set_attr_of(message, part.rows, count) for part in self._hub_parts}
         self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
         self._request.results(None)
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""
-        observed = [part.observe() for part in self.lane.parts]
+        observed = [part.observe() for part in self._hub_parts]
         steps = [count for message, _ in observed for count in message.steps]
         given = [flag for message, _ in observed for flag in message.given]
         leaves = zip(*(arrays for _, arrays in observed), strict=True)
@@ -235,7 +237,7 @@ class FederatedSession(LaneSession):
             except errors.EnvRaised:
                 raise
             except errors.EnvHubError as error:
-                log.debug("closing a %s: %s", self._owner, error)
+                log.debug("closing a %s: %s", self._class_name, error)
             finally:
                 # The first one last: while it is open, the session is.
                 end_sessions([each for each in self._connections[::-1] if not each.in_use.closed], terminate)
@@ -253,7 +255,7 @@ class FederatedSession(LaneSession):
 
 
 def _room(connection: Connection) -> Room:
-    capacity = getattr(connection.welcome, "capacity", None)
+    capacity = connection.welcome.capacity  # an older hub does not tell
     return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
 
 
@@ -261,5 +263,7 @@ def _divided(num_workers: Any, counts: Sequence[int]) -> list[Any]:
     """The number of processes for each hub, by its envs; at least one where it has any."""
     if not isinstance(num_workers, int):
         return [num_workers] * len(counts)
-    rooms = [Room(count, count, count) for count in counts]
-    return placed(max(num_workers, sum(map(bool, counts))), rooms) if num_workers else [0] * len(counts)
+    if not num_workers:
+        return [0] * len(counts)
+    wanted = min(max(num_workers, sum(map(bool, counts))), sum(counts))
+    return divided(wanted, counts, counts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from envhub.errors import AddressError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection import announced_hubs, known_hubs
@@ -37,3 +39,26 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
         return (Member(addresses.written(hub), addresses.guarded(hub)),)
     hubs = announced_hubs.present(folder)
     return tuple(Member(each.name, known_hubs.announced_address(each, folder)) for each in hubs)
+
+
+def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
+    """The hubs that one name or several stand for now, in their order; errors as for ``members``.
+
+    Raises:
+        AddressError: a hub is named twice, or none is named.
+    """
+    named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
+    found = [member for hub in named for member in members(hub)]
+    names = [member.name for member in found]
+    if not names:
+        raise AddressError("hub=[] names no hub")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise AddressError(f"the hub {twice[0]!r} is named twice: each hub has its rows in one session")
+    return tuple(found)
+
+
+def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]] | None) -> bool:
+    """True if this may name several hubs: a list of more than one, or a folder of announcements."""
+    if hubs is None or isinstance(hubs, (str, Secret)):
+        return hubs is not None and announced_hubs.folder_of(hubs) is not None
+    return len(hubs) > 1 or any(map(stands_for_several, hubs))

@@ -94,6 +94,10 @@ class Session(LaneSession):
     def compression(self) -> str:
         return self._maker.compression
 
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; as ``VectorSession.hub_of``."""
+        return self.connection.hub
+
     def speaks(self, minor: int) -> bool:
         return make_request.speaks(self.connection, minor)
 

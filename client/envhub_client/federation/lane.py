@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ PARK_S = 0.25  # at a time in a wait for several hubs: connections are kept up m
 
 Buffers = list[np.ndarray]
 Result = TypeVar("Result")
+_RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
 
 
 class FederatedLane:
@@ -78,17 +80,18 @@ class FederatedLane:
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step on all hubs."""
         self._turn, self._resets, self._left_out = 1 - self._turn, False, []
-        packed = dict(zip(self.parts, out_of_band_of(out_of_band, [part.rows for part in self.parts]), strict=True))
+        packed: dict[HubPart, bytes] = {}
+        if out_of_band:
+            of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
+            packed = dict(zip(self.parts, of_each, strict=True))
 
         def send(part: HubPart) -> None:
-            rows = part.slice
-            part.lane.begin_step(codes, [array[rows] for array in arrays], packed[part])
+            part.lane.begin_step(codes, [*map(part.take, arrays)], packed.get(part, b""))
 
         self._request.begin(self.parts, send, self._await)
 
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
-        rows = part.slice
-        return part.numbered(part.lane.wait(timeout, [array[rows] for array in self._into]))
+        return part.numbered(part.lane.wait(timeout, [*map(part.take, self._into)]))
 
     def wait(self, timeout: float | None) -> Batch:
         """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
@@ -99,7 +102,7 @@ class FederatedLane:
         if self._resets:
             rows = sorted([*rows, *self._last_ones()])
             return Batch(observations, None, None, None, rows, groups)
-        rewards, terminations, truncations = zip(*(batch[1:4] for batch in batches), strict=True)
+        rewards, terminations, truncations = zip(*map(_RESULTS, batches), strict=True)
         results = np.concatenate(rewards), np.concatenate(terminations), np.concatenate(truncations)
         return Batch(observations, *results, rows, groups)
 
@@ -109,7 +112,7 @@ class FederatedLane:
         rows: list[tuple[int, bytes]] = []
         for part in self._left_out:
             for array, last in zip(self._into, part.observe()[1], strict=True):
-                array[part.slice] = last
+                part.take(array)[...] = last
             rows += [(row, unchanged) for row in part.rows] if self._loose else []
         return rows
 
@@ -143,7 +146,7 @@ class FederatedLane:
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline = None if timeout is None else Deadline(timeout)
-        parts = [part for part in self.parts if self._sent[part.slice].any()]
+        parts = [part for part in self.parts if part.take(self._sent).any()]
         with contextlib.ExitStack() as held:  # nothing else may take in what arrives
             for part in parts:
                 held.enter_context(part.connection.in_use)
@@ -173,7 +176,7 @@ class FederatedLane:
         except HubTimeout:
             raise
         except Exception:
-            self._sent[part.slice] &= part.lane.are_outstanding
+            part.take(self._sent)[...] &= part.lane.are_outstanding
             raise
 
     def taken(self, env_ids: np.ndarray) -> None:

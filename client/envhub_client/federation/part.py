@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
+
 import numpy as np
 
 from envhub.protocol.messages import Observe, Observed, Op
@@ -17,7 +20,7 @@ class HubPart:
     Attributes:
         hub: the name of the hub.
         rows: the numbers of its rows, without a gap.
-        slice: the same, to take them out of an array.
+        take: takes them out of an array.
         maker: of its session.
         lane: steps its rows, which are numbered from 0 there.
     """
@@ -25,7 +28,7 @@ class HubPart:
     def __init__(self, hub: str, rows: range, maker: SessionMaker, lane: HubLane) -> None:
         self.hub = hub
         self.rows = rows
-        self.slice = slice(rows.start, rows.stop)
+        self.take: Callable[[np.ndarray], np.ndarray] = itemgetter(slice(rows.start, rows.stop))
         self.maker = maker
         self.lane = lane
 
@@ -37,10 +40,10 @@ class HubPart:
     def numbered(self, batch: Batch) -> Batch:
         """The batch with the numbers that its rows have in the larger vector env."""
         first = self.rows.start
-        if not first:
+        if not first or not (batch.rows or batch.groups or batch.env_ids is not None):
             return batch
         return batch._replace(
-            rows=[(row + first, blob) for row, blob in batch.rows] if batch.rows else batch.rows,
+            rows=[(row + first, blob) for row, blob in batch.rows],
             groups=[group._replace(rows=group.rows + first) for group in batch.groups],
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )

@@ -38,9 +38,6 @@ def set_attr_of(message: SetAttr, rows: range, num_envs: int) -> SetAttr | None:
 
 def out_of_band_of(packed: bytes, parts: Sequence[range]) -> Iterator[bytes]:
     """The packed actions of the rows of each part, numbered from 0."""
-    if not packed:
-        yield from [b""] * len(parts)
-        return
     entries = unpack_rows(packed, parts[-1].stop)
     for rows in parts:
         yield pack_rows((row - rows.start, bytes(blob)) for row, blob in entries if row in rows)

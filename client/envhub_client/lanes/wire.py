@@ -286,7 +286,7 @@ class WireLane:
             array: np.ndarray = np.ndarray(shape, dtype, whole)
             received.append(array)
             if buffers is not None:
-                np.copyto(buffers[number], array)
+                buffers[number][...] = array  # without the Python call that ``np.copyto`` is
                 array = buffers[number]
             elif self._keeps_last or size < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable):
                 array = array.copy()

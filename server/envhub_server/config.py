@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,11 @@ class HubConfig(HubOptions):
             changed["tables"] = list(self.tables)
         said: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
         return said
+
+    @property
+    def name_of_hub(self) -> str:
+        """The name of the hub, by default that of the machine."""
+        return self.name or socket.gethostname()
 
     def replay_folder(self) -> ReplayFolder | None:
         """Folder of replays; None where none are kept."""

@@ -98,6 +98,10 @@ class Session:
     def compression(self) -> str:
         return self._maker.compression
 
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; as ``VectorSession.hub_of``."""
+        return self.connection.hub
+
     def speaks(self, minor: int) -> bool:
         return make_request.speaks(self.connection, minor)
 
@@ -154,7 +158,7 @@ class Session:
         with self._noticing_loss():
             reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
             if isinstance(reply.message, Failure):
-                raise_failure(reply.message, self.connection.address)
+                raise_failure(reply.message, self.connection.address, self.connection.hub)
             return self._results(call, reply)
 
     def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:

@@ -40,6 +40,11 @@ class StepCost:
     fit: bool = False
     alone: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """True if a step waits longer than it computes."""
+        return self.wait_s > self.cpu_s
+
     def __str__(self) -> str:
         """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
         return f"{self.cpu_s * 1e3:.3g} ms of CPU and {self.wait_s * 1e3:.3g} ms of waiting"

@@ -95,6 +95,11 @@ class SessionMemory:
             self.grow(row, int(other.arena.info_length[row]), budget)
         self.arena.move_from(other.arena)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps and resets that its rows have done."""
+        return int(self.arena.done.sum())
+
     def rows(self, worker: int) -> np.ndarray:
         """The rows of this worker."""
         return np.arange(worker, self.arena.layout.rows, len(self.bells) - 1)

@@ -20,6 +20,7 @@ from envhub.option_kinds import (
     Bytes,
     Envs,
     Gpu,
+    HubName,
     Kind,
     Memory,
     Option,
@@ -78,6 +79,13 @@ class HubOptions:
             "given more than once."
         ),
     ] = ()
+    name: Annotated[
+        HubName,
+        Meta(
+            description="The hub's name for its clients and its log, of at most 64 printable characters of ASCII. "
+            "Without it, the name of the machine."
+        ),
+    ] = ""
     python: Annotated[
         Program,
         Meta(

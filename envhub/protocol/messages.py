@@ -246,6 +246,15 @@ class Close(Frozen):
 # --- replies ----------------------------------------------------------------------------------------------------
 
 
+class Capacity(Frozen):
+    """The resources that a hub could give to further sessions of a client when it answered; it reserves nothing."""
+
+    cpus: int  # that the hub and its workers may use, by affinity and the quota of a cgroup
+    cpus_free: int  # an estimate: without one for each worker whose envs are not known to wait
+    envs_free: Optional[int]  # by the limits of the hub and of the client's key; None for no limit
+    sessions_free: Optional[int]
+
+
 class Welcome(Frozen):
     """A description of the hub; ``limits`` are in the units that their names end with."""
 
@@ -256,6 +265,8 @@ class Welcome(Frozen):
     host: str = ""
     pid: int = 0
     compressions: List[str] = field(default_factory=list)
+    capacity: Optional[Capacity] = None  # None from a hub that does not say
+    name: str = ""
 
 
 class EnvNames(Frozen):

@@ -108,7 +108,7 @@ def _report(deadline: Deadline, hub: AskedHub) -> HubReport:
     if hub.why:
         return HubReport(hub.name, written, hub.host, "stale" if hub.is_stale else "unreachable", hub.why)
     try:
-        with Client(hub.address, max(deadline.left_s(), 0.01)) as client:
+        with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
             return _answer(client, deadline, hub)
     except EnvHubError as error:
         return HubReport(hub.name, written, hub.host, "unreachable", str(error))

@@ -171,7 +171,9 @@ class Hub:
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
         starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
-        self._status = Status(config, protocol, access, directory, self._gateway, offers, self._supervisor, self._clock)
+        self._status = Status(
+            config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
+        )
         self._requests = HubRequests(
             protocol,
             access,
@@ -216,11 +218,11 @@ class Hub:
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
-        if self.config.owner is not None:
-            self._poller.register(self.config.owner, self)
+        if self.config.program is not None:
+            self._poller.register(self.config.program, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
-            log.info("hub_started", **started, configuration=self.config.said())
+            log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
         if self.config.announce is not None:
             self._announce(self.config.announce)
@@ -228,7 +230,7 @@ class Hub:
     def _announce(self, folder: Path) -> None:
         config = self.config
         capacity = {"cpus": usable_cpus(), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
-        announcement = announcement_of(self.addresses, self.id, self._access.server_key, **capacity)
+        announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
         self._announcer = Announcer(folder, announcement, self._loop)
         self._announcer.open()
 

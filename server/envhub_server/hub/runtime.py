@@ -1,4 +1,4 @@
-"""A session's I/O: what it holds, the machine that decides about it, and the parts that report to it and obey it.
+"""A session's I/O: what it holds, the machine that decides about it, and the objects that report to it and obey it.
 
 What is to be done is decided by the state machine. What comes of an instruction is put into the hub's queue of events
 as another stimulus; so the state machine is never re-entered, and a session's events are handled in their order.

@@ -42,6 +42,7 @@ class Connection:
         address: of the hub, for messages.
         protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself.
+        first_env: the number of its session's first env in its vector env, for errors.
         hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
@@ -74,6 +75,7 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = transport.address
         self.hub: str | None = None
+        self.first_env = 0
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
@@ -185,7 +187,7 @@ class Connection:
         """
         reply = self.wait(timeout)
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.address)
+            self.fail(reply.message)
         return reply
 
     def _await(self, timeout: float | None) -> Reply:
@@ -276,7 +278,7 @@ class Connection:
             if self._transport.denied:
                 raise errors.AccessDenied(self._transport.denied)
             if self.protocol.goodbye is not None:
-                raise_failure(self.protocol.goodbye, self.address, self.hub)
+                self.fail(self.protocol.goodbye)
             raise self._loss(loss)
         if (op := self.protocol.cut_off) is not None:
             self.protocol.give_up()
@@ -313,8 +315,12 @@ class Connection:
                 self.give_up()
                 raise
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.address, self.hub)
+            self.fail(reply.message)
         return reply
+
+    def fail(self, failure: Failure) -> NoReturn:
+        """Raise what a failure of the hub means; errors as for ``raise_failure``."""
+        raise_failure(failure, self.address, self.hub, self.first_env)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """A connection is neither pickled nor copied, nor is what holds one.

@@ -21,7 +21,6 @@ from envhub.values.leaf import Leaf
 from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
-from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.templates import InfoTemplates
 
@@ -222,7 +221,7 @@ class WireLane:
                 self._sent[:] = False
                 for part in self._inbox.parts:
                     self._sent[part.env_ids] = True
-            raise_failure(reply.message, self._connection.address, self._connection.hub)
+            self._connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
@@ -243,7 +242,7 @@ class WireLane:
 
     def _batch(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address, self._connection.hub)
+            self._connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:

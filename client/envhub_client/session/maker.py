@@ -129,6 +129,7 @@ class SessionMaker:
         if isinstance(self._make, Attach):
             connection.send(Op.ATTACH, self._make)
         else:
+            connection.first_env = self._make.first_env
             connection.send(Op.MAKE, filled_in(self._make, self.options, connection, world, lost, num_workers))
 
     def made(self, timeout: float | None = None) -> Made:

@@ -338,7 +338,7 @@ def _vector_env(
         kind = RecordedVectorEnv
     session: VectorSession
     if hubs is not None and (isinstance(hubs, tuple) or stands_for_several(hubs)):
-        session = FederatedSession(kind.__name__, all_members(hubs), make, num_envs, options)
+        session = FederatedSession(kind.__name__, partial(all_members, hubs), make, num_envs, options)
     else:
         if options.split is not None or options.on_hub_loss == "redistribute":
             raise ValueError("split and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")

@@ -281,6 +281,11 @@ class ClientProtocol:
         """True if the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
 
+    def silence_s(self, now_s: float) -> float:
+        """Seconds for which the hub has not answered the pending request, or the connection has been lost."""
+        since_s = [self._away_since_s, self._heard_s if self.pending is not None else None]
+        return max((now_s - each for each in since_s if each is not None), default=0.0)
+
     def trouble(self, now_s: float) -> str:
         """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:

@@ -288,6 +288,15 @@ class Connection:
                 "there, something between this client and the hub ends them"
             )
 
+    def check_silence(self, seconds: float) -> None:
+        """Check that the hub has not been out of reach for so long, or silent while a request is pending.
+
+        Raises:
+            HubLost: it has; the request goes on if the hub does.
+        """
+        if (silence_s := self.protocol.silence_s(time.monotonic())) >= seconds:
+            raise self._loss(f"it has been silent for {silence_s:.1f} s")
+
     def _report(self) -> None:
         self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
 

@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from envhub.errors import HubTimeout
+from envhub.errors import HubLost, HubTimeout
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 
 Result = TypeVar("Result")
 Send = Callable[[HubPart], None]
 Wait = Callable[[HubPart, float | None], Result]
+
+ATTEMPTS_MAX = 3  # for one part, each on another hub
 
 log = logging.getLogger("envhub")
 
@@ -24,7 +26,9 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[HubPart, HubLost], None]) -> None:
+        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss."""
+        self._lost = lost
         self._parts: Sequence[HubPart] = ()
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
@@ -44,8 +48,22 @@ class JointRequest(Generic[Result]):
             before, now = self._progress, part.lane.progress
             self._progress = now
             if before in (None, now):
-                self._send(part)
+                try:
+                    self._send(part)
+                except HubLost as loss:
+                    self._lost(part, loss)
+                    self._send(part)
             self._sent, self._progress = self._sent + 1, None
+
+    def _result(self, part: HubPart, timeout: float | None) -> Result:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return self._wait(part, timeout)
+            except HubLost as error:
+                loss = error
+                self._lost(part, loss)
+                self._send(part)
+        raise loss
 
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.
@@ -59,7 +77,7 @@ class JointRequest(Generic[Result]):
         first_error: Exception | None = None
         for part in self._parts:
             try:
-                results.append(self._wait(part, None if deadline is None else deadline.left_s()))
+                results.append(self._result(part, None if deadline is None else deadline.left_s()))
             except HubTimeout:
                 raise
             except Exception as error:
@@ -80,7 +98,7 @@ class JointRequest(Generic[Result]):
         self._send_rest()
         while self._parts:
             try:
-                self._wait(self._parts[0], None)
+                self._result(self._parts[0], None)
             except Exception as error:
                 log.debug("dropped with a request that was given up: %s", error)
             self._parts = self._parts[1:]

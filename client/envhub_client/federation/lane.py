@@ -2,57 +2,82 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
-from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, joined
 from envhub_client.deadline import Deadline
+from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.slices import out_of_band_of, reset_of
 
-PARK_S = 0.25  # at a time in a wait for several hubs: connections are kept up meanwhile
-
-Buffers = list[np.ndarray]
+PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
+CHECK_S = 0.5  # between looks at whether a hub is silent
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
 Result = TypeVar("Result")
 _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
 
 
-class FederatedLane:
-    """Steps rows that are on several hubs; as ``Lane``.
+class Recovery(Protocol):
+    """What makes the rows of a hub again that is lost.
 
-    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+    Attributes:
+        patience_s: the seconds for which the rows of other hubs wait for it.
     """
 
-    def __init__(self, parts: Sequence[HubPart], leaves: Sequence[Leaf], loose: bool, copy: bool) -> None:
-        """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size."""
-        self.parts = parts
-        self.num_envs, self.leaves = parts[-1].rows.stop, leaves
+    patience_s: float
+
+    def absent_lane(self, part: HubPart, loss: HubLost) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then."""
+
+
+class FederatedLane:
+    """A ``HubLane`` whose rows are on several hubs.
+
+    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+
+    Attributes:
+        parts: the hubs and their rows, ascending.
+    """
+
+    def __init__(self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: Recovery | None = None) -> None:
+        """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size.
+
+        ``recovery`` begins to make the rows of a part again whose hub is lost; without it the loss is raised.
+        """
+        self.parts = [*parts]
+        self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
         self._loose = loose
+        self._recovery = recovery
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
         self._turn = 0
-        self._request: JointRequest[Batch] = JointRequest()
+        self._request: JointRequest[Batch] = JointRequest(self.lost)
         self._resets = False  # whether the request is a reset
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
-        self._into: Buffers = []  # for the observations that are waited for
+        self._into: Sequence[np.ndarray] = ()  # for the observations that are waited for
         self._sent = np.zeros(self.num_envs, bool)
+        self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
 
-    def _new_arrays(self) -> Buffers:
+    def _new_arrays(self) -> list[np.ndarray]:
         return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     @property
     def name(self) -> str:
         """The lanes of the hubs, such as ``"wire"``, or ``"shared+wire"`` where they differ."""
         return "+".join(sorted({part.lane.name for part in self.parts}))
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
+        return tuple(number for part in self.parts for number in part.lane.progress)
 
     def settle(self) -> bool:
         """Wait for the end of what was given up; returns whether some envs are outstanding."""
@@ -67,10 +92,53 @@ class FederatedLane:
         """Raise the loss of a hub."""
         raise loss
 
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
+        return [
+            np.concatenate(leaf) for leaf in zip(*(part.lane.last_observations() for part in self.parts), strict=True)
+        ]
+
+    # --- the loss of a hub ----------------------------------------------------------------------------------------
+
+    def lost(self, part: HubPart, loss: HubLost) -> None:
+        """Go on without the hub of this part: its rows are truncated, and made again meanwhile.
+
+        Raises:
+            HubLost: this loss, where nothing makes them again.
+        """
+        if self._recovery is None:
+            raise loss
+        if part not in self._absent:
+            self._absent.append(part)
+        part.lane = self._recovery.absent_lane(part, loss)
+
+    def present_parts(self) -> list[HubPart]:
+        """All parts, once those whose hub was lost are on a hub again; errors as for ``Absence.parts``."""
+        for part in self._absent:
+            if isinstance(part.lane, AbsentLane):
+                part.lane.absence.wait(None)
+        self._replace_absent()
+        return [each for part in self.parts for each in self._hub_parts(part)]
+
+    def _hub_parts(self, part: HubPart) -> list[HubPart]:
+        if not isinstance(part.lane, AbsentLane):
+            return [part]
+        return [each.moved(part.rows.start) for each in part.lane.absence.parts()]
+
+    def _replace_absent(self) -> None:
+        """Put the parts that are on a hub again in the place of those that were lost."""
+        for part in [*self._absent]:
+            if isinstance(part.lane, AbsentLane) and part.lane.is_replaceable:
+                place = self.parts.index(part)
+                self.parts[place : place + 1] = self._hub_parts(part)
+                self._absent.remove(part)
+
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset on the hubs whose rows it has."""
+        if self._absent:
+            self._replace_absent()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
         self._turn, self._resets = 1 - self._turn, True
@@ -79,6 +147,8 @@ class FederatedLane:
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step on all hubs."""
+        if self._absent:
+            self._replace_absent()
         self._turn, self._resets, self._left_out = 1 - self._turn, False, []
         packed: dict[HubPart, bytes] = {}
         if out_of_band:
@@ -88,14 +158,37 @@ class FederatedLane:
         def send(part: HubPart) -> None:
             part.lane.begin_step(codes, [*map(part.take, arrays)], packed.get(part, b""))
 
-        self._request.begin(self.parts, send, self._await)
+        self._request.begin([*self.parts], send, self._await)
 
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
-        return part.numbered(part.lane.wait(timeout, [*map(part.take, self._into)]))
+        into = [*map(part.take, self._into)]
+        if self._recovery is None:
+            return part.numbered(part.lane.wait(timeout, into))
+        deadline = None if timeout is None else Deadline(timeout)
+        while True:
+            try:
+                return part.numbered(
+                    part.lane.wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()), into)
+                )
+            except HubTimeout:
+                if deadline is not None and not deadline.left_s():
+                    raise
+                self._check_reach(part)
 
-    def wait(self, timeout: float | None) -> Batch:
+    def _check_reach(self, part: HubPart) -> None:
+        """Check that a part's hub is not silent for longer than envs of other hubs wait for it.
+
+        Raises:
+            HubLost: it is.
+        """
+        if self._recovery is not None and part not in self._absent:
+            part.connection.check_silence(max(self._recovery.patience_s, SILENCE_S_MIN))
+
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
-        observations = self._into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
+        if into is None:
+            into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
+        observations = self._into = into
         batches = self._request.results(timeout)
         rows = [row for batch in batches for row in batch.rows]
         groups = [group for batch in batches for group in batch.groups]
@@ -132,42 +225,57 @@ class FederatedLane:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         if self._sent[env_ids].any():
             raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        if self._absent:
+            self._replace_absent()
         for part in self.parts:
             places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
             if places.size:
-                rows = env_ids[places]
+                rows, own = env_ids[places], [array[places] for array in arrays]
                 self._sent[rows] = True  # before it is known: at an interrupt, they may be
                 try:
-                    part.lane.begin_rows(rows - part.rows.start, codes, [array[places] for array in arrays])
+                    self._begin_rows(part, rows - part.rows.start, codes, own)
                 except Exception:
                     self._sent[rows] = False
                     raise
 
+    def _begin_rows(self, part: HubPart, rows: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        try:
+            part.lane.begin_rows(rows, codes, arrays)
+        except HubLost as loss:
+            self.lost(part, loss)
+            part.lane.begin_rows(rows, codes, arrays)
+
+    def ask_rows(self) -> None:
+        """Have the results of the outstanding envs sent as soon as they are done."""
+        for part in self._outstanding_parts():
+            self._of_rows(part, lambda part: part.lane.ask_rows())
+
+    def _outstanding_parts(self) -> list[HubPart]:
+        return [part for part in self.parts if part.take(self._sent).any()]
+
+    def done_rows(self) -> int:
+        """Number of outstanding envs whose results have come; as ``HubLane.done_rows``."""
+        return sum(self._of_rows(part, lambda part: part.lane.done_rows()) for part in self._outstanding_parts())
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors that say when to look at ``done_rows``."""
+        return [each for part in self._outstanding_parts() for each in part.lane.descriptors()]
+
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline = None if timeout is None else Deadline(timeout)
-        parts = [part for part in self.parts if part.take(self._sent).any()]
-        with contextlib.ExitStack() as held:  # nothing else may take in what arrives
-            for part in parts:
-                held.enter_context(part.connection.in_use)
-            done = self._done_rows(parts)
-            while sum(done) < min_envs:
-                left_s = PARK_S if deadline is None else deadline.left_s()
-                _parked(parts, min(left_s, PARK_S))
-                done = self._done_rows(parts)
-                if sum(done) < min_envs and deadline is not None and not deadline.left_s():
-                    raise HubTimeout(f"{sum(done)} of {min_envs} envs were done within {timeout:g} s; receive again")
-            batches = [
-                self._of_rows(part, lambda part: part.numbered(part.lane.wait_rows(1, 0)))
-                for part, count in zip(parts, done, strict=True)
-                if count
-            ]
-        return joined(batches)
-
-    def _done_rows(self, parts: Sequence[HubPart]) -> list[int]:
-        for part in parts:
-            part.lane.ask_rows()
-        return [self._of_rows(part, lambda part: part.lane.done_rows()) for part in parts]
+        while True:
+            left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
+            self.ask_rows()
+            if (done := self.done_rows()) >= min_envs:
+                break
+            if deadline is not None and not left_s:
+                raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
+            if not _parked(self.descriptors(), left_s):
+                for part in self._outstanding_parts():
+                    self._of_rows(part, self._check_reach)
+        batches = [self._of_rows(part, _received) for part in self._outstanding_parts()]
+        return joined([batch for batch in batches if batch is not None])
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
         """Get this of the part; an env of it that raised is not under way any more."""
@@ -175,6 +283,9 @@ class FederatedLane:
             return get(part)
         except HubTimeout:
             raise
+        except HubLost as loss:
+            self.lost(part, loss)
+            return get(part)
         except Exception:
             part.take(self._sent)[...] &= part.lane.are_outstanding
             raise
@@ -188,10 +299,14 @@ class FederatedLane:
                 part.lane.taken(own - part.rows.start)
 
 
-def _parked(parts: Sequence[HubPart], seconds: float) -> None:
-    """Wait until something may have arrived from one of these hubs, at most so many seconds."""
+def _received(part: HubPart) -> Batch | None:
+    """The results of the part's envs that are done; None if there are none."""
+    return part.numbered(part.lane.wait_rows(1, 0)) if part.lane.done_rows() else None
+
+
+def _parked(descriptors: Sequence[int], seconds: float) -> bool:
+    """Wait until one of these descriptors is readable, at most so many seconds; True if one is."""
     poller = select.poll()
-    for part in parts:
-        for descriptor in part.lane.descriptors():
-            poller.register(descriptor, select.POLLIN)
-    poller.poll(seconds * 1000)
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))

@@ -37,6 +37,10 @@ class HubPart:
         """The connection to the hub."""
         return self.maker.connection
 
+    def moved(self, by: int) -> HubPart:
+        """The same session, with rows whose numbers are greater by so many."""
+        return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
+
     def numbered(self, batch: Batch) -> Batch:
         """The batch with the numbers that its rows have in the larger vector env."""
         first = self.rows.start

@@ -91,7 +91,7 @@ class SessionMaker:
         """The connection of the session that was opened last, whether it is in use or not."""
         return self._connections[-1]
 
-    def open(self, timeout: float, lost: bytes = b"", num_workers: int | None = None) -> Made:
+    def open(self, timeout: float, lost: bytes | None = None, num_workers: int | None = None) -> Made:
         """Open a session, on ``latest``, and wait until its envs are built; errors as for ``Session``.
 
         In place of a lost one, ``lost`` is the encoded info of the truncation of each env, and ``num_workers`` how many
@@ -109,7 +109,7 @@ class SessionMaker:
                 raise
             return self._open_on(private_hub(), timeout, *again)  # it had just been killed
 
-    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes, num_workers: int | None) -> Made:
+    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes | None, num_workers: int | None) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
@@ -117,9 +117,15 @@ class SessionMaker:
         return self.made()
 
     def begin(
-        self, connection: Connection, world: World | None = None, lost: bytes = b"", num_workers: int | None = None
+        self,
+        connection: Connection,
+        world: World | None = None,
+        lost: bytes | None = None,
+        num_workers: int | None = None,
     ) -> None:
         """Ask for a session by this connection, which is ``latest`` from now on; ``made`` waits for it.
+
+        ``lost`` as for ``open``, or empty where the truncations were reported already.
 
         Raises:
             RequestRefused: the hub is too old for an option.

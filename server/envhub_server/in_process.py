@@ -121,9 +121,15 @@ class InProcessHub:
         self._clock = Clock()
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
-        workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
-        services = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
-        self._services = Services(*services)
+        self._services = Services(
+            poller=self._poller,
+            supervisor=_InProcessWorkers(self._events, self._interrupts),
+            protocol=self.protocol,
+            clock=self._clock,
+            events=self._events,
+            costs=KnownCosts(None),
+            unread=UnreadMemory(FRAME_BYTES_MAX),
+        )
 
     def receive(self, frames: Frames) -> None:
         """Execute the request in a message; afterwards its reply is in ``outgoing``.

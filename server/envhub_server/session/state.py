@@ -102,8 +102,7 @@ class SessionState:
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
         recycling = Recycling(make, is_vector, slots, launcher, spares, deadlines)
-        replaced = launcher, restarts, self.env_history, replays, spares, recycling
-        self.replacement = Replacement(make, slots, *replaced)
+        self.replacement = Replacement(make, slots, launcher, restarts, self.env_history, replays, spares, recycling)
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 

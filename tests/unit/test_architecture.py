@@ -79,17 +79,6 @@ def imports_of(name: str) -> list[tuple[str, str, bool]]:
     return list(imports(nodes_of(name)[0]))
 
 
-def run_by(name: str) -> set[tuple[str, str]]:
-    """Module and imported name of every import that the file runs, in functions too, but not for annotations alone."""
-    typing = [
-        node
-        for node in nodes_of(name)
-        if isinstance(node, ast.If) and dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    ]
-    unrun = {(module, imported) for node in typing for module, imported, _ in imports(node)}
-    return {(module, imported) for module, imported, _ in imports_of(name)} - unrun
-
-
 @cache
 def calls_of(name: str) -> list[ast.Call]:
     return [node for node in nodes_of(name) if isinstance(node, ast.Call)]
@@ -245,10 +234,12 @@ def modules() -> dict[str, str]:
 
 
 def test_no_modules_import_each_other() -> None:
+    """Neither when they run nor for annotations alone, under ``TYPE_CHECKING``."""
     files = modules()
     behind = {
         module: {
-            f"{source}.{name}" if f"{source}.{name}" in files else source for source, name in run_by(files[module])
+            f"{source}.{name}" if f"{source}.{name}" in files else source
+            for source, name, _ in imports_of(files[module])
         }
         for module in files
     }

@@ -3,7 +3,7 @@
 ::
 
     ROUTER ──frames──▶ HubProtocol ──requests──┐
-    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionState
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
     ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
     workers, arena ◀─────────────────────────── Executor ◀──────────────────┘

@@ -22,8 +22,8 @@ from envhub_server.ipc.factories_memory import held
 from envhub_server.network import descriptor_guard
 from envhub_server.network.rights import Holder
 from envhub_server.network.side_socket import SideSocket
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine
 
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
@@ -102,7 +102,7 @@ class SessionStarter:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.Random())
         make, factories = held(planned.make)
         try:
-            state = SessionState(
+            state = SessionMachine(
                 make, planned.recipe, planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
             )
             holdings = Holdings(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from envhub.cli.consoles import console, errors
 from envhub.cli.parameters import Seconds
-from envhub.cli.terminal import EXIT_FAILED, console, end
+from envhub.cli.terminal import EXIT_FAILED, end
 
 
 def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
@@ -21,8 +22,7 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
         Seconds for the answers of all hubs together.
     """
     import msgspec
-    from envhub_client.fleet.report import reports
-    from rich.table import Table
+    from envhub_client.fleet.report import reports, table
 
     from envhub.errors import EnvHubError
 
@@ -33,9 +33,9 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        table = Table(*("name", "address", "state", "sessions", "envs", "losses"), box=None, pad_edge=False)
+        for line in table(rows):
+            console.print(line, markup=False, soft_wrap=True)
         for row in rows:
-            cells = row.name, row.address, row.state, row.sessions, row.envs, row.losses
-            table.add_row(*("" if cell is None else str(cell) for cell in cells))
-        console.print(table)
+            if row.why:
+                errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
     sys.exit(0 if all(row.answers for row in rows) else EXIT_FAILED)

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
-from envhub.errors import AddressError, HubUnreachable
+from envhub.errors import AddressError, HubUnreachable, printable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import announcement as announcements
@@ -64,7 +64,7 @@ def present(folder: Path) -> list[Announcement]:
     """
     hubs, skipped = announced(folder)
     if skipped:
-        logger.warning("skipped of the announcements in %s: %s", folder, _text(skipped))
+        logger.warning("announcements in %s are skipped: %s", folder, _text(skipped))
     if not hubs:
         raise HubUnreachable(
             f"no hub is announced in {folder}{f' ({_text(skipped)})' if skipped else ''}: "
@@ -123,5 +123,5 @@ def _is_reached(address: Address, network_namespace: int) -> bool:
 
 def _text(skipped: Sequence[Skipped]) -> str:
     """The files that are skipped, each with the reason."""
-    shown = "; ".join(f"{each.file}: {each.why}" for each in skipped[:_SKIPPED_SHOWN])
+    shown = "; ".join(printable(f"{each.file}: {each.why}") for each in skipped[:_SKIPPED_SHOWN])
     return f"{shown}; and {len(skipped) - _SKIPPED_SHOWN} more" if len(skipped) > _SKIPPED_SHOWN else shown

@@ -336,6 +336,7 @@ class Executor:
             observer.session_ended()
         self._drop_other()
         if held.memory is not None:
+            held.steps = held.memory.steps
             memory, held.memory, held.stand_ins = held.memory, None, None
             self._let_go(memory)
 

@@ -99,6 +99,11 @@ class SessionRuntime:
         return 0 if self._held.memory is None else self._held.memory.nbytes
 
     @property
+    def steps(self) -> int:
+        """Number of steps and resets of its envs."""
+        return self._held.steps if self._held.memory is None else self._held.memory.steps
+
+    @property
     def memory(self) -> Mapping[int, int]:
         """Number of bytes each process has besides what it was forked with, without those that end for their memory."""
         samples = self._held.pool.own_memory().items()

@@ -97,6 +97,11 @@ class SessionMemory:
             self.grow(row, int(other.arena.info_length[row]), budget)
         self.arena.move_from(other.arena)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps and resets that its rows have done."""
+        return int(self.arena.done.sum())
+
     def rows(self, slot: int) -> np.ndarray:
         """The rows of this slot."""
         return np.arange(slot, self.arena.layout.rows, len(self.slot_bells))

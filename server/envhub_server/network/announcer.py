@@ -157,19 +157,19 @@ class Announcer:
             file.write(announcements.encode(self.announcement))
 
 
-def announcement_of(bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:
-    """Return the announcement of the hub of this process, which is bound to these addresses.
+def announcement_of(name: str, bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:
+    """Return the announcement of the hub of this process, which has this name and is bound to these addresses.
 
     ``server_key`` is its public key, or empty; ``capacity`` has ``cpus``, ``envs_max`` and ``sessions_max``.
     """
     for_others, local = _places(bound)
     return Announcement(
-        name=hub_name(),
+        name=_printable(name) or "hub",
         hub=f"{hub_id:016x}",
         addresses=for_others,
         local_addresses=local,
         server_key=text_of(server_key),
-        host=hub_name(),
+        host=_printable(socket.gethostname()),
         boot_id=announcements.boot_id(),
         pid_namespace=announcements.namespace("pid"),
         network_namespace=announcements.namespace("net"),
@@ -179,9 +179,8 @@ def announcement_of(bound: Sequence[str], hub_id: int, server_key: bytes, **capa
     )
 
 
-def hub_name() -> str:
-    """Name of this hub: that of its machine."""
-    return re.sub("[^ -~]", "?", socket.gethostname())[:NAME_CHARS_MAX] or "hub"
+def _printable(name: str) -> str:
+    return re.sub("[^ -~]", "?", name)[:NAME_CHARS_MAX]
 
 
 def _places(bound: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -162,6 +162,7 @@ class Make(Frozen):
     python: str = ""  # the client's version, such as 3.12; factories are bytecode, and run on this version only
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
+    first_env: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
 
 
 class Reset(Frozen):

@@ -49,7 +49,13 @@ Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 
 # By message and field, the smallest and the largest number; a list's bounds apply to each item.
 REQUEST_BOUNDS: Bounds = {
-    Make: {"num_envs": (1, ROWS_MAX), "num_workers": (0, ROWS_MAX), "spin_us": (0, SPIN_US_MAX), "beat_s": SECONDS},
+    Make: {
+        "num_envs": (1, ROWS_MAX),
+        "num_workers": (0, ROWS_MAX),
+        "spin_us": (0, SPIN_US_MAX),
+        "beat_s": SECONDS,
+        "first_env": ROW,
+    },
     Faults: {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),

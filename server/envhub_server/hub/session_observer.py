@@ -74,6 +74,9 @@ class SessionObserver:
     def rows_lost(self, process: int, why: str) -> None:
         """Note that the process of a slot has ended, and the hub completes its rows."""
 
+    def rows_truncated(self, rows: Sequence[int], why: str) -> None:
+        """Note that the hub truncated the step of these rows, which have no process; their results are stored."""
+
     def process_ended(self, process: int, why: str) -> None:
         """Note that a process has ended; ``why`` is empty where that was expected."""
 

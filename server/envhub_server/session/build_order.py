@@ -53,12 +53,19 @@ class Place:
         workers: the number of the session's workers; None until it is decided.
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
+        first_env: the index of row 0 in the vector env that the session is a part of.
     """
 
     slot: int
     workers: int | None
     rows: Sequence[int]
     cpu: int | None = None
+    first_env: int = 0
+
+    @property
+    def env_indices(self) -> list[int]:
+        """The indices of its envs in the vector env that the session is a part of."""
+        return [self.first_env + row for row in self.rows]
 
 
 def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
@@ -73,7 +80,7 @@ def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
         "ENVHUB_SESSION": rules.session,
         "ENVHUB_WORKER_INDEX": str(place.slot),
         "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
-        "ENVHUB_ENV_INDICES": ",".join(map(str, place.rows)) if decided else "",
+        "ENVHUB_ENV_INDICES": ",".join(map(str, place.env_indices)) if decided else "",
     }
     if gpus := rules.hosting.gpus:
         environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.slot % len(gpus)])))

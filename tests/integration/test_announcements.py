@@ -21,7 +21,7 @@ from hubs import ServedHub, serve, wait_until
 from new_keys import admitted
 
 import envhub
-from envhub import cli
+from envhub.cli.commands import app
 from envhub.errors import AccessDenied, AddressError, HubUnreachable
 from envhub.transport import announcement as announcements
 from envhub.transport.announcement import PERIOD_S, PERIODS_MAX, Announcement
@@ -50,7 +50,7 @@ def announcement_in(folder: Path, name: str) -> Announcement:
 def run(*arguments: str) -> int:
     """Run the command in this process; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        cli.app(arguments)
+        app(arguments)
     return int(ended.value.code or 0)
 
 

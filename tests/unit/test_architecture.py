@@ -45,6 +45,7 @@ STEP_PATH = [
 ]
 SOCKETS = [
     *STEP_PATH,
+    "client/envhub_client/connection/shared_context.py",
     "server/envhub_server/hub/connection_supervisor.py",
     "server/envhub_server/network/authenticator.py",
 ]

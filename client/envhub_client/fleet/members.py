@@ -36,7 +36,8 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     """
     folder = announced_hubs.folder_of(hub)
     if folder is None:
-        return (Member(addresses.written(hub), addresses.guarded(hub)),)
+        address = addresses.guarded(hub)
+        return (Member(addresses.written(address), address),)
     hubs = announced_hubs.present(folder)
     return tuple(Member(each.name, known_hubs.announced_address(each, folder)) for each in hubs)
 

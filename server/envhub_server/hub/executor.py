@@ -72,8 +72,15 @@ class Executor:
         for observer in held.observers:
             message, descriptors = observer.arena_given(recipient, message)
             given |= descriptors
-        bells = -1, memory.slot_bells[instruction.slot], held.done_bell, memory.client_bell
-        held.pool.map_arena(process, message, control.ArenaDescriptors(memory.descriptor, *bells, **given))
+        all_descriptors = control.ArenaDescriptors(
+            memory=memory.descriptor,
+            hub_bell=-1,  # the one of the process, which its handle has
+            client_bell=memory.slot_bells[instruction.slot],
+            hub_done_bell=held.done_bell,
+            client_done_bell=memory.client_bell,
+            **given,
+        )
+        held.pool.map_arena(process, message, all_descriptors)
         for descriptor in given.values():
             os.close(descriptor)
 

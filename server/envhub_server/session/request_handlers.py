@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
@@ -28,9 +27,7 @@ from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import Driver, Phase
 from envhub_server.session.requests import refusal, stale
 from envhub_server.session.slots import Process
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 _POST_STEP: Instructions = [do.PostStep()]
 _OUTCOME = do.Answer(messages.Done(), arrays=True)  # the answer to a reset or a step

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,20 +122,30 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} is no replay: {error}") from error
 
 
-def in_a_line(path: Path) -> str:
-    """The line of a replay in a list: its name, its failure, the time of writing, and its client if that has a key."""
-    written = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+class Listed(NamedTuple):
+    """A replay in a list, each field in one line."""
+
+    name: str
+    time: str  # of writing
+    client: str  # empty for one without a key
+    failure: str
+
+
+def listed(path: Path) -> Listed:
+    """Describe a replay for a list; of a file that is no replay the failure says why."""
+    written, client = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S"), ""
     try:
         replay = read(path)
-        failure, remarks = replay.failure, [replay.client] if replay.client else []
+        failure, client = replay.failure, replay.client
         text = failure["message"]
         if failure["exception"] and text != raised_text(failure["exception"], ""):
             text = raised_text(failure["exception"], text)
-        remarks += ["cut"] if replay.calls().cut else []
+        if replay.calls().cut:
+            text = f"(cut) {text}"
     except ReplayError as error:
-        text, remarks = str(error), []
-    line: str = printable(f"{path.stem}: {shortened(text, LINE_CHARS_MAX)} ({', '.join([written, *remarks])})")
-    return line
+        text = str(error)
+    parts = path.stem, written, client, shortened(" ".join(text.split()), LINE_CHARS_MAX)
+    return Listed(*printable(parts))
 
 
 def is_own(path: Path, folder: Path | None) -> bool:

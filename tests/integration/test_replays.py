@@ -343,7 +343,7 @@ def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(replay.ReplayError, match=r"foreign\.replay"):
             replay.run(file)
     assert not touched.exists()
-    assert command("replays", str(tmp_path)).stdout.startswith("foreign: ")
+    assert command("replays", str(tmp_path)).stdout.startswith("foreign\t")
 
 
 def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -357,7 +357,9 @@ def test_commands_list_replays_and_run_them() -> None:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
     written_replay(failure.replay)
-    assert f"{failure.replay}: worker " in command("replays").stdout
+    rows = [line.split("\t") for line in command("replays").stdout.splitlines()]
+    (row,) = (row for row in rows if row[0] == failure.replay)
+    assert row[2] == "" and row[3].startswith("worker ")
     ran = command("replay", failure.replay)
     assert (ran.returncode, ran.stdout.startswith("failed alike: ended by status 3 at step ")) == (0, True)
     assert ran.stderr.startswith(f"runs brittle:Brittle with {sys.executable} in {os.getcwd()}, modules from ")

@@ -70,7 +70,8 @@ def replay(
     until
         Number of the step to stop before.
     video
-        MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
+        MP4 file to render the env into, which has to have the mode rgb_array; needs the extra "record". The exit status
+        is 1 if the env draws no frame.
     trust
         Run what the file names, wherever it comes from. It may run any code.
     """
@@ -92,6 +93,9 @@ def replay(
     except ReplayError as error:
         end("replay", error)
     print_line(printable(verdict.text))
+    if video is not None and not verdict.frames:
+        why = "the env drew no frame, for which it has to have the render mode rgb_array"
+        end("replay", f"there is no film {video}: {why}", EXIT_FAILED)
     sys.exit(0 if verdict.alike else EXIT_FAILED)
 
 

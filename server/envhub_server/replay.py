@@ -55,10 +55,12 @@ class Comparison:
     Attributes:
         alike: True if the env failed at the same call in the same way.
         text: the result, for people.
+        frames: number of frames that its env showed.
     """
 
     alike: bool
     text: str
+    frames: int = 0
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Course:
         differs: the first call after which the observation was another; None for none.
         end: the last report, or how the process ended.
         show: takes its frames.
+        frames: number of frames that it took.
         unseen: why there are no more frames; empty if nothing was said of that.
     """
 
@@ -77,6 +80,7 @@ class Course:
     differs: int | None = None
     end: dict[str, Any] | None = None
     show: Show | None = None
+    frames: int = 0
     unseen: str = ""
     _unread: bytes = b""
 
@@ -92,6 +96,7 @@ class Course:
                     return  # the rest of the frame has not arrived
                 if self.show is not None:
                     self.show(np.frombuffer(rest[:nbytes], np.uint8).reshape(report["frame"]), report["fps"])
+                    self.frames += 1
                 rest = rest[nbytes:]
             else:
                 self._note(report)
@@ -201,11 +206,8 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)
     comparison = _verdict(replay, history, course)
-    return (
-        replace(comparison, text=f"{comparison.text}\nit shows no frames: {course.unseen}")
-        if course.unseen
-        else comparison
-    )
+    unseen = f"\nit shows no frames: {course.unseen}" if course.unseen else ""
+    return replace(comparison, text=f"{comparison.text}{unseen}", frames=course.frames)
 
 
 def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bool], show: Show | None) -> Course:

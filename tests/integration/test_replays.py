@@ -465,8 +465,10 @@ def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
     ran = command("replay", written_replay(failure.replay).stem, "--video", str(film))
-    assert ran.returncode == 0 and ran.stdout.startswith("failed alike: "), ran
-    assert film.exists() is frames and ("it shows no frames: NotImplementedError" in ran.stdout) is not frames
+    assert ran.stdout.startswith("failed alike: ") and film.exists() is frames, ran
+    assert ("it shows no frames: NotImplementedError\n" in ran.stdout) is not frames
+    assert (f"envhub replay: there is no film {film}: the env drew no frame" in ran.stderr) is not frames
+    assert ran.returncode == (0 if frames else 1)
 
 
 @pytest.mark.long

@@ -65,6 +65,11 @@ class Client(AbstractContextManager["Client"]):
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
 
+    @property
+    def host(self) -> str:
+        """The name of the hub's machine; empty where the hub does not say."""
+        return self._connection.welcome.host
+
     @hiding_frames
     def envs(self) -> list[str]:
         """The names that ``make_vec`` accepts here.

@@ -58,7 +58,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     observation_mode: ObservationMode = "same",
     info_mode: InfoMode = "batched",
     copy: bool = True,
-    lane: LaneName = "auto",
+    lane: LaneName | None = None,
     spin_us: int | None = None,
     pin: bool = False,
     vector: bool = False,
@@ -99,7 +99,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
-            messages only.
+            messages only. Without it ``ENVHUB_LANE``; without that ``"auto"``.
         spin_us: the microseconds that a waiting process spins before it parks, 0 to 1000. By default what suits the
             hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: True if each worker keeps to one CPU.

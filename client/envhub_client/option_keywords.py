@@ -150,9 +150,9 @@ class SessionKeywords(OptionKeywords, total=False):
     until the second next step or reset.
     """
 
-    lane: LaneName
+    lane: LaneName | None
     """``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by messages
-    only.
+    only. Without it ``ENVHUB_LANE``; without that ``"auto"``.
     """
 
     spin_us: int | None

@@ -122,8 +122,8 @@ class InProcessHub:
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
         workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
-        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
-        self._services = Services(*parts)
+        services = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
+        self._services = Services(*services)
 
     def receive(self, frames: Frames) -> None:
         """Execute the request in a message; afterwards its reply is in ``outgoing``.
@@ -298,9 +298,9 @@ class _WorkerInThread:
             if not self._ended and not self._worker.handle(message):
                 self._end("has ended")
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Hand over an arena."""
-        self.send(message, memory, self._far_bell[0], *bells)
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Have the worker map an arena."""
+        self.send(message, *descriptors._replace(hub_bell=self._far_bell[0]).sent)
 
     def ring(self) -> None:
         """Have the worker step the rows that are posted."""

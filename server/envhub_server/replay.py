@@ -131,7 +131,7 @@ def in_a_line(path: Path) -> str:
         text = failure["message"]
         if failure["exception"] and text != raised_text(failure["exception"], ""):
             text = raised_text(failure["exception"], text)
-        remarks += ["cut"] if replay.calls().cut else []
+        remarks += ["cut"] if replay.calls().unrepeatable else []
     except ReplayError as error:
         text, remarks = str(error), []
     line: str = printable(f"{path.stem}: {shortened(text, LINE_CHARS_MAX)} ({', '.join([written, *remarks])})")
@@ -185,8 +185,8 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
     """
     replay = read(path)
     history = replay.calls()
-    if history.cut:
-        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.cut}")
+    if history.unrepeatable:
+        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.unrepeatable}")
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)

@@ -40,7 +40,7 @@ TARGETS: dict[str, list[str]] = {
     "server/envhub_server/session/infos.py": _SESSION,
     "server/envhub_server/session/launcher.py": _SESSION,
     "server/envhub_server/session/ownership.py": _SESSION,
-    "server/envhub_server/session/parts.py": _SESSION,
+    "server/envhub_server/session/partial_batches.py": _SESSION,
     "server/envhub_server/session/recycling.py": _SESSION,
     "server/envhub_server/session/replacement.py": _SESSION,
     "server/envhub_server/session/replay_orders.py": _SESSION,

@@ -49,7 +49,8 @@ class Session(SessionState):
         instructions = super().handle(stimulus, now_s)
         assert isinstance(instructions, list), "the hub carries out a list, however short"
         validate(self)
-        declared = TABLE.get(kind, {}).get(before, ())[1:]
+        rule = TABLE.get(kind, {}).get(before)
+        declared = () if rule is None else rule.following
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
         assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
         return instructions
@@ -121,14 +122,14 @@ def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
 
 def validate(state: SessionState) -> None:
     """Check what always holds between two stimuli."""
-    owner, asked, slots = state.ownership, state.requests.asked, state.slots
+    ownership, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
-    assert asked or owner.claimed or state.phase not in MAKING
-    assert owner.claimed or state.phase is not Phase.HANDING_OVER
-    assert owner.driver is Driver.HUB or (owner.lent and not state.parts.out)
-    assert owner.lane is LaneName.WIRE or owner.lent
-    assert not state.parts.receiving or asked
+    assert asked or ownership.claimed or state.phase not in MAKING
+    assert ownership.claimed or state.phase is not Phase.HANDING_OVER
+    assert ownership.driver is Driver.HUB or (ownership.lent and not state.partial_batches.rows_out)
+    assert ownership.lane is LaneName.WIRE or ownership.lent
+    assert not state.partial_batches.receiving or asked
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive
@@ -145,7 +146,7 @@ def validate_slot(state: SessionState, slot: Slot) -> None:
     process, phase = slot.process, state.phase
     assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
     assert slot.serving is None or (slot.loss is None and slot.serving.made is None)
-    assert process is None or not process.moving or phase in (Phase.HANDING_OVER, *OVER)
+    assert process is None or not process.changing_arena or phase in (Phase.HANDING_OVER, *OVER)
     if phase in SERVING:
         took_over = phase is Phase.HANDING_OVER and slot.stage is Stage.MAPPED
         assert (slot.loss is None) == (slot.serving is not None) or took_over

@@ -86,7 +86,7 @@ class Hub:
         return [(row, LOST) for row in env_ids.tolist() if self.cut[row]]
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         return self.sent
 
     @property
@@ -373,9 +373,9 @@ def test_what_is_given_up_is_given_up_on_the_lane_that_is_held() -> None:
 
 def test_lane_is_as_the_one_that_it_holds() -> None:
     hubs = Hubs()
-    assert hubs.lane.name == "wire" and hubs.lane.moving.tolist() == [False] * ROWS
+    assert hubs.lane.name == "wire" and hubs.lane.are_outstanding.tolist() == [False] * ROWS
     hubs.send(1)
-    assert hubs.lane.moving.tolist() == [False, True, False] and hubs.lane.settle() is True
+    assert hubs.lane.are_outstanding.tolist() == [False, True, False] and hubs.lane.settle() is True
     hubs.receive(1)
     assert hubs.lane.settle() is False and hubs.now.settled == 3
 
@@ -489,7 +489,7 @@ def test_env_that_raised_in_a_part_is_not_under_way_any_more() -> None:
     hubs.now.raises = KeyError("of env 0")
     with pytest.raises(KeyError, match="of env 0"):
         hubs.lane.wait_rows(1, None)
-    assert hubs.lane.moving.tolist() == [False, False, True]
+    assert hubs.lane.are_outstanding.tolist() == [False, False, True]
 
 
 def test_truncation_is_known_by_an_info_that_came_with_observations_of_no_fixed_size() -> None:

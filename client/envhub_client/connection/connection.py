@@ -19,6 +19,7 @@ from envhub import errors
 from envhub.protocol import prelude as protocol
 from envhub.protocol.client import ClientProtocol, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
+from envhub.protocol.validation import HUB_NAME_CHARS_MAX
 from envhub.secret import Secret
 from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
@@ -41,6 +42,7 @@ class Connection:
         address: of the hub, for messages.
         protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself.
+        hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
         local_sockets: the hub's Unix sockets, where its address is of ipc.
@@ -71,6 +73,7 @@ class Connection:
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = transport.address
+        self.hub: str | None = None
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
@@ -84,6 +87,7 @@ class Connection:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
             self.welcome: Welcome = self._hello(timeout)
+            self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
             self.reports.tried = f"for reconnect_timeout={reconnect_timeout:g} s"
             self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
             if transport.reconnects:
@@ -184,9 +188,8 @@ class Connection:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise errors.HubTimeout(
-                    f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
-                )
+                text = f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+                raise errors.of_hub(errors.HubTimeout(text), self.hub)
 
     def _send_due(self) -> None:
         """Send what is due, if the hub is still there; errors as for ``_check_hub``."""
@@ -238,7 +241,10 @@ class Connection:
             HubLost: always, and by whatever is asked from now on.
         """
         self.protocol.lost(why)
-        raise errors.HubLost(f"the hub at {self.address} is lost: {why}")
+        raise self._loss(why)
+
+    def _loss(self, why: str) -> errors.HubLost:
+        return errors.of_hub(errors.HubLost(f"the hub at {self.address} is lost: {why}"), self.hub)
 
     def _check_hub(self, now_s: float) -> None:
         """Check that the hub is still there.
@@ -254,8 +260,8 @@ class Connection:
             if self._transport.denied:
                 raise errors.AccessDenied(self._transport.denied)
             if self.protocol.goodbye is not None:
-                raise_failure(self.protocol.goodbye, self.address)
-            raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
+                raise_failure(self.protocol.goodbye, self.address, self.hub)
+            raise self._loss(loss)
         if (op := self.protocol.cut_off) is not None:
             self.protocol.give_up()
             raise errors.RequestRefused(
@@ -285,12 +291,13 @@ class Connection:
             except errors.HubTimeout:
                 self.give_up()
                 text = f"the hub at {self.address} did not answer {op.name} within {timeout:g} s"
-                raise errors.HubTimeout(text) from None  # the cause says that it can be waited for again
+                # Without its cause, which says that it can be waited for again.
+                raise errors.of_hub(errors.HubTimeout(text), self.hub) from None
             except BaseException:
                 self.give_up()
                 raise
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.address)
+            raise_failure(reply.message, self.address, self.hub)
         return reply
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:

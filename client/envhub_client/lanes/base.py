@@ -60,10 +60,10 @@ class Lane(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:

@@ -21,7 +21,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -132,7 +132,8 @@ class SharedLane:
         self._tend()
         self._regain_drive()
         if not self._arena.client_may_post:
-            raise HubLost(f"the hub at {self._connection.address} is shutting down")
+            text = f"the hub at {self._connection.address} is shutting down"
+            raise of_hub(HubLost(text), self._connection.hub)
 
     def _regain_drive(self) -> None:
         """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
@@ -161,7 +162,7 @@ class SharedLane:
         return self._driver.outstanding
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return np.frombuffer(self._driver.sent, np.bool_)
 
@@ -277,9 +278,10 @@ class SharedLane:
                     break
                 self._check_hub(events, deadline)
                 if deadline is not None and not left_s:
-                    raise HubTimeout(
+                    text = (
                         f"the envs did not finish their step within {deadline.timeout:g} s; it can be waited for again"
                     )
+                    raise of_hub(HubTimeout(text), self._connection.hub)
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
@@ -304,7 +306,8 @@ class SharedLane:
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
         self._driver.taken(slice(None))
         self._ask_hub([], deadline)
-        raise HubLost(f"the hub at {self._connection.address} has ended this session")
+        text = f"the hub at {self._connection.address} has ended this session"
+        raise of_hub(HubLost(text), self._connection.hub)
 
 
 def shared_lane(

@@ -104,7 +104,7 @@ class WireLane:
         return self._sent_bytes.count(1)
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._sent
 
@@ -192,7 +192,7 @@ class WireLane:
                 self._sent[:] = False
                 for part in self._inbox.parts:
                     self._sent[part.env_ids] = True
-            raise_failure(reply.message, self._connection.address)
+            raise_failure(reply.message, self._connection.address, self._connection.hub)
         frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
@@ -210,7 +210,7 @@ class WireLane:
 
     def _batch(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address)
+            raise_failure(reply.message, self._connection.address, self._connection.hub)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:

@@ -52,11 +52,14 @@ class VectorSession(Protocol):
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes host the envs now, and why."""
+        """Number of processes that host the envs now, and the reason."""
 
     @property
     def compression(self) -> str:
         """Compression of observations on the wire lane; empty for none."""
+
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; None for a private hub, without one, or where it is not known."""
 
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""

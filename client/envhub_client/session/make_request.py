@@ -39,6 +39,8 @@ def filled_in(
     """
     if make.kwargs_each:
         require(connection, 2, "arguments for each env")
+    if make.first_env:
+        require(connection, 3, "a first env other than 0")
     if make.vector:
         require(connection, 2, "vector=True")
     if options.hosting != HostingOptions():

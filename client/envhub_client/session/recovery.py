@@ -160,7 +160,7 @@ class RecoveringLane:
         return int(self._under_way.sum())
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._under_way
 
@@ -190,7 +190,7 @@ class RecoveringLane:
             except HubLost:
                 raise
             except Exception:  # of an env, which is not under way any more
-                self._under_way &= lane.moving
+                self._under_way &= lane.are_outstanding
                 raise
 
         return self._with_last(self._wait(wait), None)

@@ -53,13 +53,13 @@ class ZygoteHandle:
 
     def __init__(
         self,
-        owner: Supervisor,
+        supervisor: Supervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],
         process: ZygoteProcess | None = None,
     ) -> None:
-        """Start the process, unless it is given; it guards these workers, and ``owner`` must ``reap`` it.
+        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it.
 
         Raises:
             InterpreterUnusable: there is no such interpreter.
@@ -69,7 +69,7 @@ class ZygoteHandle:
         self.environ = environ
         self.ready = False
         self.problem = ""
-        self._poller = poller = owner.poller
+        self._poller = poller = supervisor.poller
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
@@ -80,13 +80,13 @@ class ZygoteHandle:
                 f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
             )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        self._imports = "" if owner.private and not key.python else trusted(import_folder(key.folder))
+        self._imports = "" if supervisor.private and not key.python else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)
-            executed = process or self._execute(owner.hub, environ, len(guarded))
+            executed = process or self._execute(supervisor.hub, environ, len(guarded))
             undo.callback(executed.discard)
-            self._output = WorkerOutput(owner.streams, executed.outputs)
+            self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
         self._process, self._said, self.pidfd = executed.process, executed.said, executed.pidfd
@@ -95,7 +95,7 @@ class ZygoteHandle:
         self._idle_looks = 0
         self._starting_s = 0.0
         self._timer.start(LOOK_S)
-        poller.register(self.pidfd, owner)
+        poller.register(self.pidfd, supervisor)
         for descriptor in (self._channel.fileno(), self._said, self._timer.fileno()):
             poller.register(descriptor, self)
         self.guard(guarded)

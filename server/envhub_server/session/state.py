@@ -36,7 +36,7 @@ from envhub_server.session.infos import RowInfos
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.ownership import Ownership
-from envhub_server.session.parts import Parts
+from envhub_server.session.partial_batches import PartialBatches
 from envhub_server.session.phases import MAKING, OVER, Driver, LaneName, Phase
 from envhub_server.session.recycling import Recycling
 from envhub_server.session.replacement import Replacement
@@ -65,7 +65,7 @@ class SessionState:
         phase: the state of the session.
         slots, launcher, sizing, building, requests, calls, infos: objects of one subject each, see their classes.
         replacement, supervision, ownership, deadlines, env_history, replays: the same.
-        parts: partial batches.
+        partial_batches: rows that were posted without the others.
         made: the description for the client, once the session is made.
         history: the classes of the last stimuli, for the log; their contents may be large.
     """
@@ -74,13 +74,13 @@ class SessionState:
         self,
         make: Make,
         recipe: Recipe,
-        sizing: WorkerCount | None,
+        count: WorkerCount | None,
         info_bytes: int,
         machine: Machine,
         restarts: Restarts,
         rules: WorkerRules = NO_RULES,
     ) -> None:
-        """Make a session of ``sizing`` workers; if it is None, the first envs decide the number."""
+        """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
         is_vector, hosting = recipe.settings.vector, rules.hosting
         self.make = make
         self.recipe = recipe
@@ -89,12 +89,12 @@ class SessionState:
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, sizing is not None)
-        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, sizing)
+        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, count is not None)
+        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, count)
         self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts)
         self.requests = Requests(make, is_vector, slots)
         self.infos = RowInfos(slots)
-        self.parts = Parts(make, is_vector, slots, self.infos)
+        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos)
         self.ownership = Ownership()
         self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines)
         self.env_history = EnvHistory(make.num_envs)
@@ -159,7 +159,7 @@ class SessionState:
             kind = type(stimulus.message if isinstance(stimulus, Requested) else stimulus)
             self.history.append(kind)
             try:
-                handler = TABLE[kind][self.phase][0]
+                handler = TABLE[kind][self.phase].handler
             except KeyError:
                 raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}") from None
             if isinstance(stimulus, Requested):
@@ -188,8 +188,7 @@ class SessionState:
         rule = TABLE.get(kind, {}).get(self.phase)
         if rule is None:
             return []  # sent before the process learned of this phase
-        instructions: Instructions = rule[0](self, process, said.message, now_s)
-        return instructions
+        return rule.handler(self, process, said.message, now_s)
 
     def next_deadline_s(self) -> float:
         """Time at which ``Elapsed`` is due; infinity if there is no deadline."""
@@ -202,42 +201,47 @@ class SessionState:
     @property
     def samples(self) -> bool:
         """True if the arena is sampled: an env may hang, or a row may be done without a bell."""
-        owner = self.ownership
-        busy = self.phase is not Phase.READY or owner.driver is Driver.CLIENT or owner.claimed or self.parts.out > 0
+        ownership = self.ownership
+        busy = (
+            self.phase is not Phase.READY
+            or ownership.driver is Driver.CLIENT
+            or ownership.claimed
+            or self.partial_batches.rows_out > 0
+        )
         return busy or self.supervision.concerns_processes
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def answer(self, answer: do.Answer | do.Fail | do.AnswerHops) -> Instructions:
         """Answer the pending request, if there is one; a client on the shared lane drives again."""
-        requests, owner = self.requests, self.ownership
+        requests, ownership = self.requests, self.ownership
         if not requests.asked:
             return []
         requests.asked = False
         if requests.has_pending:
             requests.clear_pending()
-        self.parts.receiving = 0
-        if owner.lane is LaneName.SHARED and owner.driver is Driver.HUB and self.idle:
-            owner.driver = Driver.CLIENT
+        self.partial_batches.receiving = 0
+        if ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request:
+            ownership.driver = Driver.CLIENT
             self.supervision.begin_idle()
             return [answer, do.GiveDrive()]
         return [answer]
 
     @property
-    def idle(self) -> bool:
-        """True if no request that the hub drives is pending."""
-        return self.phase is Phase.READY and not self.requests.asked and not self.parts.out
+    def awaits_request(self) -> bool:
+        """True if the session is ready and no request that the hub drives is pending."""
+        return self.phase is Phase.READY and not self.requests.asked and not self.partial_batches.rows_out
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        busy = self.requests.asked or self.parts.out or driven
+        busy = self.requests.asked or self.partial_batches.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
-    def problem(self, quiescent: bool, in_parts: bool = False) -> Failure | None:
-        """The reason why a request of the whole batch, or ``in_parts``, cannot begin now; None if it can."""
+    def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
+        """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        return self.requests.problem(self.deadlines.draining, 0 if in_parts else self.parts.out, driven)
+        return self.requests.problem(self.deadlines.draining, 0 if partial else self.partial_batches.rows_out, driven)
 
     def begin(self, phase: Phase, now_s: float) -> Instructions:
         """Begin a request that the hub drives, and that was not refused."""
@@ -255,42 +259,42 @@ class SessionState:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     @property
-    def hands_over(self) -> bool:
-        """True while its processes move to another arena."""
+    def changing_arena(self) -> bool:
+        """True while its processes change to another arena."""
         return self.phase is Phase.HANDING_OVER
 
     def break_down(self, failure: Failure) -> Instructions:
         """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
-        owner, spares = self.ownership, map(do.Kill, self.slots.spares)
-        return [*self.answer(do.Fail(failure)), *owner.revoke(), *owner.refuse(), *spares]
+        ownership, spares = self.ownership, map(do.Kill, self.slots.spares)
+        return [*self.answer(do.Fail(failure)), *ownership.revoke(), *ownership.refuse(), *spares]
 
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
         """Advance a takeover as far as possible now."""
-        owner = self.ownership
-        if not owner.claimed:
+        ownership = self.ownership
+        if not ownership.claimed:
             return []
-        if self.hands_over and owner.other_made and not self.slots.moving:
-            return self._moved(now_s)
+        if self.changing_arena and ownership.other_made and not self.slots.changing_arena:
+            return self._continue_in_other_arena(now_s)
         if self.phase is not Phase.READY or self.requests.asked or not quiescent:
             return []
-        if owner.lent:
+        if ownership.lent:
             self.phase = Phase.HANDING_OVER
             return [do.MakeOtherArena()]
-        self.parts.out = 0
-        return owner.grant()
+        self.partial_batches.rows_out = 0
+        return ownership.grant()
 
-    def _moved(self, now_s: float) -> Instructions:
+    def _continue_in_other_arena(self, now_s: float) -> Instructions:
         """Continue in the second arena; no process reads rows that the former client still posts in the first.
 
         The former client may have posted rows while processes still used the first arena. Rows that are pending there
         stay pending in the second arena, so that no batch is left half done; the takeover waits for them.
         """
         self.phase, self.deadlines.sample_at_s = Phase.READY, now_s
-        return [*self.ownership.end_move(), *self.replacement.serve_moved(now_s)]
+        return [*self.ownership.end_arena_change(), *self.replacement.serve_in_other_arena(now_s)]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

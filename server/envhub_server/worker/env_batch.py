@@ -1,6 +1,6 @@
 """A vector env of a worker and its rows' places in the arena: it steps all of its rows in one call.
 
-An ``EnvBatch`` is a part, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
+An ``EnvBatch`` is a row group, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
 once. Its rows begin, step and end together. Only a masked reset, if the env supports it, treats them separately.
 """
 
@@ -352,7 +352,7 @@ class EnvBatch:
                 return
 
 
-Part = Union[Row, EnvBatch]
+RowGroup = Union[Row, EnvBatch]
 
 
 def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:

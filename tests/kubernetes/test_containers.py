@@ -32,6 +32,7 @@ ANSWER_S = 120.0
 CLIENT = """
 import json, sys
 import envhub
+from envhub_client.fleet.report import reports
 
 made = {}
 for line in sys.stdin:
@@ -40,6 +41,8 @@ for line in sys.stdin:
         if act == "make":
             made[name] = envhub.make_vec(rest[0], 2, hub=rest[1], **rest[2])
             outcome = made[name].reset(seed=1)[0].tolist()
+        elif act == "fleet":
+            outcome = [{"name": each.name, "state": each.state} for each in reports([name], 20.0)]
         else:
             observations, _, _, truncations, infos = made[name].step(rest[0])
             outcome = [observations.tolist(), truncations.tolist(), sorted(infos)]
@@ -133,6 +136,10 @@ class Client:
         self.begin("step", name, actions)
         return self.outcome()
 
+    def fleet(self, name: str) -> list[dict[str, str]]:
+        self.begin("fleet", name)
+        return list(self.outcome())
+
     def close(self) -> None:
         self._process.communicate(timeout=ANSWER_S)
 
@@ -217,3 +224,14 @@ def test_client_continues_with_a_hub_that_comes_back_at_another_address(
                 observations, truncations, _ = client.step("hub-1", 0, 0)
                 assert observations == [steps - 1] * 2 and truncations == [False, False]
             assert client.step("hub-0", 0, 0)[0] == [3, 3]
+
+
+def test_one_name_stands_for_all_hubs(network: str, volumes: Volumes, client: Client) -> None:
+    names = ("hub-0", "hub-1")
+    with hub("hub-0", network, volumes), hub("hub-1", network, volumes) as second:
+        listed = client.fleet("dns://hubs:5555")
+        # The engine's own names, as a StatefulSet's pods have theirs.
+        assert [each["name"] for each in listed] == [f"{RUN}-{name}.{network}:5555" for name in names]
+        assert [each["state"] for each in listed] == ["ok", "ok"]
+        assert second.stop() == 0
+        assert wait_until(lambda: len(client.fleet("dns://hubs:5555")) == 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from image_files import ROOT
+from pages import blocks
 
 FOLDER = ROOT / "docker" / "kubernetes"
 KUSTOMIZATION: Mapping[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
@@ -37,3 +38,14 @@ def container() -> dict[str, Any]:
 def probes() -> dict[str, list[str]]:
     """Return the command of each probe, by the probe's name."""
     return {name: value["exec"]["command"] for name, value in container().items() if name.endswith("Probe")}
+
+
+def trainer() -> dict[str, Any]:
+    """Return the Job of the page."""
+    (text,) = blocks("yaml", [FOLDER / "README.md"])
+    return dict(yaml.safe_load(text))
+
+
+def trainer_program() -> str:
+    (text,) = blocks("python", [FOLDER / "README.md"])
+    return text

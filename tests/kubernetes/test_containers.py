@@ -12,14 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import wait_until
-from manifests import FOLDER, pod, probes
+from manifests import FOLDER, pod, probes, trainer, trainer_program
 from pods import IMAGE, Pod, Volumes, docker, running
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(600)]
@@ -235,3 +235,18 @@ def test_one_name_stands_for_all_hubs(network: str, volumes: Volumes, client: Cl
         assert [each["state"] for each in listed] == ["ok", "ok"]
         assert second.stop() == 0
         assert wait_until(lambda: len(client.fleet("dns://hubs:5555")) == 1)
+
+
+def test_trainer_of_the_page_uses_three_hubs(network: str, volumes: Volumes) -> None:
+    spec = trainer()["spec"]["template"]["spec"]
+    group = spec["securityContext"]["fsGroup"]
+    own = Volumes(volumes.folder, group)
+    address = (volumes.folder.parent / "address").read_text()
+    own.write(0o440, trainer={"hubs": address})
+    own.write(0o644, trainer_program={"trainer.py": trainer_program()})
+    with ExitStack() as opened:
+        for number in range(3):
+            opened.enter_context(hub(f"hub-{number}", network, volumes))
+        pod_of_trainer = opened.enter_context(running(f"{RUN}-trainer", network, spec, own))
+        assert pod_of_trainer.exit_status == 0, pod_of_trainer.log
+        assert pod_of_trainer.log.endswith("stepped 24 envs\n")

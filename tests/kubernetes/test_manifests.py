@@ -18,7 +18,7 @@ from envhub_server.config import HubConfig
 from envhub_server.serve import check_config
 from image_files import HEALTH, config, instruction
 from kubernetes_validate.utils import SchemaNotFoundError
-from manifests import FILES, FOLDER, KUSTOMIZATION, container, objects, one, pod, probes
+from manifests import FILES, FOLDER, KUSTOMIZATION, container, objects, one, pod, probes, trainer
 
 from envhub.transport import address
 
@@ -168,6 +168,17 @@ def test_pods_with_the_label_of_the_page_reach_the_hubs_alone() -> None:
     (rule,) = spec["ingress"]
     ((key, value),) = rule["from"][0]["podSelector"]["matchLabels"].items()
     assert len(rule["from"]) == 1 and f'{key}: "{value}"' in README
+
+
+def test_trainer_of_the_page_is_valid_and_reaches_the_hubs() -> None:
+    job = trainer()
+    for version in VERSIONS:
+        check(job, version)
+    (rule,) = one("NetworkPolicy")["spec"]["ingress"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert rule["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    (address,) = (each["secret"] for each in job["spec"]["template"]["spec"]["volumes"] if "secret" in each)
+    assert f"kubectl create secret generic {address['secretName']} " in README
 
 
 # --- with the image and the hub ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,13 +12,13 @@ from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
 from envhub_client.frames import hiding_frames
-from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from envhub_client.envs.vector_env import HubVectorEnv
     from envhub_client.make import EnvLike
+    from envhub_client.observer import Observer
     from envhub_client.option_keywords import ClientKeywords
 
 _HEALTH: dict[str, Any] = {
@@ -113,6 +112,7 @@ class Client(AbstractContextManager["Client"]):
             HubUnreachable: no hub answered.
         """
         from envhub_client.envs.vector_env import HubVectorEnv
+        from envhub_client.observer import Observer, token_bytes
         from envhub_client.session.options import SessionOptions
         from envhub_client.session.session import Session
 
@@ -139,6 +139,10 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
+        import secrets
+
+        from envhub_client.observer import token_bytes
+
         connection = connect_to(self._hub, secrets.token_bytes(16), self._timeout)
         try:
             connection.send(Op.ATTACH, Attach(token_bytes(session)))

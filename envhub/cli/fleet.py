@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from envhub.cli.consoles import console, errors
 from envhub.cli.parameters import Seconds
-from envhub.cli.terminal import EXIT_FAILED, console, end, errors
+from envhub.cli.terminal import EXIT_FAILED, end
 
 
 def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.terminal import EXIT_FAILED, EXIT_USAGE, console, end, errors, errors_in_a_line
+from envhub.cli.terminal import EXIT_FAILED, EXIT_USAGE, end, errors_in_a_line, print_error, print_line
 from envhub.errors import printable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def replays(folder: Path | None = None) -> None:
         end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
     for path in files_in(_replay_folder(folder)):
         with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
-            console.print(in_a_line(path), markup=False, soft_wrap=True)
+            print_line(in_a_line(path))
 
 
 def replay(
@@ -75,14 +75,14 @@ def replay(
     if not path.exists():
         end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
     try:
-        errors.print(announced(path), markup=False, soft_wrap=True)
+        print_error(announced(path))
         if not trust and not is_own(path, default_path(os.environ)):
             end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:
         end("replay", error)
-    console.print(printable(verdict.text), markup=False, soft_wrap=True)
+    print_line(printable(verdict.text))
     sys.exit(0 if verdict.alike else EXIT_FAILED)
 
 

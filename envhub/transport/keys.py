@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import os
 import re
-import secrets
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from envhub.errors import KeysError
+from envhub.frozen import Frozen
 from envhub.secret import Secret
 
 KEY_BYTES = 32
@@ -23,8 +22,7 @@ NOT_SHOWN = "what was given"
 _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 
-@dataclass(frozen=True)
-class HubKeys:
+class HubKeys(Frozen):
     """The keys that a client connects with: the hub's public key, and its own secret key."""
 
     server: bytes
@@ -83,6 +81,8 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
     Raises:
         KeysError: the file exists, or cannot be written.
     """
+    import secrets
+
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

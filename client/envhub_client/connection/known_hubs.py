@@ -31,7 +31,6 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import ssh_tunnel
 
 if TYPE_CHECKING:
     from envhub.transport.announcement import Announcement
@@ -61,6 +60,8 @@ def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("file:"):
         address = _announced(address)
     if isinstance(address, str) and address.startswith("ssh://"):
+        from envhub_client.connection import ssh_tunnel
+
         address = ssh_tunnel.forwarded(address)
     return addresses.parse_hub(address)
 
@@ -72,6 +73,12 @@ def _announced(hub: str) -> str | Secret[str]:
     folder = announced_hubs.folder_of(hub)
     assert folder is not None
     return announced_address(announced_hubs.lone(folder), folder)
+
+
+def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
+    from envhub_client.connection import ssh_tunnel
+
+    return ssh_tunnel.parse(place)
 
 
 def _from_file(name: str) -> Address:
@@ -184,7 +191,7 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
         address = _with(keys, place)
-    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(address)
+    _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
 
 
@@ -233,7 +240,7 @@ def name_of(address: str | Secret[str]) -> str:
         AddressError: that is no name.
     """
     if isinstance(address, str) and address.startswith("ssh://"):
-        host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
+        host = _parse_ssh(address)[0].rpartition("@")[2]
     else:
         host = addresses.parse(address).host
     if not NAME.fullmatch(host):

@@ -9,6 +9,7 @@ from envhub.errors import AddressError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection import announced_hubs, known_hubs
+from envhub_client.fleet import dns_hubs
 
 
 class Member(NamedTuple):
@@ -26,14 +27,18 @@ class Member(NamedTuple):
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     """The hubs that ``hub`` stands for now, by name.
 
-    Those that are announced in the folder of ``file:///FOLDER``; of any other address or name one hub, itself. Hubs
-    may come and go between two calls. A warning names the announcements that are left out.
+    Those that are announced in the folder of ``file:///FOLDER``, or are at the addresses of ``dns://NAME:PORT``; of any
+    other address or name one hub, itself. Hubs may come and go between two calls. A warning names the announcements
+    that are left out.
 
     Raises:
-        AddressError: the folder is not given by its path, or other users may write to it.
-        HubUnreachable: no hub is announced there.
+        AddressError: the folder is not given by its path, or other users may write to it; or NAME is no host.
+        HubUnreachable: no hub is announced there, or NAME has no address.
         KeysError: a hub there wants a key, and this user has none.
     """
+    if (place := dns_hubs.place_of(hub)) is not None:
+        hosts = [f"{host}:{place.port}" for host in dns_hubs.hosts(place)]
+        return tuple(Member(host, known_hubs.address_with_keys_of(place, host)) for host in hosts)
     folder = announced_hubs.folder_of(hub)
     if folder is None:
         address = addresses.guarded(hub)

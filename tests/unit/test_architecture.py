@@ -156,6 +156,10 @@ ROOMS = {
     "envhub_client": {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
         "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
+        "federation": {
+            *("connection", "fleet", "lanes", "session"),
+            *("envhub.protocol", "envhub.transport", "envhub.values"),
+        },
         "fleet": {"connection", "envhub.transport"},
         "frameworks": {"envhub.values", "envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
@@ -171,7 +175,10 @@ ROOMS = {
         },
         "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
-        "make.py": {"envs", "session", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"},
+        "make.py": {
+            *("envs", "federation", "fleet", "session"),
+            *("envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+        },
         "observer.py": {"connection", "results", "envhub.protocol", "envhub.values"},
         "option_keywords.py": {"session", "envhub.recording"},
         "remote.py": {"envs", "envhub.transport"},

@@ -69,7 +69,7 @@ class Absence:
 
     @property
     def stopped(self) -> bool:
-        """True if nobody waits for the end any more."""
+        """True if the envs are wanted no more."""
         return self._stopped
 
     def stop(self) -> None:

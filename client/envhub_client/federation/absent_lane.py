@@ -150,9 +150,9 @@ class AbsentLane:
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these rows, of those that were truncated on the hub that has them, or will have them."""
         self._sent[env_ids] = True
-        told = ~self._untold[env_ids]
-        if told.any():
-            self._waiting.append((env_ids[told], codes, [array[told].copy() for array in arrays]))
+        later = ~self._untold[env_ids]
+        if later.any():
+            self._waiting.append((env_ids[later], codes, [array[later].copy() for array in arrays]))
 
     def ask_rows(self) -> None:
         """Begin what waits for a hub, once there is one, and ask for its results."""

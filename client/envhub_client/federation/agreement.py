@@ -1,4 +1,4 @@
-"""What hubs must agree on to have rows of one vector env."""
+"""Checks that hubs agree, so that they can have rows of one vector env."""
 
 from __future__ import annotations
 

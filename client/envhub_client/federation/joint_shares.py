@@ -11,7 +11,7 @@ from envhub_client.session.shares import Begin, Shares
 
 
 class JointShares:
-    """As ``RowShares``, where each hub's workers have shares of its own rows.
+    """A ``RowShares`` where each hub's workers have shares of its own rows.
 
     Attributes:
         held: as in ``RowShares``.

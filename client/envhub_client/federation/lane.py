@@ -27,7 +27,7 @@ _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a
 
 
 class Recovery(Protocol):
-    """What makes the rows of a hub again that is lost.
+    """Source of the rows of a hub that is lost.
 
     Attributes:
         patience_s: the seconds for which the rows of other hubs wait for it.
@@ -305,7 +305,7 @@ def _received(part: HubPart) -> Batch | None:
 
 
 def _parked(descriptors: Sequence[int], seconds: float) -> bool:
-    """Wait until one of these descriptors is readable, at most so many seconds; True if one is."""
+    """Wait until one of these descriptors is readable, at most ``seconds``; True if one is."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

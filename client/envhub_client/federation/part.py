@@ -38,7 +38,7 @@ class HubPart:
         return self.maker.connection
 
     def moved(self, by: int) -> HubPart:
-        """The same session, with rows whose numbers are greater by so many."""
+        """The same session, with rows whose numbers are greater by ``by``."""
         return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
 
     def numbered(self, batch: Batch) -> Batch:

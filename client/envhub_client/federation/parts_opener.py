@@ -65,7 +65,7 @@ class PartsOpener:
         lost: bytes | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> list[HubPart]:
-        """Open a session on each of these hubs, for so many rows from ``first`` on.
+        """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
 
         All are asked before one is waited for. ``lost`` as for ``SessionMaker.begin``.
 
@@ -115,7 +115,7 @@ def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
     """The number of envs for each of these hubs.
 
     Raises:
-        RequestRefused: they have no room for so many.
+        RequestRefused: they have no room for them.
     """
     try:
         return placed(num_envs, [_room(hub.connection) for hub in hubs])

@@ -54,13 +54,13 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
         AddressError: a hub is named twice, or none is named.
     """
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
-    found = [member for hub in named for member in members(hub)]
-    names = [member.name for member in found]
+    chosen = [member for hub in named for member in members(hub)]
+    names = [member.name for member in chosen]
     if not names:
         raise AddressError("hub=[] names no hub")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise AddressError(f"the hub {twice[0]!r} is named twice: each hub has its rows in one session")
-    return tuple(found)
+    return tuple(chosen)
 
 
 def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]] | None) -> bool:

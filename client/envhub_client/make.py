@@ -337,7 +337,7 @@ def _vector_env(
         check_packages(bool(record.film))
         kind = RecordedVectorEnv
     session: VectorSession
-    if hubs is not None and (isinstance(hubs, tuple) or stands_for_several(hubs)):
+    if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
         session = FederatedSession(kind.__name__, partial(all_members, hubs), make, num_envs, options)
     else:
         if options.split is not None or options.on_hub_loss == "redistribute":

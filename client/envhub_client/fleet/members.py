@@ -48,7 +48,7 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
 
 
 def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
-    """The hubs that one name or several stand for now, in their order; errors as for ``members``.
+    """The hubs that a name or each of several names stands for now, in their order; errors as for ``members``.
 
     Raises:
         AddressError: a hub is named twice, or none is named.
@@ -63,8 +63,6 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
     return tuple(chosen)
 
 
-def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]] | None) -> bool:
-    """True if this may name several hubs: a list of more than one, or a folder of announcements."""
-    if hubs is None or isinstance(hubs, (str, Secret)):
-        return hubs is not None and announced_hubs.folder_of(hubs) is not None
-    return len(hubs) > 1 or any(map(stands_for_several, hubs))
+def stands_for_several(hub: str | Secret[str]) -> bool:
+    """True if this may stand for several hubs: a folder of announcements, or a DNS name of many."""
+    return announced_hubs.folder_of(hub) is not None or dns_hubs.place_of(hub) is not None

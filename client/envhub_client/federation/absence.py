@@ -20,7 +20,7 @@ class Absence:
     """
 
     def __init__(self, loss: HubLost, patience_s: float, remake: Callable[[Absence], Sequence[HubPart]]) -> None:
-        """Begin to make the envs again by ``remake``, which returns parts with rows from 0.
+        """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
         Steps wait for that ``patience_s`` seconds in all.
         """
@@ -32,7 +32,12 @@ class Absence:
         self._parts: Sequence[HubPart] = ()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="envhub-remake", daemon=True)
-        self._thread.start()
+
+    def _started(self) -> threading.Event:
+        """The event of the end, once the thread has begun."""
+        if self._thread.ident is None and not self._stopped:
+            self._thread.start()
+        return self._over
 
     def _run(self) -> None:
         try:
@@ -45,7 +50,7 @@ class Absence:
     @property
     def over(self) -> bool:
         """True if the rows are on a hub again, or cannot be."""
-        return self._over.is_set()
+        return self._started().is_set()
 
     @property
     def patience_s(self) -> float:
@@ -54,7 +59,7 @@ class Absence:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the end, at most so long; True if it has come."""
-        return self._over.wait(timeout)
+        return self._started().wait(timeout)
 
     def parts(self) -> Sequence[HubPart]:
         """The parts that have the rows, once it is over.
@@ -75,4 +80,5 @@ class Absence:
     def stop(self) -> None:
         """Make nothing any more; what is made is left to ``parts``."""
         self._stopped = True
-        self._thread.join(JOIN_S)
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)

@@ -26,11 +26,11 @@ class AbsentLane:
 
     name = "absent"
 
-    def __init__(self, lost: HubLane, loose: bool, lane_of: Callable[[Absence], HubLane]) -> None:
+    def __init__(self, lost: HubLane, loose: bool, absence: Absence, lane_of: Callable[[Absence], HubLane]) -> None:
         """Continue after a lane that was lost; with ``loose`` observations also have leaves of no fixed size."""
         self.num_envs, self.leaves = lost.num_envs, lost.leaves
-        self.absence: Absence  # is set by the maker of this, who looks at ``lost`` no more from then on
-        self._last = lost.last_observations()
+        self._last = lost.last_observations()  # before the absence begins, which ends the lost session
+        self.absence = absence
         self._loose = loose
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there

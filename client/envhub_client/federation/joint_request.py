@@ -34,11 +34,13 @@ class JointRequest(Generic[Result]):
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
         self._progress: tuple[int, ...] | None = None  # of the lane to which the next part may be sent already
+        self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
         """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again."""
         self._send, self._wait, self._sent, self._progress, self._dropped = send, wait, 0, None, False
+        self._again = None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -56,13 +58,18 @@ class JointRequest(Generic[Result]):
             self._sent, self._progress = self._sent + 1, None
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
+        loss: HubLost | None = None
         for _ in range(ATTEMPTS_MAX):
+            if self._again is part:
+                self._send(part)
+                self._again = None
             try:
                 return self._wait(part, timeout)
             except HubLost as error:
                 loss = error
+                self._again = part  # also after an interrupt from here on
                 self._lost(part, loss)
-                self._send(part)
+        assert loss is not None
         raise loss
 
     def results(self, timeout: float | None) -> list[Result]:

@@ -110,7 +110,8 @@ class FederatedLane:
             raise loss
         if part not in self._absent:
             self._absent.append(part)
-        part.lane = self._recovery.absent_lane(part, loss)
+        part.lane = lane = self._recovery.absent_lane(part, loss)
+        lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
 
     def present_parts(self) -> list[HubPart]:
         """All parts, once those whose hub was lost are on a hub again; errors as for ``Absence.parts``."""

@@ -61,12 +61,10 @@ class Remaker:
         gone = [part.connection]
         if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
             gone += [each.connection for each in part.lane.absence.parts()]
-        lane = AbsentLane(part.lane, self._loose, self._lane_of)
         patience_s = max(0.0, self.patience_s - silence_s)
-        lane.absence = Absence(loss, patience_s, lambda absence: self._made_again(part, absence, gone))
-        self._absences = [each for each in self._absences if not each.over]
-        self._absences.append(lane.absence)
-        return lane
+        absence = Absence(loss, patience_s, lambda absence: self._made_again(part, absence, gone))
+        self._absences = [each for each in self._absences if not each.over] + [absence]
+        return AbsentLane(part.lane, self._loose, absence, self._lane_of)
 
     def _lane_of(self, absence: Absence) -> HubLane:
         parts = absence.parts()

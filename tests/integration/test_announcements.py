@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from envhub_client.fleet.members import members
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve, wait_until
 from new_keys import admitted
+from pages import ROOT, blocks, section
 
 import envhub
 from envhub.cli.commands import app
@@ -27,6 +30,7 @@ from envhub.transport import announcement as announcements
 from envhub.transport.announcement import PERIOD_S, PERIODS_MAX, Announcement
 
 ENVS = ("counter=sims:counter", "naughty=sims:naughty")
+PAGE = ROOT / "client/docs/fleets.md"
 LOOPBACK = ("tcp://127.0.0.1:0",)
 
 
@@ -195,6 +199,44 @@ def test_hub_with_keys_is_announced_to_other_machines_and_wants_a_key(
         known_hubs.keep("fleet", f"envhub://{token}@elsewhere:5555")  # as of another hub with the same folder of keys
         with envhub.connect(f"file://{folder}") as client:
             assert client.health()["status"] == "ok"
+
+
+@pytest.mark.long
+def test_examples_of_the_page_run_without_slurm(tmp_path: Path, folder: Path) -> None:
+    """``srun`` is a script that starts the command in as many processes, as Slurm does on one node."""
+    (script,), (program,) = blocks("bash slurm", [PAGE]), blocks("python fleet", [PAGE])
+    programs, home = tmp_path / "bin", tmp_path
+    programs.mkdir()
+    for name, text in {
+        "envhub": f'exec {sys.executable} -m envhub "$@"',
+        "srun": 'for task in 1 2; do "$@" & done; wait',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    environ = {**os.environ, "HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}"}
+    environ = {name: value for name, value in environ.items() if name != "XDG_CONFIG_HOME"}
+    runs: dict[str, Any] = {"env": environ, "timeout": 60, "check": True, "stdout": subprocess.PIPE, "text": True}
+    (keys,) = [block for block in blocks("sh", [PAGE]) if "keygen" in block]
+    subprocess.run(["sh", "-ec", keys], **runs)
+    with subprocess.Popen(["bash", "-c", script], env=environ, stderr=subprocess.DEVNULL) as job:
+        assert wait_until(lambda: folder.is_dir() and len([*folder.glob("hub-*.json")]) == 2)
+        first, second = announcements.read_folder(folder)[0]
+        try:
+            assert second.name == f"{first.name}-{second.local_addresses[0].rpartition(':')[2]}"
+            listing = subprocess.run(["envhub", "fleet", "ls", "file:~/hubs", "--json"], **runs).stdout
+            assert [report["state"] for report in json.loads(listing)] == ["ok", "ok"]
+            os.kill(second.pid, signal.SIGTERM)
+            assert wait_until(lambda: len([*folder.iterdir()]) == 1)
+            subprocess.run([sys.executable, "-c", program.replace("/home/me/hubs", str(folder))], **runs)
+        finally:
+            os.kill(first.pid, signal.SIGTERM)
+            assert job.wait(30) == 0
+    assert not [*folder.iterdir()]
+
+
+def test_page_has_every_key_of_the_file() -> None:
+    keys = re.findall(r"^\| (`.*?) \|", section(ROOT / "server/docs/announcements.md", "The file"), re.MULTILINE)
+    assert [key for line in keys for key in re.findall(r"`(\w+)`", line)] == [*Announcement.__struct_fields__]
 
 
 def test_hub_that_cannot_be_announced_does_not_start(

@@ -241,6 +241,7 @@ class Hub:
         announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
         self._announcer = Announcer(folder, announcement, self._loop)
         self._announcer.open()
+        self._status.name = self._announcer.announcement.name
 
     def _close(self, heard: signals.Signals) -> None:
         if self._announcer is not None:

@@ -112,7 +112,7 @@ class Session:
 
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""
-        return make_request.speaks(self.connection, minor)
+        return self.connection.speaks(minor)
 
     def require(self, minor: int, what: str) -> None:
         """Check that the hub speaks this minor version of the protocol; as ``VectorSession.require``."""

@@ -134,10 +134,11 @@ def on_hops(state: SessionState, _: HopsRequest, quiescent: bool, now_s: float) 
 
 
 def on_send(state: SessionState, send: Send, quiescent: bool, now_s: float) -> Instructions:
-    """Post a part of the batch."""
+    """Post a part of the batch; a pending RECEIVE ends without an answer."""
+    ended = state.parts.end_receive()
     if problem := state.problem(quiescent, in_parts=True) or state.parts.problem(send):
-        return state.answer(do.Fail(problem))
-    return [*state.begin(Phase.READY, now_s), do.PostPart()]
+        return [*ended, *state.answer(do.Fail(problem))]
+    return [*ended, *state.begin(Phase.READY, now_s), do.PostPart()]
 
 
 def on_part_posted(state: SessionState, posted: stimuli.PartPosted, now_s: float) -> Instructions:

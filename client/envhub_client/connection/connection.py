@@ -17,7 +17,7 @@ from typing import NoReturn, SupportsIndex
 import envhub
 from envhub import errors
 from envhub.protocol import prelude as protocol
-from envhub.protocol.client import ClientProtocol, Reply
+from envhub.protocol.client import ClientProtocol, FrameTooLarge, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.protocol.validation import HUB_NAME_CHARS_MAX
 from envhub.secret import Secret
@@ -79,7 +79,6 @@ class Connection:
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
-        self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self.reports = UserReports(self.address, self.protocol)
@@ -91,7 +90,8 @@ class Connection:
             self.welcome: Welcome = self._hello(timeout)
             self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
             self.reports.tried = f"for reconnect_timeout={reconnect_timeout:g} s"
-            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            self.protocol.frame_bytes_max = bytes_max
             if transport.reconnects:
                 keepalive.keep_alive.add(self)
         except BaseException:
@@ -117,10 +117,17 @@ class Connection:
         """Descriptors of which one becomes readable when something of the hub may have arrived."""
         return self._transport.descriptors
 
+    def speaks(self, minor: int) -> bool:
+        """True if the hub speaks this minor version of the protocol, or a later one."""
+        spoken = self.welcome.version.partition(".")[2]
+        return spoken.isdecimal() and int(spoken[:9]) >= minor
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
+
+        A SEND with ``ends_receive`` may be begun while a RECEIVE is pending, and takes its place.
 
         With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
 
@@ -129,7 +136,7 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            if (pending := self.protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
                 raise self._busy(pending)
             try:
                 self.sent_ns = time.monotonic_ns()
@@ -137,11 +144,12 @@ class Connection:
                 if self.protocol.loss(now_s):
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
-                if (nbytes := max(map(len, sent))) > self._frame_bytes_max:
-                    limit = f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
-                    raise errors.RequestRefused(f"a {op.name} request of {nbytes} bytes is more than {limit}")
                 if not self.protocol.held:
                     self._transport.send(sent)
+            except FrameTooLarge as error:
+                limit = f"message_bytes_max={self.protocol.frame_bytes_max} of the hub at {self.address}"
+                text = f"a {op.name} request of {error.nbytes} bytes is more than {limit}"
+                raise errors.RequestRefused(text) from None
             except BaseException as error:
                 if not keep or isinstance(error, Exception):
                     self.give_up()

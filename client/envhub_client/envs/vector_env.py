@@ -407,7 +407,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
-            SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
+            SessionBusy: another request is pending. On the wire lane to a hub of protocol 1.2 or earlier, also a
+                ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
         self._check_partial_batches()

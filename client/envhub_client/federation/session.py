@@ -125,7 +125,7 @@ class FederatedSession(LaneSession):
 
     def speaks(self, minor: int) -> bool:
         """True if all hubs speak this minor version of the protocol, or a later one."""
-        return all(make_request.speaks(part.connection, minor) for part in self._lane.parts)
+        return all(part.connection.speaks(minor) for part in self._lane.parts)
 
     def require(self, minor: int, what: str) -> None:
         for part in self._lane.parts:

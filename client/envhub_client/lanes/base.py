@@ -71,7 +71,8 @@ class Lane(Protocol):
 
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
-            SessionBusy: a wait for others timed out, and is to be repeated first.
+            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
+                repeated.
         """
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:

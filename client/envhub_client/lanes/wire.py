@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -72,6 +73,7 @@ class WireLane:
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._into: Sequence[np.ndarray] | None = None  # arrays for the observations that are waited for
+        self._sending: np.ndarray | None = None  # envs of a SEND that ended a RECEIVE and may have no reply yet
         self._inbox = _EMPTY
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
@@ -84,6 +86,7 @@ class WireLane:
 
     def give_up(self) -> None:
         """Give up what was begun; the hub drops its results."""
+        self._sending = None
         self._connection.give_up()
 
     def lose(self, loss: HubLost) -> NoReturn:
@@ -120,29 +123,84 @@ class WireLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
-        if self._connection.protocol.pending is Op.RECEIVE:
-            raise SessionBusy(
-                "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
-            )
-        if self._sent[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-        if not self._sent.any():
-            self._inbox = _EMPTY
-        self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
+        with self._connection.in_use:  # the reply to a RECEIVE must not come between the look at it and its end
+            self._finish_send(None)
+            ends_receive = self._ends_receive()
+            if self._sent[env_ids].any():
+                raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+            if not self._sent.any():
+                self._inbox = _Inbox((), None, self._inbox.read)
+            send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
+            self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
+            with self._sent_unless_refused(env_ids):
+                if not ends_receive:
+                    self._connection.ask(Op.SEND, send, frames)
+                    return
+                self._sending = env_ids
+                self._connection.send(Op.SEND, send, frames, keep=True)
+            self._finish_send(None)
+
+    @contextmanager
+    def _sent_unless_refused(self, env_ids: np.ndarray) -> Iterator[None]:
+        """Note that these envs were not sent, if the block raises another error than an interrupt or a timeout."""
         try:
-            self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
-        except RequestRefused as error:
-            self._sent[env_ids] = False
-            raise ValueError(str(error)) from error
-        except Exception:
-            self._sent[env_ids] = False
+            yield
+        except HubTimeout:
             raise
+        except Exception as error:
+            self._sent[env_ids] = False
+            self._sending = None
+            if isinstance(error, RequestRefused):
+                raise ValueError(str(error)) from error
+            raise
+
+    def _ends_receive(self) -> bool:
+        """True if the next SEND must end a RECEIVE that is pending; a reply that has come is kept.
+
+        Raises:
+            SessionBusy: the hub is too old for that.
+        """
+        protocol = self._connection.protocol
+        if self._has_reply(Op.RECEIVE) and protocol.answer is not self._inbox.read:
+            self._inbox = self._inbox._replace(unread=protocol.answer)
+        if protocol.pending is not Op.RECEIVE:
+            return False
+        if not self._connection.speaks(3):
+            text = "Calling `send` after a `recv` that timed out, which is to be called again first"
+            raise SessionBusy(f"{text}, or the hub upgraded.", "recv")
+        return True
+
+    def _has_reply(self, op: Op) -> bool:
+        answer = self._connection.protocol.answer
+        return answer is not None and answer.op is op
+
+    def _finish_send(self, timeout: float | None) -> None:
+        """Wait for the reply to a SEND that ended a RECEIVE, and keep the reply to the RECEIVE that comes with it.
+
+        Errors are those of ``begin_rows``: the SEND may be one that was interrupted.
+        """
+        if (env_ids := self._sending) is None:
+            return
+        with self._sent_unless_refused(env_ids):
+            if self._connection.protocol.pending is not Op.SEND and not self._has_reply(Op.SEND):
+                self._sent[env_ids] = False  # the interrupt came before it was begun
+                self._sending = None
+                return
+            reply = self._connection.wait(timeout)
+            received = reply.received
+            # A RECEIVE is refused where no env is under way: it has no rows.
+            if received is not None and getattr(received.message, "code", "") != "refused":
+                self._inbox = self._inbox._replace(unread=received)
+            if isinstance(reply.message, Failure):
+                self._connection.fail(reply.message)
+            self._sending = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline = None if timeout is None else Deadline(timeout)
+        self._finish_send(timeout)
         # A wait that may time out asks for less at a time: the next may want less.
-        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0:
+        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0 or self._inbox.unread is not None:
             if not self._receiving():
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             try:
@@ -159,6 +217,7 @@ class WireLane:
 
     def ask_rows(self) -> None:
         """Have the results of the outstanding envs sent as soon as they are done."""
+        self._finish_send(None)
         if self.outstanding > sum(map(_size, self._inbox.parts)) and not self._receiving():
             self._connection.send(Op.RECEIVE, Receive(1), keep=True)
 
@@ -176,8 +235,7 @@ class WireLane:
     def _receiving(self) -> bool:
         """True if an earlier wait, which timed out or was interrupted, has asked already."""
         protocol, inbox = self._connection.protocol, self._inbox
-        answer = protocol.answer
-        arrived = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
+        arrived = self._has_reply(Op.RECEIVE) and protocol.answer is not inbox.read
         return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:

@@ -107,19 +107,13 @@ def chosen_compression(options: SessionOptions, connection: Connection) -> str:
     return wanted
 
 
-def speaks(connection: Connection, minor: int) -> bool:
-    """True if the hub speaks this minor version of the protocol, or a later one."""
-    spoken = connection.welcome.version.partition(".")[2]
-    return spoken.isdecimal() and int(spoken[:9]) >= minor
-
-
 def require(connection: Connection, minor: int, what: str) -> None:
     """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
 
     Raises:
         RequestRefused: it is older.
     """
-    if not speaks(connection, minor):
+    if not connection.speaks(minor):
         spoken = errors.shown(connection.welcome.version, 20)
         raise errors.RequestRefused(
             f"the hub at {connection.address} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"

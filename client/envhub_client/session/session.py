@@ -99,7 +99,7 @@ class Session(LaneSession):
         return self.connection.hub
 
     def speaks(self, minor: int) -> bool:
-        return make_request.speaks(self.connection, minor)
+        return self.connection.speaks(minor)
 
     def require(self, minor: int, what: str) -> None:
         make_request.require(self.connection, minor, what)

@@ -234,6 +234,10 @@ class Executor:
         assert held.memory is not None
         self._inputs.report_part(held.memory)
 
+    def leave_part(self, _: instructions.LeavePart) -> None:
+        """Report no rows of a part until the next RECEIVE."""
+        self._held.part_rows = 0
+
     # --- rows without a process ---------------------------------------------------------------------------------------
 
     def take_rows(self, lost: instructions.TakeRows) -> None:
@@ -384,6 +388,7 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.PostStep, Executor.post_step),
         entry(instructions.PostPart, Executor.post_part),
         entry(instructions.TakePart, Executor.take_part),
+        entry(instructions.LeavePart, Executor.leave_part),
         entry(instructions.TakeRows, Executor.take_rows),
         entry(instructions.KeepRows, Executor.keep_rows),
         entry(instructions.FinishSteps, Executor.finish_steps),

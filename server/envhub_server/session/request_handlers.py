@@ -131,10 +131,11 @@ def on_hops(state: SessionState, _: HopsRequest, quiescent: bool, now_s: float) 
 
 
 def on_send(state: SessionState, send: Send, quiescent: bool, now_s: float) -> Instructions:
-    """Post a partial batch."""
+    """Post a partial batch; a pending RECEIVE ends without an answer."""
+    ended = state.partial_batches.end_receive()
     if problem := state.problem(quiescent, partial=True) or state.partial_batches.problem(send):
-        return state.answer(do.Fail(problem))
-    return [*state.begin(Phase.READY, now_s), do.PostPart()]
+        return [*ended, *state.answer(do.Fail(problem))]
+    return [*ended, *state.begin(Phase.READY, now_s), do.PostPart()]
 
 
 def on_part_posted(state: SessionState, posted: stimuli.PartPosted, now_s: float) -> Instructions:

@@ -137,6 +137,7 @@ ROOMS = {
     "envhub": {
         "arena": {"values"},
         "cli": {"recording", "transport"},
+        "fleet": {"transport"},
         "protocol": {"arena", "values"},
         "recording": {"transport", "values"},
         "transport": set(),
@@ -432,6 +433,7 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
 # to print it once.
 REVEALING = {
     "envhub/cli/keys.py": 1,
+    "envhub/fleet/hub_actor.py": 1,
     "envhub/transport/address.py": 1,
     "envhub/transport/keys.py": 4,
     "envhub/transport/sockets.py": 3,

@@ -8,7 +8,7 @@ import sys
 import cyclopts
 from cyclopts import Parameter
 
-from envhub.cli import bench, conformance, hubs, keys, login, record, replays, serve
+from envhub.cli import bench, conformance, fleet, hubs, keys, login, record, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
 from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, EXIT_USAGE, errors
 from envhub.errors import FULL_TRACEBACKS
@@ -31,6 +31,9 @@ app.command(keys_app)  # before its own commands, which get the groups of ``app`
 keys_app.command(keys.add)
 keys_app.command(keys.list_clients, name="list")
 keys_app.command(keys.remove)
+fleet_app = cyclopts.App(name="fleet", help="Several hubs together: list them and what they do.")
+app.command(fleet_app)
+fleet_app.command(fleet.ls)
 for command in (
     *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs, record.record),
     *(bench.demo, bench.bench, conformance.conformance, replays.replays, replays.replay),

@@ -167,6 +167,7 @@ ROOMS = {
     "envhub_client": {
         "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
         "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
+        "fleet": {"connection", "envhub.transport"},
         "frameworks": {"envhub.values", "envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},

@@ -17,6 +17,7 @@ from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
+from envhub.transport.announcement import Announcement
 from envhub.transport.keys import (
     KEY_TEXT_CHARS,
     HubKeys,
@@ -31,7 +32,7 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import ssh_tunnel
+from envhub_client.connection import announced_hubs, ssh_tunnel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -39,12 +40,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
-    An address whose keys were left out where it was written down has those that this user keeps for its place.
+    An address whose keys were left out where it was written down has those that this user keeps for its place. That
+    of ``file:///FOLDER`` is the address of the one hub that is announced there.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known.
-        HubUnreachable: ssh does not get there.
-        KeysError: its file can be read by others.
+        AddressError: it is no address, and no hub of this name is known; or several hubs are announced.
+        HubUnreachable: ssh does not get there, or no hub is announced.
+        KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
         return _from_file(hub)
@@ -54,6 +56,8 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
+    if (folder := announced_hubs.folder_of(address)) is not None:
+        address = announced_address(announced_hubs.lone(folder), folder)
     if isinstance(address, str) and address.startswith("ssh://"):
         address = ssh_tunnel.forwarded(address)
     return addresses.parse_hub(address)
@@ -168,9 +172,39 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
-        address = Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
+        address = _with(keys, place)
     ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
+
+
+def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
+    """The address by which this machine reaches a hub that is announced in a folder, with keys if it wants them.
+
+    The announcement has the hub's public key. This client's key is that of ``ENVHUB_ADDRESS`` or of a kept address with
+    the same public key, wherever its hub is; without one, this user's own key.
+
+    Raises:
+        HubUnreachable: it has no address for this machine.
+        KeysError: it wants a key, and there is none here; or the file of the own key can be read by others.
+    """
+    place = announced_hubs.place_of(hub, folder)
+    if not hub.server_key or place.startswith("ipc://"):
+        return place
+    server = key_of(hub.server_key)
+    keys = next((each.keys for _, each in _with_keys() if each.keys is not None and each.keys.server == server), None)
+    if keys is None:
+        if not _own_key().exists():
+            raise KeysError(
+                f"the hub {hub.name!r} at {place} wants a key, and none is here: run `envhub keygen`, and have its "
+                "operator run `envhub keys add NAME --public KEY` with what it prints"
+            )
+        keys = HubKeys(server, secret_key_of(read_secret(_own_key())))
+    return _with(keys, place.removeprefix("tcp://"))
+
+
+def _with(keys: HubKeys, place: str) -> Secret[str]:
+    """The address of the hub at ``HOST:PORT`` with these keys."""
+    return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
 
 
 def name_of(address: str | Secret[str]) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envhub.fleet.fleet import Fleet
-    from envhub.fleet.reports import HubReport
+    from envhub.fleet.reports import FleetHub
 
-__all__ = ["Fleet", "HubReport"]
+__all__ = ["Fleet", "FleetHub"]
 
 
 def __getattr__(name: str) -> Any:

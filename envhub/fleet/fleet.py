@@ -12,7 +12,7 @@ import ray
 from envhub.errors import AddressError, HubUnreachable
 from envhub.fleet.hub_actor import CALLS_MAX, HubActor
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
-from envhub.fleet.reports import HubAccess, HubReport, HubState
+from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings, read_config
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
@@ -21,7 +21,7 @@ DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
 POLL_S = 0.2
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 
-__all__ = ["Fleet", "HubReport"]
+__all__ = ["Fleet", "FleetHub"]
 
 
 class Fleet:
@@ -43,7 +43,7 @@ class Fleet:
             raise AddressError(f"no fleet is up as {name!r} (up: {names}); Fleet.up or `envhub fleet up` starts one")
 
     @classmethod
-    def up(
+    def up(  # noqa: PLR0913  each is a decision of its own, and only two of them are positional
         cls,
         name: str,
         envs: Sequence[str] = (),
@@ -51,6 +51,7 @@ class Fleet:
         hubs: int = 1,
         cpus_per_hub: float = 1,
         config: str | Path | None = None,
+        announce: str | Path = "",
         clients: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         resources: Mapping[str, float] | None = None,
@@ -65,6 +66,8 @@ class Fleet:
             hubs: number of hubs, which Ray spreads over the nodes.
             cpus_per_hub: number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
             config: a configuration file of ``envhub serve``, which is read here. Paths in it are those of the nodes.
+            announce: a folder that all nodes share, in which each hub announces itself, so that clients without Ray can
+                connect with ``hub="file:///FOLDER"``.
             clients: public keys that ``envhub keygen`` printed, by names of clients, which the hubs admit as well.
             runtime_env: of Ray, for the hubs and their envs, such as ``{"pip": ["ale-py"]}``.
             resources: further resources that Ray reserves for each hub, such as ``{"GPU": 1}``.
@@ -81,6 +84,7 @@ class Fleet:
             tuple(envs),
             read_config(tuple(envs), str(config or "")),
             cpus_per_hub,
+            str(announce),
             *(dict(given or {}) for given in (clients, runtime_env, resources)),
         )
         fleet = cls.__new__(cls)
@@ -90,11 +94,11 @@ class Fleet:
         fleet._start(range(hubs), settings, timeout)
         return fleet
 
-    def ls(self) -> list[HubReport]:
+    def ls(self) -> list[FleetHub]:
         """Report on each hub, in the order of their numbers."""
         indices = self._indices()
         answers = _answers([self._actor(index).report.remote() for index in indices], ANSWER_TIMEOUT_S)
-        return [HubReport(index) if each is None else each for index, each in zip(indices, answers, strict=True)]
+        return [FleetHub(index) if each is None else each for index, each in zip(indices, answers, strict=True)]
 
     def access(self) -> dict[int, HubAccess]:
         """Return what clients connect with, by the numbers of the hubs that serve now."""
@@ -116,7 +120,7 @@ class Fleet:
         if missing := [index for index in range(hubs) if index not in indices]:
             self._start(missing, self._settings(indices), timeout)
 
-    def log(self, hub: int = 0, lines: int = 100) -> list[str]:
+    def logs(self, hub: int = 0, lines: int = 100) -> list[str]:
         """Return the last lines of the log of the hub of this number, the newest last; at most 2000 are kept.
 
         Raises:
@@ -179,12 +183,12 @@ class Fleet:
                 raise HubUnreachable(self._why(broken or late, timeout_s))
             time.sleep(POLL_S)
 
-    def _why(self, late: Sequence[HubReport], timeout_s: float) -> str:
+    def _why(self, late: Sequence[FleetHub], timeout_s: float) -> str:
         """Say why these hubs do not serve."""
         first = late[0]
         text = f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s, such as hub {first.index}"
         if first.failures:
-            return f"{text}: {first.why}; its log ends with:\n" + "\n".join(self.log(first.index, 20))
+            return f"{text}: {first.why}; its log ends with:\n" + "\n".join(self.logs(first.index, 20))
         return f"{text}, which is {first.state}; `ray status` shows what the nodes have left"
 
     def _settings(self, indices: Sequence[int]) -> HubSettings:

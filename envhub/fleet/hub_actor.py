@@ -16,7 +16,7 @@ from envhub.core_files import write_no_core_file
 from envhub.fleet.hub_folder import HubFolder
 from envhub.fleet.kept_hub import KeptHub
 from envhub.fleet.priority import take_priority_of
-from envhub.fleet.reports import HubAccess, HubReport, HubState
+from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, key_of, token_of
@@ -43,12 +43,12 @@ class HubActor:
         # A hub ends with the thread that started it, so that is none of Ray's, which may end before the actor.
         threading.Thread(target=self._keep, name="hub", daemon=True).start()
 
-    def report(self) -> HubReport:
+    def report(self) -> FleetHub:
         """Return what the hub does."""
         hub, addresses = self._hub, self._hub.addresses
         state = HubState.SERVING if addresses else hub.state
         address = addresses[0] if addresses else ""
-        return HubReport(self._index, state.value, self._node, address, hub.pid, hub.starts, hub.why, hub.failures)
+        return FleetHub(self._index, state.value, self._node, address, hub.pid, hub.starts, hub.why, hub.failures)
 
     def access(self) -> HubAccess | None:
         """Return what a client connects with; None if the hub does not listen now."""
@@ -73,6 +73,8 @@ class HubActor:
     def _arguments(self) -> list[str]:
         settings, folder = self._settings, self._folder.path
         arguments = ["--keys", str(folder / "keys"), "--cpus", str(max(1, int(settings.cpus)))]
+        if settings.announce:
+            arguments += ["--announce", settings.announce]
         if settings.config:
             (folder / "hub.toml").write_text(settings.config)
             arguments += ["--config", str(folder / "hub.toml")]

@@ -18,7 +18,7 @@ class HubState(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class HubReport:
+class FleetHub:
     """State of a hub of a fleet.
 
     Attributes:

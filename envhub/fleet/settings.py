@@ -16,6 +16,7 @@ class HubSettings:
         envs: what it offers, as ``envhub serve`` takes it.
         config: text of a configuration file of ``envhub serve``; empty for none.
         cpus: number of CPUs that Ray reserves for it.
+        announce: folder in which it announces itself; empty for none.
         clients: public keys of clients that it admits besides those of the fleet, by the names of the clients.
         runtime_env: of Ray, for its processes.
         resources: further resources that Ray reserves for it.
@@ -24,6 +25,7 @@ class HubSettings:
     envs: tuple[str, ...] = ()
     config: str = ""
     cpus: float = 1.0
+    announce: str = ""
     clients: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -39,5 +41,5 @@ def read_config(envs: tuple[str, ...], path: str) -> str:
 
     config = config_of(envs, None, Path(path) if path else None)
     if config.bind or config.keys is not None:
-        raise ValueError(f"{path}: the hubs of a fleet have addresses and keys of their own: leave out bind and keys")
+        raise ValueError(f"{path}: the hubs of a fleet have addresses and keys of their own; leave out bind and keys")
     return Path(path).read_text() if path else ""

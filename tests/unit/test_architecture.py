@@ -136,7 +136,7 @@ def test_the_files_are_found() -> None:
 ROOMS = {
     "envhub": {
         "arena": {"values"},
-        "cli": {"recording", "transport"},
+        "cli": {"fleet", "recording", "transport"},
         "fleet": {"transport"},
         "protocol": {"arena", "values"},
         "recording": {"transport", "values"},
@@ -165,7 +165,7 @@ ROOMS = {
         "serve.py": {"catalog", "hub", "processes"},
     },
     "envhub_client": {
-        "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
+        "connection": {"envhub.fleet", "envhub.protocol", "envhub.transport", "envhub.values"},
         "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
         "fleet": {"connection", "envhub.transport"},
         "frameworks": {"envhub.values", "envs"},

@@ -32,7 +32,7 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import announced_hubs, ssh_tunnel
+from envhub_client.connection import announced_hubs, ray_hubs, ssh_tunnel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -41,11 +41,12 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, and that of ``ray://FLEET`` the address
+    of the one hub of the fleet.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or several hubs are announced.
-        HubUnreachable: ssh does not get there, or no hub is announced.
+        AddressError: it is no address, and no hub of this name is known; or several hubs are announced or in the fleet.
+        HubUnreachable: ssh does not get there, or no hub is announced, or none of the fleet serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
@@ -58,6 +59,8 @@ def resolve(hub: str | Secret[str]) -> Address:
 def _reached(address: str | Secret[str]) -> Address:
     if (folder := announced_hubs.folder_of(address)) is not None:
         address = announced_address(announced_hubs.lone(folder), folder)
+    if (fleet := ray_hubs.fleet_of(address)) is not None:
+        address = ray_hubs.lone(fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         address = ssh_tunnel.forwarded(address)
     return addresses.parse_hub(address)

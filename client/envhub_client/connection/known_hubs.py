@@ -42,11 +42,12 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, and that of ``ray://FLEET`` the address
+    of the one hub of the fleet.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or several hubs are announced.
-        HubUnreachable: ssh does not get there, or no hub is announced.
+        AddressError: it is no address, and no hub of this name is known; or several hubs are announced or in the fleet.
+        HubUnreachable: ssh does not get there, or no hub is announced, or none of the fleet serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
@@ -59,6 +60,11 @@ def resolve(hub: str | Secret[str]) -> Address:
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("file:"):
         address = _announced(address)
+    if isinstance(address, str) and address.startswith("ray://"):
+        from envhub_client.connection import ray_hubs
+
+        if (fleet := ray_hubs.fleet_of(address)) is not None:
+            address = ray_hubs.lone(fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         from envhub_client.connection import ssh_tunnel
 

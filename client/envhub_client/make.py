@@ -77,8 +77,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             workers, a factory or a list of one factory per env, or ``"module:factory"``, which only the workers import.
             A hub other than a private one runs factories only where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
-        hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
-            (not for factories); without that a private hub, which starts and ends with this program.
+        hub: a running hub's address, the name under which ``envhub login`` keeps it, or ``"file:///folder"`` for the
+            hub that announces itself in that folder. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a
+            private hub, which starts and ends with this program.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
             get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0

@@ -217,8 +217,9 @@ class MakeKeywords(SessionKeywords, total=False):
     """Keywords of the frameworks' functions."""
 
     hub: str | None
-    """A running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not
-    for factories); without that a private hub, which starts and ends with this program.
+    """A running hub's address, the name under which ``envhub login`` keeps it, or ``"file:///folder"`` for the hub that
+    announces itself in that folder. Without it ``ENVHUB_ADDRESS`` (not for factories); without that a private hub,
+    which starts and ends with this program.
     """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None

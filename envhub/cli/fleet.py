@@ -15,8 +15,8 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     Parameters
     ----------
     hub
-        A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there; without
-        any, that of ENVHUB_ADDRESS.
+        A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there,
+        ``dns://NAME:PORT`` for those at a name's addresses; without any, that of ENVHUB_ADDRESS.
     json
         Print a JSON list, with an object for each hub.
     timeout

@@ -222,6 +222,12 @@ def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
     return _with(keys, place.removeprefix("tcp://"))
 
 
+def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
+    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
+    other = _with_kept_keys(kept.text.removeprefix("tcp://"))
+    return _with(other.keys, place) if other is not None and other.keys is not None else f"tcp://{place}"
+
+
 def _with(keys: HubKeys, place: str) -> Secret[str]:
     """The address of the hub at ``HOST:PORT`` with these keys."""
     return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")

@@ -67,6 +67,7 @@ class _Link:
     reply: Frames | None = None
     step: Step | None = None  # the last request, if it was a STEP
     connections: set[int] = field(default_factory=set)  # every connection that replies were sent on
+    made: bool = False  # whether a MAKE or an ATTACH has given its token a session
     next_step: bytes = b""  # the expected first frame of the next STEP
 
 
@@ -75,7 +76,8 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        failures: the number of failed and refused requests, by the code of the failure.
+        failures: the number of failed and refused requests, by the code of the failure; without requests to sessions
+            that were never made.
         leases: the time at which each lease expires, by token; only sessions without a connected client have one.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
@@ -215,7 +217,9 @@ class HubProtocol:
             self.outgoing.append((peer, ended.reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
-            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION)
+            # A client also closes what was never made, such as a session of a MAKE that was refused.
+            lost = ended is not None and ended.made
+            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION, self.draining or lost)
             if prelude.op == Op.CLOSE and ended is None:
                 # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
                 _remember(
@@ -300,6 +304,7 @@ class HubProtocol:
         link = self._links.get(token) if asked in SESSION_OPS else None
         if link is not None and link.seq == seq:
             peer, link.running, link.reply = link.peer, False, reply
+            link.made = link.made or op == REPLY | asked
             if op == REPLY | Op.STEP and seq < SEQ_MAX:
                 link.step = message
                 link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
@@ -316,9 +321,10 @@ class HubProtocol:
         with contextlib.suppress(RemoteProtocolError):
             self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
-    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure, counts: bool = True) -> None:
         self.refused += 1
-        self._count(failure)
+        if counts:
+            self._count(failure)
         self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
     def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:

@@ -191,6 +191,7 @@ class Send(Frozen):
 
     rows: List[int]
     codes: bytes
+    ends_receive: bool = False  # whether it ends the RECEIVE before it; its reply then has that reply, if there is one
 
 
 class Receive(Frozen):

@@ -27,6 +27,7 @@ TARGETS: dict[str, list[str]] = {
     "server/envhub_server/session/worker_count.py": ["test_worker_count", "test_step_costs", *_SESSION],
     "server/envhub_server/session/build_order.py": ["test_build_order", "test_specification", *_SESSION],
     "server/envhub_server/session/failure_text.py": ["test_failure_text", "test_exit_cause", *_SESSION],
+    "server/envhub_server/session/machine.py": _SESSION,
     "server/envhub_server/session/state.py": _SESSION,
     "server/envhub_server/session/building.py": _SESSION,
     "server/envhub_server/session/client_handlers.py": _SESSION,

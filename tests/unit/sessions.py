@@ -18,10 +18,10 @@ from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instruction, Instructions, Tell
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
-from envhub_server.session.state import SessionState
 from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
@@ -36,7 +36,7 @@ SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 KILLED = ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words")
 
 
-class Session(SessionState):
+class Session(SessionMachine):
     """A state machine that is asked by its stimuli only, and validated after each.
 
     Every change of its phase must be one that the table declares.
@@ -120,7 +120,7 @@ def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
     return found
 
 
-def validate(state: SessionState) -> None:
+def validate(state: SessionMachine) -> None:
     """Check what always holds between two stimuli."""
     ownership, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
@@ -142,7 +142,7 @@ def validate(state: SessionState) -> None:
         validate_slot(state, slot)
 
 
-def validate_slot(state: SessionState, slot: Slot) -> None:
+def validate_slot(state: SessionMachine, slot: Slot) -> None:
     process, phase = slot.process, state.phase
     assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
     assert slot.serving is None or (slot.loss is None and slot.serving.made is None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from envhub.errors import AddressError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection import announced_hubs, known_hubs
@@ -39,6 +41,28 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
         return tuple(Member(host, known_hubs.address_with_keys_of(place, host)) for host in hosts)
     folder = announced_hubs.folder_of(hub)
     if folder is None:
-        return (Member(addresses.written(hub), addresses.guarded(hub)),)
+        address = addresses.guarded(hub)
+        return (Member(addresses.written(address), address),)
     hubs = announced_hubs.present(folder)
     return tuple(Member(each.name, known_hubs.announced_address(each, folder)) for each in hubs)
+
+
+def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
+    """The hubs that a name or each of several names stands for now, in their order; errors as for ``members``.
+
+    Raises:
+        AddressError: a hub is named twice, or none is named.
+    """
+    named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
+    chosen = [member for hub in named for member in members(hub)]
+    names = [member.name for member in chosen]
+    if not names:
+        raise AddressError("hub=[] names no hub")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise AddressError(f"the hub {twice[0]!r} is named twice: each hub has its rows in one session")
+    return tuple(chosen)
+
+
+def stands_for_several(hub: str | Secret[str]) -> bool:
+    """True if this may stand for several hubs: a folder of announcements, or a DNS name of many."""
+    return announced_hubs.folder_of(hub) is not None or dns_hubs.place_of(hub) is not None

@@ -18,7 +18,7 @@ from envhub_client.deadline import Deadline
 from envhub_client.fleet.members import members
 
 ASKED_MAX = 64  # hubs that are asked at one time
-RATE_S = 1.0  # between two counts of steps, which give a rate
+RATE_S = 0.5  # between two counts of steps, which give a rate
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _asked(hub: str) -> list[AskedHub]:
             asked.append(AskedHub(file.stale.name, "", file.stale.host, file.why, is_stale=True))
         else:
             asked.append(AskedHub(file.file, "", why=file.why))
-    return asked
+    return sorted(asked, key=lambda each: each.name)
 
 
 def _report(deadline: Deadline, hub: AskedHub) -> HubReport:

@@ -89,7 +89,8 @@ class VectorSession(Protocol):
 
         Raises:
             ValueError: one of them is under way, or waits already; no env has moved.
-            SessionBusy: a wait for others timed out, and is to be repeated first.
+            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
+                repeated.
         """
 
     def check_received(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -26,7 +27,7 @@ InfoMode = Literal["batched", "by_env"]
 LaneName = Literal["auto", "wire"]
 LANE_VARIABLE = "ENVHUB_LANE"  # the lane of sessions whose options name none
 Compression = Literal["auto", "lz4", "zstd"]
-HubLossPolicy = Literal["raise", "recreate"]
+HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
 def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
@@ -88,6 +89,7 @@ class SessionOptions:
     hosting: HostingOptions = field(default_factory=HostingOptions)
     record: str | Path | RecordOptions | None = None
     info_mode: InfoMode = "batched"
+    split: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -132,7 +134,7 @@ class SessionOptions:
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
         if self.on_hub_loss not in get_args(HubLossPolicy):
-            raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
+            raise ValueError(f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {self.on_hub_loss!r}")
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
             raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")
         if self.spin_us is not None:

@@ -11,7 +11,7 @@ from envhub.protocol.messages import Made, Op, SetAttr
 from envhub.values import spaces
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import HubLane
 from envhub_client.session.description import space_of
 from envhub_client.session.maker import SessionMaker
 
@@ -39,7 +39,7 @@ class SessionRenewal:
         """Renew no more: the envs are being closed."""
         self._stopped = True
 
-    def renew(self, loss: errors.HubLost) -> Lane:
+    def renew(self, loss: errors.HubLost) -> HubLane:
         """Go on in a new session, on the hub that has taken the place of the lost one.
 
         Raises:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Failure, Make, Observe, Op, Reset, SetAttr, unpack_rows
+from envhub.protocol.messages import Attach, Call, Make, Observe, Op, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub.secret import Secret
 from envhub.transport.address import written
-from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.connection.connection import Connection
-from envhub_client.connection.failures import raise_failure
 from envhub_client.frames import hide_frames
-from envhub_client.lanes.base import Lane
 from envhub_client.session import make_request
+from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
+from envhub_client.session.lane_session import LaneSession
 from envhub_client.session.maker import SessionMaker, end_session
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
@@ -35,10 +33,8 @@ from envhub_client.session.shares import Shares
 log = logging.getLogger("envhub")
 
 
-class Session:
+class Session(LaneSession):
     """A ``VectorSession`` on one hub; that Protocol describes its attributes, and each method without a docstring."""
-
-    lane: Lane
 
     def __init__(
         self,
@@ -62,13 +58,13 @@ class Session:
         """
         self._class_name = class_name
         self.in_use = InUse()
-        self._maker = SessionMaker(address, make, options)
+        self._maker = self._first = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
         self._renewal = SessionRenewal(self._maker)
         try:
-            self.lane = self._maker.make(timeout)
-            if self.options.on_hub_loss == "recreate":
-                self.lane = RecoveringLane(self.lane, self._renewal)
+            lane = self._maker.make(timeout)
+            recovers = self.options.on_hub_loss == "recreate"
+            self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
             self.description = self._maker.description
             self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
@@ -103,52 +99,16 @@ class Session:
         return self.connection.hub
 
     def speaks(self, minor: int) -> bool:
-        return make_request.speaks(self.connection, minor)
+        return self.connection.speaks(minor)
 
     def require(self, minor: int, what: str) -> None:
         make_request.require(self.connection, minor, what)
-
-    # --- steps and resets: what may begin, and partial batches; ``lane`` executes them --------------------------------
-
-    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
-        pending = self.pending
-        if pending.closed or self._maker.connection.in_use.closed:
-            raise pending.closed_error()
-        if pending.state is not AsyncState.DEFAULT:
-            raise pending.busy_error(what)
-        if self._shares.held and not among_others and not resets_all:
-            text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
-            raise SessionBusy(f"Calling `{what}` {text}", "send")
-        if self.lane.settle() and not among_others:
-            raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
-
-    def begin_reset(self, reset: Reset, resets_all: bool) -> None:
-        if resets_all:
-            self._shares.give_up()
-        self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
-
-    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        if not self.description.vector:
-            self.lane.begin_rows(env_ids, codes, arrays)
-            return
-        outstanding = self.lane.are_outstanding[env_ids]
-        if outstanding.any():
-            raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
-        self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
-
-    def check_received(self) -> None:
-        if self.lane.outstanding:
-            return
-        why = "without any prior call to `send` or `async_reset`."
-        if held := self._shares.held:
-            why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
-        raise NothingPending(f"Calling `recv` {why}", "recv")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> dict[int, Frame]:
         with self._noticing_loss():
-            return self._results(call, self.connection.ask(Op.CALL, call))
+            return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs)
 
     def begin_call(self, call: Call) -> None:
         with self._noticing_loss():
@@ -156,24 +116,8 @@ class Session:
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         with self._noticing_loss():
-            reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.wait, timeout)
-            if isinstance(reply.message, Failure):
-                raise_failure(reply.message, self.connection.address, self.connection.hub)
-            return self._results(call, reply)
-
-    def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:
-        num_envs = self.description.num_envs
-        wanted = call.rows or range(num_envs)
-        try:
-            if len(reply.frames) == 1:
-                results: Sequence[tuple[int, Frame]] = unpack_rows(reply.frames[0], num_envs)
-            else:
-                results = [*zip(wanted, reply.frames, strict=True)]
-            if [row for row, _ in results] != [*wanted]:
-                raise ValueError(f"results of envs {[row for row, _ in results]}")
-        except ValueError as error:
-            raise errors.RemoteProtocolError(f"a reply to CALL does not fit the session: {error}") from error
-        return dict(results)
+            reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
+            return results_of(call, reply, self.description.num_envs)
 
     def set_attr(self, message: SetAttr) -> None:
         with self._noticing_loss():

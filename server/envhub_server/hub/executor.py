@@ -72,8 +72,15 @@ class Executor:
         for observer in held.observers:
             message, descriptors = observer.arena_given(recipient, message)
             given |= descriptors
-        bells = -1, memory.slot_bells[instruction.slot], held.done_bell, memory.client_bell
-        held.pool.map_arena(process, message, control.ArenaDescriptors(memory.descriptor, *bells, **given))
+        all_descriptors = control.ArenaDescriptors(
+            memory=memory.descriptor,
+            hub_bell=-1,  # the one of the process, which its handle has
+            client_bell=memory.slot_bells[instruction.slot],
+            hub_done_bell=held.done_bell,
+            client_done_bell=memory.client_bell,
+            **given,
+        )
+        held.pool.map_arena(process, message, all_descriptors)
         for descriptor in given.values():
             os.close(descriptor)
 
@@ -227,6 +234,10 @@ class Executor:
         assert held.memory is not None
         self._inputs.report_part(held.memory)
 
+    def leave_part(self, _: instructions.LeavePart) -> None:
+        """Report no rows of a part until the next RECEIVE."""
+        self._held.part_rows = 0
+
     # --- rows without a process ---------------------------------------------------------------------------------------
 
     def take_rows(self, lost: instructions.TakeRows) -> None:
@@ -377,6 +388,7 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.PostStep, Executor.post_step),
         entry(instructions.PostPart, Executor.post_part),
         entry(instructions.TakePart, Executor.take_part),
+        entry(instructions.LeavePart, Executor.leave_part),
         entry(instructions.TakeRows, Executor.take_rows),
         entry(instructions.KeepRows, Executor.keep_rows),
         entry(instructions.FinishSteps, Executor.finish_steps),

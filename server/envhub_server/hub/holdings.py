@@ -25,7 +25,7 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import interpreter_of
-from envhub_server.session.state import SessionState
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.stimuli import Stimulus
 
 _log = Logger("envhub.hub")
@@ -80,7 +80,7 @@ class Holdings:
         self,
         number: int,
         token: bytes,
-        state: SessionState,
+        state: SessionMachine,
         services: Services,
         tickets: bool,
         owner: str,

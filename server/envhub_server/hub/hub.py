@@ -3,7 +3,7 @@
 ::
 
     ROUTER ──frames──▶ HubProtocol ──requests──┐
-    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionState
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
     ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
     workers, arena ◀─────────────────────────── Executor ◀──────────────────┘
@@ -163,8 +163,16 @@ class Hub:
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
         self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
-        held = protocol, self._clock, self._events, self._costs, self._unread, self._compression
-        services = Services(self._poller, self._supervisor, *held)
+        services = Services(
+            poller=self._poller,
+            supervisor=self._supervisor,
+            protocol=protocol,
+            clock=self._clock,
+            events=self._events,
+            costs=self._costs,
+            unread=self._unread,
+            compression=self._compression,
+        )
         self._features = SessionFeatures(config, self._poller)
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
@@ -233,6 +241,7 @@ class Hub:
         announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
         self._announcer = Announcer(folder, announcement, self._loop)
         self._announcer.open()
+        self._status.name = self._announcer.announcement.name
 
     def _close(self, heard: signals.Signals) -> None:
         if self._announcer is not None:

@@ -327,3 +327,5 @@ class SessionRecording(SessionObserver):
         elif answer["folder"]:
             totals = {"nbytes": answer["nbytes"], "dropped": answer["dropped"]}
             self._log.info("recorded", folder=answer["folder"], episodes=answer["episodes"], **totals)
+        elif not self.refused and not answer["ended"]:
+            self._log.info("not_recorded", why="no episode was to be recorded")

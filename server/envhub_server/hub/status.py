@@ -31,7 +31,11 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects."""
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects.
+
+    Attributes:
+        name: of the hub, for its clients.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Status:
     ) -> None:
         self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
         self._usage = usage
+        self.name = config.name_of_hub
         self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
         self._began_s = time.monotonic()
 
@@ -62,7 +67,7 @@ class Status:
             pid=os.getpid(),
             compressions=compression.available(),
             capacity=self.capacity(holder),
-            name=config.name_of_hub,
+            name=self.name,
         )
 
     def capacity(self, holder: Holder) -> Capacity:

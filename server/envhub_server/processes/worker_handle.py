@@ -8,20 +8,17 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from envhub.arena.spin import RING
 from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import WorkerOutput
-
-if TYPE_CHECKING:
-    from envhub_server.processes.supervisor import Supervisor
-
+from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
@@ -39,6 +36,19 @@ BOUNDS: validation.Bounds = {
 }
 
 
+class WorkerSupervisor(Protocol):
+    """The supervisor of a worker: ``Supervisor``, whose attributes and methods are described there."""
+
+    poller: Poller
+    streams: tuple[OutputStream, OutputStream]
+    message_bytes_max: int
+    message_limits: codec.HeaderLimits
+    memory_kills: MemoryKills
+
+    def on_born(self, pid: int) -> None: ...  # noqa: D102
+    def on_end(self, worker: WorkerHandle) -> None: ...  # noqa: D102
+
+
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped.
 
@@ -48,7 +58,7 @@ class WorkerHandle:
         ring: wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
     """
 
-    def __init__(self, supervisor: Supervisor, worker: tuple[int, int], events: Events) -> None:
+    def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine
+from envhub_server.loop.poller import Poller, Source
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.import_folder import import_folder, trusted
 from envhub_server.processes.interpreter import (
@@ -26,11 +27,8 @@ from envhub_server.processes.interpreter import (
     what_is_wrong,
 )
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_output import OutputStream, TimerDescriptor, WorkerOutput
 from envhub_server.processes.zygote_process import ZygoteProcess
-
-if TYPE_CHECKING:
-    from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
@@ -39,6 +37,15 @@ IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
+
+
+class ZygoteSupervisor(Source, Protocol):
+    """The supervisor of a zygote, which hears of its end: ``Supervisor``, whose attributes are described there."""
+
+    poller: Poller
+    streams: tuple[OutputStream, OutputStream]
+    private: bool
+    hub: str
 
 
 class ZygoteHandle:
@@ -53,7 +60,7 @@ class ZygoteHandle:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ZygoteSupervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from envhub.protocol.messages import Close, Failure
 from envhub_server.session import instructions as do
 from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import OVER, LaneName, Phase
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 _TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
 

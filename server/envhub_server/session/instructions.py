@@ -144,6 +144,10 @@ class PostPart(Instruction):
     """Do the same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
 
 
+class LeavePart(Instruction):
+    """Report no rows posted in parts any more; they are left to the next RECEIVE."""
+
+
 class TakePart(Instruction):
     """Report by ``PartDone`` once this many of the rows posted in partial batches are done."""
 

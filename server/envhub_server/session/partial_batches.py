@@ -8,6 +8,7 @@ from envhub.protocol.messages import Failure, Make, Receive, Send
 from envhub_server.session import instructions as do
 from envhub_server.session import stimuli
 from envhub_server.session.infos import RowInfos
+from envhub_server.session.instructions import Instructions
 from envhub_server.session.requests import refusal
 from envhub_server.session.slots import SlotTable
 
@@ -42,6 +43,13 @@ class PartialBatches:
             return do.Fail(refusal("no env is under way"))
         self.receiving = max(1, min(receive.min_envs, self.rows_out))
         return do.TakePart(self.receiving)
+
+    def end_receive(self) -> Instructions:
+        """End the pending RECEIVE, if there is one; the next RECEIVE returns its rows."""
+        if not self.receiving:
+            return []
+        self.receiving = 0
+        return [do.LeavePart()]
 
     def on_done(self, done: stimuli.PartDone) -> do.Answer | do.Fail | None:
         """The answer of RECEIVE; None without a pending RECEIVE."""

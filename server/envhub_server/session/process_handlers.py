@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
@@ -22,9 +21,7 @@ from envhub_server.session.making_handlers import go_on
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.request_handlers import on_called
 from envhub_server.session.slots import Process, Slot, Stage
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 
 def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
@@ -28,9 +27,7 @@ from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import Driver, Phase
 from envhub_server.session.requests import refusal, stale
 from envhub_server.session.slots import Process
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 _POST_STEP: Instructions = [do.PostStep()]
 _OUTCOME = do.Answer(messages.Done(), arrays=True)  # the answer to a reset or a step
@@ -134,10 +131,11 @@ def on_hops(state: SessionState, _: HopsRequest, quiescent: bool, now_s: float) 
 
 
 def on_send(state: SessionState, send: Send, quiescent: bool, now_s: float) -> Instructions:
-    """Post a partial batch."""
+    """Post a partial batch; a pending RECEIVE ends without an answer."""
+    ended = state.partial_batches.end_receive()
     if problem := state.problem(quiescent, partial=True) or state.partial_batches.problem(send):
-        return state.answer(do.Fail(problem))
-    return [*state.begin(Phase.READY, now_s), do.PostPart()]
+        return [*ended, *state.answer(do.Fail(problem))]
+    return [*ended, *state.begin(Phase.READY, now_s), do.PostPart()]
 
 
 def on_part_posted(state: SessionState, posted: stimuli.PartPosted, now_s: float) -> Instructions:

@@ -1,14 +1,7 @@
-"""One session as a pure state machine: stimuli in, instructions out.
+"""The state of one session: its phase, and objects of one subject each, which know the slots.
 
-It knows no socket, process, memory or clock. ``hub.runtime`` carries out the instructions in their order and reports
-what came of them as further stimuli, after the machine has returned: it is never re-entered. It makes every
-decision about a session: which requests are executed, what a client learns of an ended process and when it is
-replaced, which env hangs, how another client takes over, and when the session ends. It also decides who drives: the hub
-or the client, which posts the rows' requests in the arena.
-
-``SessionState`` keeps the phase, and composes objects of one subject each, which know the slots. The
-handlers decide about a stimulus; ``table.TABLE`` says which of them handles it in which phase, and which
-phases may follow. At most one request is pending, as the protocol guarantees.
+The handlers read and change it; ``machine.SessionMachine`` calls the one that decides about a stimulus. At most one
+request is pending, as the protocol guarantees.
 """
 
 from __future__ import annotations
@@ -25,7 +18,6 @@ from envhub.protocol.messages import (
 )
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import instructions as do
 from envhub_server.session.build_order import NO_RULES, WorkerRules
 from envhub_server.session.building import EnvBuilding
@@ -41,19 +33,15 @@ from envhub_server.session.phases import MAKING, OVER, Driver, LaneName, Phase
 from envhub_server.session.recycling import Recycling
 from envhub_server.session.replacement import Replacement
 from envhub_server.session.replay_orders import ReplayOrders
-from envhub_server.session.requests import Requests, refusal, stale
+from envhub_server.session.requests import Requests
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.sizing import WorkerSizing
 from envhub_server.session.slots import SlotTable, Stage
 from envhub_server.session.spares import Spares
-from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.supervision import Supervision
-from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 HISTORY_MAX = 100  # last stimuli that are logged with an internal error
-# Messages of a process that are handled before it serves a slot; its other messages are ignored.
-_BEFORE_SERVING = (control.Building, control.Built, control.Mapped)
 
 
 class SessionState:
@@ -102,8 +90,7 @@ class SessionState:
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
         recycling = Recycling(make, is_vector, slots, launcher, spares, deadlines)
-        replaced = launcher, restarts, self.env_history, replays, spares, recycling
-        self.replacement = Replacement(make, slots, *replaced)
+        self.replacement = Replacement(make, slots, launcher, restarts, self.env_history, replays, spares, recycling)
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -144,51 +131,7 @@ class SessionState:
         process = self.slots.process(number)
         return self.phase is Phase.CLOSING or (process is not None and process.stage is Stage.LEAVING)
 
-    # --- dispatch -----------------------------------------------------------------------------------------------------
-
-    def handle(self, stimulus: Stimulus, now_s: float) -> Instructions:
-        """Return the instructions that follow from the stimulus.
-
-        Raises:
-            IllegalStimulus: it cannot come in this phase: a bug of the hub.
-        """
-        if isinstance(stimulus, WorkerSaid):
-            self.history.append(type(stimulus.message))
-            instructions = self._hear(stimulus, now_s)
-        else:
-            kind = type(stimulus.message if isinstance(stimulus, Requested) else stimulus)
-            self.history.append(kind)
-            try:
-                handler = TABLE[kind][self.phase].handler
-            except KeyError:
-                raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}") from None
-            if isinstance(stimulus, Requested):
-                self.requests.asked = True
-                instructions = handler(self, stimulus.message, stimulus.quiescent, now_s)
-            else:
-                instructions = handler(self, stimulus, now_s)
-        if self.deadlines.drain_by_s != math.inf:
-            instructions = [*instructions, *self._drained(now_s)]
-        return instructions
-
-    def _hear(self, said: WorkerSaid, now_s: float) -> Instructions:
-        """Handle a message of a process, unless it is stale or irrelevant."""
-        process, kind = self.slots.process(said.process), type(said.message)
-        if process is None:
-            return []
-        slot = self.slots.of(process)
-        if slot is None and kind not in _BEFORE_SERVING:
-            return []
-        if slot is not None and not said.current and slot.loss is None:
-            return [stale(slot, said.message)]  # a message about an abandoned step
-        if process.rebuild:
-            return []  # the process is about to be killed, and its envs are made again
-        if kind not in TABLE and self.phase not in OVER:
-            return self.abandon(refusal(f"worker {process.place} sent a {kind.__name__}"), now_s)
-        rule = TABLE.get(kind, {}).get(self.phase)
-        if rule is None:
-            return []  # sent before the process learned of this phase
-        return rule.handler(self, process, said.message, now_s)
+    # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def next_deadline_s(self) -> float:
         """Time at which ``Elapsed`` is due; infinity if there is no deadline."""
@@ -334,7 +277,7 @@ class SessionState:
         """Drop the session at once, after a bug that keeps it from ending by itself."""
         self.phase = Phase.ENDED
 
-    def _drained(self, now_s: float) -> Instructions:
+    def drained(self, now_s: float) -> Instructions:
         """End the session of a draining hub, once no request is pending or the time is up."""
         if self.phase in (Phase.CLOSING, Phase.ENDED):
             self.deadlines.drain_by_s = math.inf
@@ -345,7 +288,3 @@ class SessionState:
         self.deadlines.drain_by_s = math.inf
         answered = self.answer(do.Fail(SHUTTING_DOWN))
         return [*answered, do.Goodbye(SHUTTING_DOWN), *self.close(now_s, terminate=not idle)]
-
-
-class IllegalStimulus(Exception):
-    """A stimulus that cannot come in its session's phase."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from envhub.protocol import messages
 from envhub_server.ipc import control
@@ -16,9 +16,7 @@ from envhub_server.session import stimuli
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import MAKING, SERVING, Phase
 from envhub_server.session.slots import Process
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)

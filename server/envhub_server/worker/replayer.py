@@ -23,7 +23,7 @@ import numpy as np
 
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
-from envhub.errors import shortened, shown
+from envhub.errors import raised_text, shortened, shown
 from envhub.regular_file import read_regular_file
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
@@ -134,7 +134,7 @@ class Replayer:
             self._show(self.group.env)
         except Exception as error:
             traceback.print_exc()
-            self._report({"unseen": shortened(f"{type(error).__name__}: {error}", UNSEEN_CHARS_MAX)})
+            self._report({"unseen": shortened(raised_text(type(error).__name__, str(error)), UNSEEN_CHARS_MAX)})
             self._show = None
 
     def _make(self, call: Callable[[], object], number: int) -> bool:

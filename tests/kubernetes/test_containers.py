@@ -41,6 +41,9 @@ for line in sys.stdin:
         if act == "make":
             made[name] = envhub.make_vec(rest[0], 2, hub=rest[1], **rest[2])
             outcome = made[name].reset(seed=1)[0].tolist()
+        elif act == "connect":
+            envhub.connect(name).close()
+            outcome = "connected"
         elif act == "fleet":
             outcome = [{"name": each.name, "state": each.state} for each in reports([name], 20.0)]
         else:
@@ -135,6 +138,10 @@ class Client:
     def step(self, name: str, *actions: int) -> Any:
         self.begin("step", name, actions)
         return self.outcome()
+
+    def connect(self, name: str) -> str:
+        self.begin("connect", name)
+        return str(self.outcome())
 
     def fleet(self, name: str) -> list[dict[str, str]]:
         self.begin("fleet", name)
@@ -236,11 +243,12 @@ def test_one_name_stands_for_all_hubs(network: str, volumes: Volumes, client: Cl
             # The engine's own names, as a StatefulSet's pods have theirs.
             assert [each["name"] for each in listed] == [f"{RUN}-{name}.{network}:5555" for name in names]
             assert [each["state"] for each in listed] == ["ok", "ok"]
+            assert "stands for 2 hubs" in client.connect("dns://hubs:5555")
             assert client.make("all", "slow", "dns://hubs:5555", **options) == [0, 0]
             assert client.step("all", 0, 0)[:2] == [[1, 1], [False, False]]
             before = first.address
             assert first.stop() == 0
-            assert wait_until(lambda: len(client.fleet("dns://hubs:5555")) == 1)
+            assert wait_until(lambda: client.connect("dns://hubs:5555") == "connected")
             observations, truncations, infos = client.step("all", 0, 0)
             assert observations[0] == 2 and truncations == [False, True] and "env_failure" in infos
         with running(f"{RUN}-taker", network, pod(), volumes) as taker, hub("hub-1", network, volumes) as second:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,11 @@ from envhub.errors import RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
-from envhub.recording.program_recorder import check_packages
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.values import codec
 from envhub_client.envs.origin import Origin
-from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
@@ -293,9 +293,15 @@ def _by_factories(
 def _vector_env(address: str | Secret[str] | None, make: Make, options: SessionOptions, origin: Origin) -> HubVectorEnv:
     if not isinstance(options.record, RecordOptions):
         return HubVectorEnv(Session(HubVectorEnv.__name__, address, make, options), origin)
-    check_packages(bool(options.record.film))
-    session = Session(RecordedVectorEnv.__name__, address, make, options)
-    return RecordedVectorEnv(session, origin, options.record)
+    if sys.platform == "linux":
+        from envhub.recording.program_recorder import check_packages
+        from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
+
+        check_packages(bool(options.record.film))
+        session = Session(RecordedVectorEnv.__name__, address, make, options)
+        return RecordedVectorEnv(session, origin, options.record)
+    else:  # noqa: RET505  # for mypy, which leaves out what is for another system
+        raise ValueError(only_linux("record="))
 
 
 _KEYWORDS = (

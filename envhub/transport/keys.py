@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,10 @@ KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
 SECRET_FILE_BYTES_MAX = 1 << 14
 NOT_SHOWN = "what was given"
+if sys.platform == "win32":
+    _FLAGS = getattr(os, "O_BINARY", 0)  # without it a line would end otherwise than it is written
+else:
+    _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 
@@ -86,16 +91,18 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
         try:
-            line = text.reveal_secret() if isinstance(text, Secret) else text
-            os.write(descriptor, line.encode() + b"\n")
+            try:
+                line = text.reveal_secret() if isinstance(text, Secret) else text
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)  # Windows neither renames nor removes a file that is open
             if replace:
-                os.rename(temporary, path)
+                os.replace(temporary, path)
             else:
                 os.link(temporary, path)
         finally:
-            os.close(descriptor)
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise KeysError(f"{path} cannot be written: {error}") from error
@@ -113,12 +120,16 @@ def read_private(path: Path) -> str:
         KeysError: there is no such file, or other users can read or replace it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        if sys.platform == "win32" and path.is_symlink():
+            raise KeysError(f"{path} must be a file of yours, and is a link")
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        # Windows has no mode bits: a file there is as private as its folder, that of the user's profile.
+        shared = sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077)
+        if shared or not stat.S_ISREG(status.st_mode):
             raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(SECRET_FILE_BYTES_MAX + 1)

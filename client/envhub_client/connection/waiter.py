@@ -21,7 +21,7 @@ class Waiter(Protocol):
         """Wait for ``READABLE`` of this descriptor, too."""
 
     def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
-        """The descriptors that are readable, each with its events; none after ``timeout_s`` seconds, or earlier.
+        """Return the descriptors that are readable, each with its events; none after ``timeout_s`` seconds or earlier.
 
         Raises:
             OSError, ValueError: the waiter or a descriptor was closed.
@@ -42,13 +42,13 @@ if sys.platform != "win32":
             self._poll: Callable[[int], list[tuple[int, int]]] | None = poll.poll
 
         def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
-            """As ``Waiter.poll``."""
+            """Wait, as ``Waiter.poll``."""
             if self._poll is None:
                 raise ValueError("this waiter is closed")
             return self._poll(math.ceil(timeout_s * 1000))
 
         def close(self) -> None:
-            """As ``Waiter.close``."""
+            """Close, as ``Waiter.close``."""
             self._poll = None
 
 
@@ -59,18 +59,18 @@ class SelectWaiter:
         self._descriptors: list[int] = []
 
     def register(self, descriptor: int | FileIO, events: int, /) -> None:
-        """As ``Waiter.register``."""
+        """Register, as ``Waiter.register``."""
         self._descriptors.append(descriptor if isinstance(descriptor, int) else descriptor.fileno())
 
     def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
-        """As ``Waiter.poll``."""
+        """Wait, as ``Waiter.poll``."""
         if not self._descriptors:
             raise ValueError("this waiter is closed")
         readable, _, _ = select.select(self._descriptors, (), (), min(timeout_s, TURN_S))
         return [(descriptor, READABLE) for descriptor in readable]
 
     def close(self) -> None:
-        """As ``Waiter.close``."""
+        """Close, as ``Waiter.close``."""
         self._descriptors.clear()
 
 

@@ -14,12 +14,12 @@ from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.lanes.base import Lane
-from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
-from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
 from envhub_client.private_hub.program_environment import program_environment
+from envhub_client.private_hub.program_hub import ProgramHub, program_hub
+from envhub_client.private_hub.worker_check import is_env_of_worker
 from envhub_client.session.description import Sizing, describe
 from envhub_client.session.make_request import chosen_compression, filled_in
 from envhub_client.session.options import SessionOptions
@@ -60,10 +60,6 @@ class SessionMaker:
 
         The connection may take ``timeout`` seconds, by default 10; building the envs is not timed.
         """
-        if sys.platform != "linux":
-            raise errors.HubUnreachable(
-                f"EnvHub needs Linux, and this is {sys.platform}: run the program on a Linux machine, or in Docker"
-            )
         made = self.open(CONNECT_TIMEOUT_S if timeout is None else timeout)
         self.connection = self.latest
         try:
@@ -91,15 +87,15 @@ class SessionMaker:
         if self.options.num_workers == 0:
             self._connections.append(Connection(InProcessTransport(), secrets.token_bytes(16)))
             return self._open_in(OWN_WORLD, *again)
-        private = private_hub() if self.hub is None else None
+        private = program_hub() if self.hub is None else None
         try:
             return self._open_on(private, timeout, *again)
         except errors.HubUnreachable:
             if private is None or private.alive:
                 raise
-            return self._open_on(private_hub(), timeout, *again)  # it had just been killed
+            return self._open_on(program_hub(), timeout, *again)  # it had just been killed
 
-    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes, num_workers: int | None) -> Made:
+    def _open_on(self, private: ProgramHub | None, timeout: float, lost: bytes, num_workers: int | None) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         # Noted before there is a session on it: an interrupt may come as soon as there is.
@@ -142,7 +138,9 @@ class SessionMaker:
         lane: Lane = wire
         if in_process:
             wire.name = "in-process"
-        elif options.lane == "auto":
+        elif options.lane == "auto" and sys.platform == "linux":
+            from envhub_client.lanes.shared import shared_lane
+
             lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
         self.compression = compression
         self.connection, self.sizing = connection, Sizing(0 if in_process else made.num_workers, made.sizing)

@@ -21,6 +21,7 @@ from envhub.option_kinds import (
     Cpus,
     Envs,
     Gpu,
+    HubName,
     Kind,
     Memory,
     Option,
@@ -79,6 +80,13 @@ class HubOptions:
             "given more than once."
         ),
     ] = ()
+    name: Annotated[
+        HubName,
+        Meta(
+            description="The hub's name for its clients and its log, of at most 64 printable characters of ASCII. "
+            "Without it, the name of the machine."
+        ),
+    ] = ""
     python: Annotated[
         Program,
         Meta(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from envhub.cli.consoles import console, errors
 from envhub.cli.parameters import Seconds
-from envhub.cli.terminal import EXIT_FAILED, console, end, errors_in_a_line
+from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
 
 if TYPE_CHECKING:
     from envhub.fleet import Fleet
@@ -29,30 +30,35 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     ----------
     hub
         A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there,
-        ``ray://FLEET`` for a fleet on Ray.
+        ``dns://NAME:PORT`` for those at a name's addresses, ``ray://FLEET`` for a fleet on Ray; without any, that of
+        ENVHUB_ADDRESS.
     json
         Print a JSON list, with an object for each hub.
     timeout
         Seconds for the answers of all hubs together.
     """
     import msgspec
-    from envhub_client.fleet.report import reports
-    from rich.table import Table
+    from envhub_client.fleet.report import reports, table
 
     from envhub.errors import EnvHubError
+    from envhub.transport import address
 
     try:
-        rows = reports(hub, timeout)
+        of_environment = address.of_environment()
+        hubs = hub or ([] if of_environment is None else [of_environment])
+        rows = reports(hubs, timeout)
     except EnvHubError as error:
         end("fleet ls", error, EXIT_FAILED)
+    if not hubs:
+        end("fleet ls", f"name the hubs to list, or set {address.ENVIRONMENT_VARIABLE}")
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        table = Table(*("name", "address", "state", "sessions", "envs", "losses"), box=None, pad_edge=False)
+        for line in table(rows):
+            console.print(line, markup=False, soft_wrap=True)
         for row in rows:
-            cells = row.name, row.address, row.state, row.sessions, row.envs, row.losses
-            table.add_row(*("" if cell is None else str(cell) for cell in cells))
-        console.print(table)
+            if row.why:
+                errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
     sys.exit(0 if all(row.answers for row in rows) else EXIT_FAILED)
 
 

@@ -47,7 +47,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "hub_started": LogEvent(
         "The hub listens. `configuration` has the settings that differ from the defaults",
         _INFO,
-        ("version", "pid", "addresses", "configuration"),
+        ("name", "version", "pid", "addresses", "configuration"),
     ),
     "announced": LogEvent(
         "The hub announces itself under this name in this folder, with these addresses for other machines",

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
-from envhub.errors import AddressError, HubUnreachable
+from envhub.errors import AddressError, HubUnreachable, printable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import announcement as announcements
@@ -18,6 +18,8 @@ from envhub.transport.socket_file import open_socket_file
 
 _SKIPPED_SHOWN = 10  # in one warning
 _SCHEME = "file:"
+_FOLDERS_MAX = 64
+_skipped: dict[Path, frozenset[str]] = {}  # by folder, the files that the last look skipped
 
 logger = logging.getLogger("envhub")
 
@@ -63,14 +65,22 @@ def present(folder: Path) -> list[Announcement]:
         HubUnreachable: no hub is announced there.
     """
     hubs, skipped = announced(folder)
-    if skipped:
-        logger.warning("skipped of the announcements in %s: %s", folder, _text(skipped))
+    _warn(folder, skipped)
     if not hubs:
         raise HubUnreachable(
             f"no hub is announced in {folder}{f' ({_text(skipped)})' if skipped else ''}: "
             f"start hubs with `envhub serve --announce {folder} --bind tcp://*:0 --keys DIR ENV`"
         )
     return hubs
+
+
+def _warn(folder: Path, skipped: Sequence[Skipped]) -> None:
+    """Warn of the files that are skipped, if there is one of which the last look did not know."""
+    if len(_skipped) > _FOLDERS_MAX:
+        _skipped.clear()
+    before, _skipped[folder] = _skipped.get(folder, frozenset()), frozenset(each.file for each in skipped)
+    if _skipped[folder] - before:
+        logger.warning("announcements in %s are skipped: %s", folder, _text(skipped))
 
 
 def lone(folder: Path) -> Announcement:
@@ -123,5 +133,5 @@ def _is_reached(address: Address, network_namespace: int) -> bool:
 
 def _text(skipped: Sequence[Skipped]) -> str:
     """The files that are skipped, each with the reason."""
-    shown = "; ".join(f"{each.file}: {each.why}" for each in skipped[:_SKIPPED_SHOWN])
+    shown = "; ".join(printable(f"{each.file}: {each.why}") for each in skipped[:_SKIPPED_SHOWN])
     return f"{shown}; and {len(skipped) - _SKIPPED_SHOWN} more" if len(skipped) > _SKIPPED_SHOWN else shown

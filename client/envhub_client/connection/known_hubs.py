@@ -10,14 +10,13 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
-from envhub.transport.announcement import Announcement
 from envhub.transport.keys import (
     KEY_TEXT_CHARS,
     HubKeys,
@@ -32,7 +31,9 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import announced_hubs, ray_hubs, ssh_tunnel
+
+if TYPE_CHECKING:
+    from envhub.transport.announcement import Announcement
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -57,13 +58,38 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
-    if (folder := announced_hubs.folder_of(address)) is not None:
-        address = announced_address(announced_hubs.lone(folder), folder)
-    if (fleet := ray_hubs.fleet_of(address)) is not None:
-        address = ray_hubs.lone(fleet)
+    if isinstance(address, str) and address.strip().casefold().startswith("file:"):
+        address = _announced(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
+        address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
+        from envhub_client.connection import ssh_tunnel
+
         address = ssh_tunnel.forwarded(address)
     return addresses.parse_hub(address)
+
+
+def _announced(hub: str) -> str | Secret[str]:
+    """The address of the one hub that is announced in a folder; errors as of ``resolve``."""
+    from envhub_client.connection import announced_hubs  # which needs msgspec
+
+    folder = announced_hubs.folder_of(hub)
+    assert folder is not None
+    return announced_address(announced_hubs.lone(folder), folder)
+
+
+def _of_ray(hub: str) -> str | Secret[str]:
+    """The address of the one hub of a fleet on Ray; errors as of ``resolve``."""
+    from envhub_client.connection import ray_hubs
+
+    fleet = ray_hubs.fleet_of(hub)
+    return ray_hubs.lone(hub if fleet is None else fleet)
+
+
+def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
+    from envhub_client.connection import ssh_tunnel
+
+    return ssh_tunnel.parse(place)
 
 
 def _from_file(name: str) -> Address:
@@ -176,7 +202,7 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
         address = _with(keys, place)
-    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(address)
+    _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
 
 
@@ -190,6 +216,8 @@ def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
         HubUnreachable: it has no address for this machine.
         KeysError: it wants a key, and there is none here; or the file of the own key can be read by others.
     """
+    from envhub_client.connection import announced_hubs
+
     place = announced_hubs.place_of(hub, folder)
     if not hub.server_key or place.startswith("ipc://"):
         return place
@@ -205,6 +233,12 @@ def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
     return _with(keys, place.removeprefix("tcp://"))
 
 
+def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
+    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
+    other = _with_kept_keys(kept.text.removeprefix("tcp://"))
+    return _with(other.keys, place) if other is not None and other.keys is not None else f"tcp://{place}"
+
+
 def _with(keys: HubKeys, place: str) -> Secret[str]:
     """The address of the hub at ``HOST:PORT`` with these keys."""
     return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
@@ -217,7 +251,7 @@ def name_of(address: str | Secret[str]) -> str:
         AddressError: that is no name.
     """
     if isinstance(address, str) and address.startswith("ssh://"):
-        host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
+        host = _parse_ssh(address)[0].rpartition("@")[2]
     else:
         host = addresses.parse(address).host
     if not NAME.fullmatch(host):

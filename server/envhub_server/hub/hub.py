@@ -3,7 +3,7 @@
 ::
 
     ROUTER ──frames──▶ HubProtocol ──requests──┐
-    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionState
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
     ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
     workers, arena ◀─────────────────────────── Executor ◀──────────────────┘
@@ -163,15 +163,25 @@ class Hub:
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
         self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
-        held = protocol, self._clock, self._events, self._costs, self._unread, self._compression
-        services = Services(self._poller, self._supervisor, *held)
+        services = Services(
+            poller=self._poller,
+            supervisor=self._supervisor,
+            protocol=protocol,
+            clock=self._clock,
+            events=self._events,
+            costs=self._costs,
+            unread=self._unread,
+            compression=self._compression,
+        )
         self._features = SessionFeatures(config, self._poller)
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
         starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
-        self._status = Status(config, protocol, access, directory, self._gateway, offers, self._supervisor, self._clock)
+        self._status = Status(
+            config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
+        )
         self._requests = HubRequests(
             protocol,
             access,
@@ -216,11 +226,11 @@ class Hub:
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
-        if self.config.owner is not None:
-            self._poller.register(self.config.owner, self)
+        if self.config.program is not None:
+            self._poller.register(self.config.program, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
-            log.info("hub_started", **started, configuration=self.config.said())
+            log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
         if self.config.announce is not None:
             self._announce(self.config.announce)
@@ -228,9 +238,10 @@ class Hub:
     def _announce(self, folder: Path) -> None:
         config = self.config
         capacity = {"cpus": usable_cpus(), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
-        announcement = announcement_of(self.addresses, self.id, self._access.server_key, **capacity)
+        announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
         self._announcer = Announcer(folder, announcement, self._loop)
         self._announcer.open()
+        self._status.name = self._announcer.announcement.name
 
     def _close(self, heard: signals.Signals) -> None:
         if self._announcer is not None:

@@ -22,8 +22,8 @@ from envhub_server.ipc.factories_memory import held
 from envhub_server.network import descriptor_guard
 from envhub_server.network.rights import Holder
 from envhub_server.network.side_socket import SideSocket
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine
 
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
@@ -102,11 +102,20 @@ class SessionStarter:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.Random())
         make, factories = held(planned.make)
         try:
-            sized = planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
-            state = SessionState(make, planned.recipe, *sized)
-            number, tickets = self._directory.next_number, self._side_socket.open
-            owner = holder.name, self._usage.budget(holder)
-            return SessionRuntime(Holdings(number, request.token, state, self._services, tickets, *owner, factories))
+            state = SessionMachine(
+                make, planned.recipe, planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
+            )
+            holdings = Holdings(
+                self._directory.next_number,
+                request.token,
+                state,
+                self._services,
+                tickets=self._side_socket.open,
+                owner=holder.name,
+                budget=self._usage.budget(holder),
+                factories=factories,
+            )
+            return SessionRuntime(holdings)
         except OSError:
             if factories >= 0:
                 os.close(factories)

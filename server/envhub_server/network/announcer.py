@@ -47,14 +47,6 @@ class Announcer:
         self._thread = threading.Thread(target=self._run, name="envhub-announcer", daemon=True)
         self._failure = ""  # of the last renewal
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / self.announcement.file_name
-
-    @property
-    def _temporary(self) -> Path:
-        return self._folder / f".{self.announcement.file_name}.{self.announcement.hub}"
-
     def open(self) -> None:
         """Write the announcement, and renew it from now on.
 
@@ -65,7 +57,7 @@ class Announcer:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             announcements.check_folder(self._folder)
             announcements.remove_old(self._folder)
-            self._take_name()
+            self._take_name(self.announcement)
         except OSError as error:
             raise AddressError(f"this hub cannot be announced in {self._folder}: {error.strerror}") from error
         written = self.announcement
@@ -76,7 +68,7 @@ class Announcer:
     def renew(self) -> None:
         """Have the file renewed by the thread; called by the loop."""
         if self._failure:
-            log.warning("announcement_failed", path=str(self._path), why=self._failure)
+            log.warning("announcement_failed", path=str(self._path(self.announcement)), why=self._failure)
         self._due.set()
         self._plan()
 
@@ -108,68 +100,75 @@ class Announcer:
             except (OSError, AddressError) as error:
                 self._failure = str(error)
         with contextlib.suppress(OSError, ValueError):
-            if announcements.read(self._path)[0].hub == self.announcement.hub:
-                self._path.unlink()
+            path = self._path(self.announcement)
+            if announcements.read(path)[0].hub == self.announcement.hub:
+                path.unlink()
 
     def _renew(self) -> None:
-        self.announcement = msgspec.structs.replace(self.announcement, renewals=self.announcement.renewals + 1)
+        renewed = msgspec.structs.replace(self.announcement, renewals=self.announcement.renewals + 1)
         with contextlib.suppress(FileNotFoundError, ValueError):
-            if announcements.read(self._path)[0].hub != self.announcement.hub:
-                self._take_name()  # another hub took the same free name at the same time
+            if announcements.read(self._path(renewed))[0].hub != renewed.hub:
+                self._take_name(renewed)  # another hub took the same free name at the same time
                 return
-        self._write()
-        os.rename(self._temporary, self._path)
+        os.rename(self._written(renewed), self._path(renewed))
+        self.announcement = renewed
 
-    def _take_name(self) -> None:
+    def _take_name(self, own: Announcement) -> None:
         """Write the file under a name that no other hub has: its own, or with its port.
 
         Raises:
             AddressError: other hubs have both.
             OSError: the file cannot be written.
         """
-        own = self.announcement
-        ports = [addresses.parse(each).port for each in (*own.addresses, *own.local_addresses)]
-        suffix = f"-{max(ports) if max(ports) > 0 else own.pid}"
+        port = max(addresses.parse(each).port for each in (*own.addresses, *own.local_addresses))
+        suffix = f"-{port if port > 0 else own.pid}"
         for name in (own.name, own.name[: NAME_CHARS_MAX - len(suffix)] + suffix):
-            self.announcement = msgspec.structs.replace(own, name=name)
-            self._write()
+            named = msgspec.structs.replace(own, name=name)
+            temporary, path = self._written(named), self._path(named)
             try:
-                os.link(self._temporary, self._path)
+                os.link(temporary, path)
             except FileExistsError:
-                if self._is_taken():
-                    self._temporary.unlink()
+                if self._is_taken(path):
+                    temporary.unlink()
                     continue
-                os.rename(self._temporary, self._path)
+                os.rename(temporary, path)
             else:
-                self._temporary.unlink()
+                temporary.unlink()
+            self.announcement = named
             return
-        raise AddressError(f"other hubs are announced in {self._folder} as {own.name}: give this one another --name")
+        raise AddressError(f"other hubs are announced in {self._folder} as {name}: give this one another --name")
 
-    def _is_taken(self) -> bool:
-        """True if another hub announces itself by this file, and can still be where it says."""
-        other = announcements.announced_by(self._path)
+    def _is_taken(self, path: Path) -> bool:
+        """True if another hub announces itself by this file, and is not bound where this one is."""
+        other = announcements.announced_by(path)
         return other is not None and not {*other.addresses} & {*self.announcement.addresses}
 
-    def _write(self) -> None:
+    def _path(self, announcement: Announcement) -> Path:
+        return self._folder / announcement.file_name
+
+    def _written(self, announcement: Announcement) -> Path:
+        """Write an announcement into a hidden file, and return it."""
+        path = self._folder / f".{announcement.file_name}.{announcement.hub}"
         # Another user may read it: its owner is what a client checks.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(self._temporary, flags, 0o644), "wb") as file:
-            file.write(announcements.encode(self.announcement))
+        with open(os.open(path, flags, 0o644), "wb") as file:
+            file.write(announcements.encode(announcement))
+        return path
 
 
-def announcement_of(bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:
-    """Return the announcement of the hub of this process, which is bound to these addresses.
+def announcement_of(name: str, bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:
+    """Return the announcement of the hub of this process, which has this name and is bound to these addresses.
 
     ``server_key`` is its public key, or empty; ``capacity`` has ``cpus``, ``envs_max`` and ``sessions_max``.
     """
     for_others, local = _places(bound)
     return Announcement(
-        name=hub_name(),
+        name=_printable(name) or "hub",
         hub=f"{hub_id:016x}",
         addresses=for_others,
         local_addresses=local,
         server_key=text_of(server_key),
-        host=hub_name(),
+        host=_printable(socket.gethostname()),
         boot_id=announcements.boot_id(),
         pid_namespace=announcements.namespace("pid"),
         network_namespace=announcements.namespace("net"),
@@ -179,9 +178,8 @@ def announcement_of(bound: Sequence[str], hub_id: int, server_key: bytes, **capa
     )
 
 
-def hub_name() -> str:
-    """Name of this hub: that of its machine."""
-    return re.sub("[^ -~]", "?", socket.gethostname())[:NAME_CHARS_MAX] or "hub"
+def _printable(name: str) -> str:
+    return re.sub("[^ -~]", "?", name)[:NAME_CHARS_MAX]
 
 
 def _places(bound: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -19,7 +19,13 @@ class Absence:
         loss: the loss of the hub.
     """
 
-    def __init__(self, loss: HubLost, patience_s: float, remake: Callable[[Absence], Sequence[HubPart]]) -> None:
+    def __init__(
+        self,
+        loss: HubLost,
+        patience_s: float,
+        remake: Callable[[Absence], Sequence[HubPart]],
+        clear: Callable[[], None],
+    ) -> None:
         """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
         Steps wait for that ``patience_s`` seconds in all. ``clear`` is called afterwards, and may take long.

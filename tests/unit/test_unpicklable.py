@@ -164,9 +164,25 @@ def empty_cell() -> Callable[[], Any]:
 LOCKED = {threading.Lock(): 1}
 
 
+class Stateful:
+    """Its state is no dict."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Listing, (), threading.Lock()
+
+
+class Mapped:
+    """Its items are a mapping's."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (), None, None, iter([("lock", threading.Lock())])
+
+
 @pytest.mark.parametrize(
     "value, path",
     [
+        (Stateful(), "its state"),
+        (Mapped(), "item 'lock'"),
         (Held().run, "its object"),
         (classmethod(functools.partial(print, threading.Lock())), "its function"),  # type: ignore[arg-type]
         (property(functools.partial(print, threading.Lock())), "its fget"),

@@ -453,3 +453,16 @@ def test_space_in_its_wire_form_is_nearest_to_what_it_describes() -> None:
         n, start, dtype = 3, 0, np.dtype(np.int64)
 
     assert spaces.nearest(Discrete()) == gym_spaces.Discrete(3)
+
+
+def test_space_of_another_library_without_known_fields_travels_as_its_samples() -> None:
+    class Space:
+        """The name by which a space of any library is known."""
+
+    class Words(Space):
+        def seed(self, seed: int) -> None: ...
+
+        def sample(self) -> str:
+            return "go"
+
+    assert isinstance(spaces.native(Words()), gym_spaces.Text)

@@ -42,11 +42,12 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``dns://NAME:PORT`` of the one
+    hub that NAME leads to, and that of ``ray://FLEET`` of the one hub of the fleet.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or several hubs are announced.
-        HubUnreachable: ssh does not get there, or no hub is announced.
+        AddressError: it is no address, and no hub of this name is known; or it stands for several hubs.
+        HubUnreachable: ssh does not get there, no hub is announced, NAME has no address, or none of the fleet serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
@@ -59,6 +60,10 @@ def resolve(hub: str | Secret[str]) -> Address:
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("file:"):
         address = _announced(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
+        address = _at_dns_name(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
+        address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
         from envhub_client.connection import ssh_tunnel
 
@@ -75,10 +80,27 @@ def _announced(hub: str) -> str | Secret[str]:
     return announced_address(announced_hubs.lone(folder), folder)
 
 
+def _of_ray(hub: str) -> str | Secret[str]:
+    """The address of the one hub of a fleet on Ray; errors as of ``resolve``."""
+    from envhub_client.connection import ray_hubs
+
+    fleet = ray_hubs.fleet_of(hub)
+    return ray_hubs.lone(hub if fleet is None else fleet)
+
+
 def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
     from envhub_client.connection import ssh_tunnel
 
     return ssh_tunnel.parse(place)
+
+
+def _at_dns_name(hub: str) -> str | Secret[str]:
+    """The address of the one hub that ``dns://NAME:PORT`` stands for; errors as of ``resolve``."""
+    from envhub_client.connection import dns_hubs
+
+    place = dns_hubs.place_of(hub)
+    assert place is not None
+    return address_with_keys_of(place, dns_hubs.lone(place))
 
 
 def _from_file(name: str) -> Address:

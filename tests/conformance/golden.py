@@ -134,6 +134,17 @@ def exchanges() -> dict[str, list[bytes]]:
     results, were_set = ([messages.pack_rows(enumerate(blobs))] for blobs in ([b"\x01", b"\x02"], [b"", b""]))
     exchange("CALL", Op.CALL, messages.Call("render", codec.encode([[], {}])), messages.Done(), (), results)
     exchange("SET_ATTR", Op.SET_ATTR, messages.SetAttr("gravity", [codec.encode(1.5)]), messages.Done(), (), were_set)
+    exchange("SEND", Op.SEND, messages.Send([1], b"\x04"), messages.Done(), [bytes(8)])
+    rows = [np.array([1]).tobytes(), bytes(8), bytes(10)]
+    received = client.request(Op.RECEIVE, messages.Receive(1), (), 0.0)
+    incoming = hub.receive(b"peer", 1, received)
+    assert incoming is not None
+    hub.answer(incoming, messages.Done(), rows)
+    ((_, lost),) = hub.outgoing
+    hub.outgoing.clear()
+    found["RECEIVE request"], found["RECEIVE reply"] = received, lost
+    ends = messages.Send([0], b"\x04", ends_receive=True)
+    exchange("SEND that ends the RECEIVE", Op.SEND, ends, messages.Done(), [bytes(8)])
     failure = messages.Failure(
         "env_raised", "env", "no", 1, 0, "builtins.ValueError", codec.encode(["no"]), "Traceback"
     )

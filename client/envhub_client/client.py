@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,13 +12,13 @@ from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
 from envhub_client.frames import hiding_frames
-from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from envhub_client.envs.vector_env import HubVectorEnv
     from envhub_client.make import EnvLike
+    from envhub_client.observer import Observer
     from envhub_client.option_keywords import ClientKeywords
 
 _HEALTH: dict[str, Any] = {
@@ -39,8 +38,9 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
     Args:
         address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key,
-            ``ssh://host`` through one's own ssh, or the name of a hub that ``envhub login`` keeps; without it
-            ``ENVHUB_ADDRESS``, else where ``envhub serve`` listens by default.
+            ``ssh://host`` through one's own ssh, ``file:///folder`` for the hub that announces itself there, or the
+            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
+            listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:
@@ -64,6 +64,11 @@ class Client(AbstractContextManager["Client"]):
         self._timeout = timeout
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
+
+    @property
+    def host(self) -> str:
+        """The name of the hub's machine; empty where the hub does not say."""
+        return self._connection.welcome.host
 
     @hiding_frames
     def envs(self) -> list[str]:
@@ -108,6 +113,7 @@ class Client(AbstractContextManager["Client"]):
             HubUnreachable: no hub answered.
         """
         from envhub_client.envs.vector_env import HubVectorEnv
+        from envhub_client.observer import Observer, token_bytes
         from envhub_client.session.options import SessionOptions
         from envhub_client.session.session import Session
 
@@ -134,6 +140,10 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
+        import secrets
+
+        from envhub_client.observer import token_bytes
+
         connection = connect_to(self._hub, secrets.token_bytes(16), self._timeout)
         try:
             connection.send(Op.ATTACH, Attach(token_bytes(session)))

@@ -110,6 +110,11 @@ class ClientProtocol:
         return None if self._pending is None or self.answer is not None else self._pending.op
 
     @property
+    def last_seq(self) -> int:
+        """Seq of the session's last request that is pending, or else ended."""
+        return self._ended_seq if self._pending is None else self._pending.seq
+
+    @property
     def held(self) -> bool:
         """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held
@@ -321,6 +326,11 @@ class ClientProtocol:
     def is_refused(self) -> bool:
         """True if the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
+
+    def silence_s(self, now_s: float) -> float:
+        """Seconds for which the hub has not answered the pending request, or the connection has been lost."""
+        since_s = [self._away_since_s, self._heard_s if self.pending is not None else None]
+        return max((now_s - each for each in since_s if each is not None), default=0.0)
 
     def trouble(self, now_s: float) -> str:
         """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""

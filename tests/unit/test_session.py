@@ -74,9 +74,9 @@ from envhub_server.session.instructions import (
     Warn,
     WindUp,
 )
+from envhub_server.session.machine import IllegalStimulus
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.sizing import SECOND_FAILED
-from envhub_server.session.state import IllegalStimulus
 from envhub_server.session.supervision import STACKS_S
 from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text

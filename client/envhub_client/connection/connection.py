@@ -42,6 +42,7 @@ class Connection:
         address: of the hub, for messages.
         protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself.
+        first_env: the number of its session's first env in its vector env, for errors.
         hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
@@ -74,6 +75,7 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = transport.address
         self.hub: str | None = None
+        self.first_env = 0
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
@@ -109,6 +111,11 @@ class Connection:
     def heard_ns(self) -> int:
         """Time at which the last message arrived, on the monotonic clock."""
         return self._transport.heard_ns
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one becomes readable when something of the hub may have arrived."""
+        return self._transport.descriptors
 
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""
@@ -179,6 +186,17 @@ class Connection:
         """
         with self.in_use:
             return self.protocol.answer or self._await(timeout)
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The pending request's reply, as by ``wait``; a failure is raised.
+
+        Raises:
+            EnvHubError: as for ``wait``, or whatever the failure says, see ``envhub_client.connection.failures``.
+        """
+        reply = self.wait(timeout)
+        if isinstance(reply.message, Failure):
+            self.fail(reply.message)
+        return reply
 
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
@@ -268,7 +286,7 @@ class Connection:
             if self._transport.denied:
                 raise errors.AccessDenied(self._transport.denied)
             if self.protocol.goodbye is not None:
-                raise_failure(self.protocol.goodbye, self.address, self.hub)
+                self.fail(self.protocol.goodbye)
             raise self._loss(loss)
         if (op := self.protocol.cut_off) is not None:
             self.protocol.give_up()
@@ -277,6 +295,15 @@ class Connection:
                 "was sent on it; the request was given up. Look for connection_ended in the hub's log; if it is not "
                 "there, something between this client and the hub ends them"
             )
+
+    def check_silence(self, seconds: float) -> None:
+        """Check that the hub has not been out of reach for so long, or silent while a request is pending.
+
+        Raises:
+            HubLost: it has; the request goes on if the hub does.
+        """
+        if (silence_s := self.protocol.silence_s(time.monotonic())) >= seconds:
+            raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:
         self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
@@ -305,8 +332,12 @@ class Connection:
                 self.give_up()
                 raise
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.address, self.hub)
+            self.fail(reply.message)
         return reply
+
+    def fail(self, failure: Failure) -> NoReturn:
+        """Raise what a failure of the hub means; errors as for ``raise_failure``."""
+        raise_failure(failure, self.address, self.hub, self.first_env)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """A connection is neither pickled nor copied, nor is what holds one.

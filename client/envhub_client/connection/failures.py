@@ -29,13 +29,14 @@ _CLASSES: dict[str, type[errors.EnvHubError]] = {
 }
 
 
-def raise_failure(failure: Failure, address: str, hub: str | None = None) -> NoReturn:
-    """Raise what the failure means, of the hub at this address and of this name.
+def raise_failure(failure: Failure, address: str, hub: str | None = None, first_env: int = 0) -> NoReturn:
+    """Raise what the failure means, of the hub at this address and of this name; its envs count from ``first_env``.
 
     Raises:
         EnvRaised: an env raised something that cannot be made again here; otherwise its own class, from ``EnvRaised``.
         EnvHubError: everything else, by the failure's code.
     """
+    index = None if failure.env_index is None else first_env + failure.env_index
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
@@ -43,9 +44,9 @@ def raise_failure(failure: Failure, address: str, hub: str | None = None) -> NoR
         error = kind(f"{failure.message} (hub at {address}){output}{again}")
         error.hub = hub
         if isinstance(error, (errors.WorkerDied, errors.EnvTimeout)):
-            error.env_index = failure.env_index
+            error.env_index = index
         raise error
-    index, worker = failure.env_index, failure.worker
+    worker = failure.worker
     remote = errors.EnvRaised(index, failure.type, failure.message, failure.traceback, worker, address, failure.replay)
     remote.hub = hub
     if (original := _original(failure)) is None:

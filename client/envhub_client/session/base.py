@@ -52,7 +52,7 @@ class VectorSession(Protocol):
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes host the envs now, and why."""
+        """Number of processes that host the envs now, and the reason."""
 
     @property
     def compression(self) -> str:

@@ -67,9 +67,9 @@ def key(make: Make) -> str:
     if (make.factories or make.runner) and not make.factories_digest:
         return ""
     names = [make.name, make.factories_digest, *make.wrappers]
-    parts = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs, *make.kwargs_each]
-    lengths = ",".join(str(len(part)) for part in parts)
-    return hashlib.sha256(b"".join([lengths.encode(), *parts])).hexdigest()[:KEY_CHARACTERS]
+    fields = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs, *make.kwargs_each]
+    lengths = ",".join(str(len(field)) for field in fields)
+    return hashlib.sha256(b"".join([lengths.encode(), *fields])).hexdigest()[:KEY_CHARACTERS]
 
 
 class StepCosts:

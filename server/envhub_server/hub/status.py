@@ -31,7 +31,11 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other parts."""
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects.
+
+    Attributes:
+        name: of the hub, for its clients.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Status:
     ) -> None:
         self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
         self._usage = usage
+        self.name = config.name_of_hub
         self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
         self._began_s = time.monotonic()
 
@@ -62,7 +67,7 @@ class Status:
             pid=os.getpid(),
             compressions=compression.available(),
             capacity=self.capacity(holder),
-            name=config.name_of_hub,
+            name=self.name,
         )
 
     def capacity(self, holder: Holder) -> Capacity:
@@ -89,6 +94,7 @@ class Status:
             "envs": sum(each.state.make.num_envs for each in sessions),
             "workers": sum(len(each.pids) for each in sessions),
             "restarts": restarts + self._directory.restarts_before,
+            "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
             "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
             "arena_bytes": sum(each.arena_bytes for each in sessions),
             "requests": self._gateway.requests,
@@ -133,6 +139,7 @@ def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
         "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
         "restarts": runtime.state.restarts,
         "recycled": runtime.state.recycled,
+        "steps": runtime.steps,
         "phase": runtime.state.phase.value,
         "lane": runtime.state.ownership.lane.value,
         "leased": leased,

@@ -49,14 +49,14 @@ class Place:
     """A worker's place in its session.
 
     Attributes:
-        worker: its number.
+        slot: its index.
         workers: the number of the session's workers; None until it is decided.
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
         first_env: the index of row 0 in the vector env that the session is a part of.
     """
 
-    worker: int
+    slot: int
     workers: int | None
     rows: Sequence[int]
     cpu: int | None = None
@@ -78,19 +78,19 @@ def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
     decided = place.workers is not None
     environment = {
         "ENVHUB_SESSION": rules.session,
-        "ENVHUB_WORKER_INDEX": str(place.worker),
+        "ENVHUB_WORKER_INDEX": str(place.slot),
         "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
         "ENVHUB_ENV_INDICES": ",".join(map(str, place.env_indices)) if decided else "",
     }
     if gpus := rules.hosting.gpus:
-        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.worker % len(gpus)])))
+        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.slot % len(gpus)])))
     return environment
 
 
 def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
     """The order to make the envs of this place; only the first env if the number of workers is not decided."""
     return control.Build(
-        worker=place.worker,
+        worker=place.slot,
         rows=list(place.rows),
         name=recipe.name,
         kwargs=make.kwargs,

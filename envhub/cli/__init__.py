@@ -18,7 +18,7 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except PermissionError as error:
-        if error.filename is None or os.environ.get(FULL_TRACEBACKS):
+        if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
             raise
         path = os.fsdecode(error.filename)
         text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"

@@ -16,8 +16,9 @@ from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings, read_config
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
+ACTOR_TIMEOUT_S = 30.0  # for Ray to start an actor again, or to end one
 POLL_S = 0.2
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 
@@ -194,7 +195,7 @@ class Fleet:
     def _settings(self, indices: Sequence[int]) -> HubSettings:
         """Return the settings of the hubs, from the first of these that answers."""
         refs = [self._actor(index).settings.remote() for index in indices]
-        done, _ = ray.wait(refs, num_returns=1, timeout=ANSWER_TIMEOUT_S)
+        done, _ = ray.wait(refs, num_returns=1, timeout=ACTOR_TIMEOUT_S)
         if not done:
             raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
         settings: HubSettings = ray.get(done[0])
@@ -203,10 +204,12 @@ class Fleet:
     def _end(self, indices: Sequence[int]) -> None:
         """Drain these hubs and end their actors; raises as ``down``."""
         actors = {index: self._actor(index) for index in indices if index in self._indices()}
-        _answers([actor.drain.remote() for actor in actors.values()], DRAIN_TIMEOUT_S)
+        reports = _answers([actor.report.remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
+        placed = [actor for actor, report in zip(actors.values(), reports, strict=True) if report is not None]
+        _answers([actor.drain.remote() for actor in placed], DRAIN_TIMEOUT_S)
         for actor in actors.values():
             ray.kill(actor)
-        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline_s = time.monotonic() + ACTOR_TIMEOUT_S
         while left := actors.keys() & {*self._indices()}:
             if time.monotonic() > deadline_s:
                 raise HubUnreachable(f"Ray has not ended the actors of the hubs {sorted(left)} of {self.name!r}")

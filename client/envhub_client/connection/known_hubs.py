@@ -60,13 +60,10 @@ def resolve(hub: str | Secret[str]) -> Address:
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("file:"):
         address = _announced(address)
-    if isinstance(address, str) and address.startswith("ray://"):
-        from envhub_client.connection import ray_hubs
-
-        if (fleet := ray_hubs.fleet_of(address)) is not None:
-            address = ray_hubs.lone(fleet)
     if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
         address = _at_dns_name(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
+        address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
         from envhub_client.connection import ssh_tunnel
 
@@ -81,6 +78,14 @@ def _announced(hub: str) -> str | Secret[str]:
     folder = announced_hubs.folder_of(hub)
     assert folder is not None
     return announced_address(announced_hubs.lone(folder), folder)
+
+
+def _of_ray(hub: str) -> str | Secret[str]:
+    """The address of the one hub of a fleet on Ray; errors as of ``resolve``."""
+    from envhub_client.connection import ray_hubs
+
+    fleet = ray_hubs.fleet_of(hub)
+    return ray_hubs.lone(hub if fleet is None else fleet)
 
 
 def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:

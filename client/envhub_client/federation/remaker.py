@@ -58,7 +58,9 @@ class Remaker:
         if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
             gone += [each.connection for each in part.lane.absence.parts()]
         patience_s = max(0.0, self.patience_s - silence_s)
-        absence = Absence(loss, patience_s, lambda absence: self._made_again(part, absence, gone))
+        absence = Absence(
+            loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
+        )
         self._absences = [each for each in self._absences if not each.over] + [absence]
         return AbsentLane(part.lane, self._loose, absence, self._lane_of)
 
@@ -76,7 +78,8 @@ class Remaker:
             why: errors.EnvHubError
             try:
                 self._connect(part, hubs)
-                self._opener.end(gone)  # of a hub that is there again, and may have no room for both
+                if any(hub.member.name == part.hub for hub in hubs):
+                    self._opener.end(gone)  # the hub is there again, and may have no room for both
                 parts = self._opened(part, hubs, absence)
                 log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
                 return [each.moved(-part.rows.start) for each in parts]
@@ -87,7 +90,6 @@ class Remaker:
                 why, is_final = error, absence.stopped or deadline.left_s() <= RETRY_S
             self._opener.end([hub.connection for hub in hubs])
             if is_final:
-                self._opener.end(gone)
                 text = f"{absence.loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {why}"
                 raise errors.of_hub(errors.HubLost(text), absence.loss.hub) from why
             time.sleep(RETRY_S)

@@ -78,8 +78,8 @@ def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport
     Raises:
         EnvHubError: a name stands for no hub; as of ``members``.
     """
-    deadline = Deadline(timeout)
     asked = {(each.name, addresses.written(each.address)): each for hub in hubs for each in _asked(hub)}
+    deadline = Deadline(timeout)
     with ThreadPoolExecutor(min(len(asked), ASKED_MAX) or 1) as threads:
         return [*threads.map(partial(_report, deadline), asked.values())]
 

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.long
 
 NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 
+FOLDERS = runtime_folder() / "fleets"
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -59,12 +61,13 @@ def fleet(cluster: Cluster) -> Iterator[Fleet]:
     fleet.down()
     assert fleets() == []
     assert serving_processes() == []
-    assert not [*(runtime_folder() / "fleets").iterdir()]
+    assert not [*FOLDERS.iterdir()]
 
 
 def serving_processes() -> list[int]:
     """The pids of the hubs below this program's nodes."""
-    return [each.pid for each in psutil.process_iter(["cmdline"]) if "fleets" in " ".join(each.info["cmdline"] or ())]
+    processes = psutil.process_iter(["cmdline"])
+    return [each.pid for each in processes if any(str(FOLDERS) in part for part in each.info["cmdline"] or ())]
 
 
 def actors_of(fleet: Fleet) -> list[int]:
@@ -134,7 +137,7 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     print(f"its hub has ended after {await_(lambda: not psutil.pid_exists(before.pid)):.1f} s")
     print(f"another serves after {await_(lambda: fleet.access().get(0, access) != access):.1f} s")
     assert len(serving_processes()) == 2
-    assert len([*(runtime_folder() / "fleets").iterdir()]) == 2
+    assert len([*FOLDERS.iterdir()]) == 2
     steps("ray://sims")
 
 
@@ -150,9 +153,7 @@ def test_hub_has_the_priority_and_the_variables_of_one_started_by_hand(fleet: Fl
 
 def test_no_key_is_in_an_argument_a_log_or_a_table_of_ray(fleet: Fleet) -> None:
     secrets = [access.tcp.removeprefix("envhub://").partition("@")[0][43:] for access in fleet.access().values()]
-    state = ray._private.state.state
-    state._really_init_global_state()
-    table = b"".join(state.global_state_accessor.get_actor_table(None, None))
+    table = b"".join(ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None))
     arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
     logs = [path.read_text(errors="replace") for path in (session / "logs").rglob("*.*") if path.is_file()]
@@ -251,4 +252,4 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
     finally:
         fleet.down()
     assert fleets() == serving_processes() == []
-    assert not [*(runtime_folder() / "fleets").iterdir()]
+    assert not [*FOLDERS.iterdir()]

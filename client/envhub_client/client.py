@@ -38,8 +38,9 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
     Args:
         address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key,
-            ``ssh://host`` through one's own ssh, or the name of a hub that ``envhub login`` keeps; without it
-            ``ENVHUB_ADDRESS``, else where ``envhub serve`` listens by default.
+            ``ssh://host`` through one's own ssh, ``file:///folder`` for the hub that announces itself there, or the
+            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
+            listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:
@@ -63,6 +64,11 @@ class Client(AbstractContextManager["Client"]):
         self._timeout = timeout
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
+
+    @property
+    def host(self) -> str:
+        """The name of the hub's machine; empty where the hub does not say."""
+        return self._connection.welcome.host
 
     @hiding_frames
     def envs(self) -> list[str]:

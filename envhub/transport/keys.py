@@ -102,24 +102,31 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
 
 
 def read_secret(path: Path) -> Secret[str]:
-    """The line in a file that only this user can read; errors as in ``read_private``."""
+    """The line in a private file; which are, and errors, as in ``read_private``."""
     return Secret(read_private(path))
 
 
 def read_private(path: Path) -> str:
-    """The text of a file that only this user can read.
+    """The text of a private file: one that only this user can read, or one of root's that also its group can read.
+
+    It may be behind a link of this user's or root's. Kubernetes mounts a Secret as such files and links. PostgreSQL has
+    the same rule for its keys.
 
     Raises:
         KeysError: there is no such file, or other users can read or replace it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        no_follow = 0 if path.lstat().st_uid in (0, os.getuid()) else os.O_NOFOLLOW
+        descriptor = os.open(path, os.O_RDONLY | no_follow | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
+        if not stat.S_ISREG(status.st_mode) or not _is_private(status):
+            raise KeysError(
+                f"{path} must be a file of yours with mode 0600, or of root's with mode 0440; a secret in it may be "
+                "known by now"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(SECRET_FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -129,6 +136,12 @@ def read_private(path: Path) -> str:
     if len(content) > SECRET_FILE_BYTES_MAX:
         raise KeysError(f"{path} is larger than {SECRET_FILE_BYTES_MAX} bytes")
     return content.decode("ascii", "replace").strip()
+
+
+def _is_private(status: os.stat_result) -> bool:
+    if status.st_uid == os.getuid():
+        return not status.st_mode & 0o077
+    return status.st_uid == 0 and not status.st_mode & 0o037
 
 
 def config_folder() -> Path:

@@ -145,7 +145,7 @@ def listed(path: Path) -> Listed:
         text = failure["message"]
         if failure["exception"] and text != raised_text(failure["exception"], ""):
             text = raised_text(failure["exception"], text)
-        if replay.calls().cut:
+        if replay.calls().unrepeatable:
             text = f"(cut) {text}"
     except ReplayError as error:
         text = str(error)
@@ -200,8 +200,8 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
     """
     replay = read(path)
     history = replay.calls()
-    if history.cut:
-        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.cut}")
+    if history.unrepeatable:
+        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.unrepeatable}")
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)

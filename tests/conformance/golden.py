@@ -115,7 +115,7 @@ def exchanges() -> dict[str, list[bytes]]:
         found[f"{name} request"], found[f"{name} reply"] = request, response
 
     # A client ignores the last limit.
-    welcome = messages.Welcome("0.1.0", "1.2", False, {**LIMITS, "sessions_max": 64})
+    welcome = messages.Welcome("0.1.0", "1.3", False, {**LIMITS, "sessions_max": 64})
     exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), welcome)
     exchange("LIST", Op.LIST, messages.Question(), messages.EnvNames(["CartPole-v1"]))
     exchange("HEALTH", Op.HEALTH, messages.Question(), messages.Table([{"status": "ok"}]))
@@ -160,7 +160,7 @@ def session() -> dict[str, list[bytes]]:
         hub.outgoing.clear()
         found[f"{op.name} request"], found[f"{op.name} reply"] = request, response
 
-    welcome = messages.Welcome("0.1.0", "1.2", False, LIMITS, "simbox", 7)
+    welcome = messages.Welcome("0.1.0", "1.3", False, LIMITS, "simbox", 7)
     exchange(Op.HELLO, 1, codec.encode({"client": "0.1.0"}), welcome)
     box, two = gym_spaces.Box(-1, 1, (4,), np.float32), gym_spaces.Discrete(2)
     observation, action = (codec.encode(spaces.describe(space)) for space in (box, two))

@@ -70,6 +70,7 @@ def told(process: subprocess.Popen[str]) -> list[str]:
     return process.communicate("begin\n", timeout=60)[0].splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "auto"])
 def test_nobody_is_taken_for_a_private_hub_that_has_ended(lane: str) -> None:
     with closing(envhub.make_vec(sims.Counter, 2, lane=lane)) as envs:
@@ -99,6 +100,7 @@ def foreign_folder() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.long
 def test_socket_that_another_user_puts_at_the_path_of_a_hub_is_not_used(tmp_path: Path, foreign_folder: Path) -> None:
     """The owner of the folder may put what it likes there, after the client has checked the first socket."""
     path = foreign_folder / "hub.sock"

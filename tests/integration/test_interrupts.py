@@ -20,7 +20,7 @@ import sims
 import zmq
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
-from envhub_client.connection.connection import connect
+from envhub_client.connection.connection import Connection, connect
 from envhub_client.connection.local_sockets import OwnHub
 from hubs import ServedHub, interrupted_after, signalled_in_a_wait, stopped, wait_until, worker_processes
 
@@ -311,18 +311,28 @@ class InterruptInPyzmq(Interrupt):
 @pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a destructor
 def test_interrupt_while_pyzmq_opens_a_socket_ends_the_connecting(hub: ServedHub) -> None:
-    """The interrupt's traceback holds the socket, while the connection waits for the end of all of its sockets."""
-    places, raised = PlacesOfPyzmq(), 0
+    """The interrupt's traceback holds the socket, which the connection closes all the same."""
+    places, raised, held = PlacesOfPyzmq(), 0, []
+
+    def connecting() -> Connection:
+        try:
+            return connect(hub.ipc)
+        except KeyboardInterrupt as error:
+            held.append(error)
+            raise
+
     places.during(lambda: connect(hub.ipc)).close()
+    before = len(os.listdir("/proc/self/fd"))
     opening = [(place, n) for place, n in places.found.items() if place.function in ("__init__", "socket")]
     for place, times in opening:
         for time_passed in range(1, times + 1):
             interrupt = InterruptInPyzmq(time_passed, place)
-            connection = interrupt.during(lambda: connect(hub.ipc))
+            connection = interrupt.during(connecting)
             if connection is not None:
                 connection.close()
             raised += interrupt.raised
-    assert raised > 10
+    assert raised > 10 and len(held) > 10
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(hub: ServedHub) -> None:

@@ -136,6 +136,7 @@ def admitted(hub: ServedHub, capsys: pytest.CaptureFixture[str], folder: Path, n
     return capsys.readouterr().out.strip()
 
 
+@pytest.mark.long
 def test_no_secret_is_in_what_a_run_leaves_or_shows(
     tmp_path: Path,
     hub: ServedHub,

@@ -83,7 +83,7 @@ def test_row_that_steps_all_the_while_is_not_given(arena: Arena) -> None:
 
 def test_client_may_post_until_it_is_told_otherwise(arena: Arena) -> None:
     assert not arena.client_may_post and not arena.revoked
-    arena.hand_over(DRIVER_CLIENT)
+    arena.set_driver(DRIVER_CLIENT)
     assert arena.client_may_post
     arena.wind_up()
     assert not arena.client_may_post and not arena.revoked

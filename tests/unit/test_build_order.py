@@ -21,6 +21,10 @@ def test_worker_finds_its_place_in_its_variables() -> None:
     }
 
 
+def test_worker_of_a_part_of_a_larger_vector_env_gets_the_indices_there() -> None:
+    assert variables(OF_A_SESSION, Place(1, 4, [1, 5, 9], first_env=20))["ENVHUB_ENV_INDICES"] == "21,25,29"
+
+
 def test_what_is_not_decided_yet_is_empty() -> None:
     found = variables(OF_A_SESSION, Place(1, None, [1, 5, 9]))
     assert (found["ENVHUB_NUM_WORKERS"], found["ENVHUB_ENV_INDICES"]) == ("", "")

@@ -47,6 +47,7 @@ MARKS = {
     "python torch": "tests/frameworks/torch/test_framework_examples.py",
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
     "python old": "tests/integration/test_readme.py",
+    "python fleet": "tests/integration/test_announcements.py",
     "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",
 }
 

@@ -55,8 +55,9 @@ def failed_replay() -> tuple[Replay, History]:
     keeper.worker_built(0, replace(built, plain_spec=None))
     given = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
     recipient = Recipient(0, 0, [0], 1, LAYOUT, False, Logger("test"))
-    mapped, (descriptor,) = keeper.arena_given(recipient, given)
-    assert mapped.journal and keeper.arena_given(recipient, given) == (given, [])
+    mapped, descriptors = keeper.arena_given(recipient, given)
+    descriptor = descriptors["journal"]
+    assert mapped.journal and keeper.arena_given(recipient, given) == (given, {})
     journal = Journal(keeper.journals[0].layout, descriptor)
     os.close(descriptor)
     journal.format()
@@ -95,5 +96,5 @@ def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_wr
     replay, history = failed_replay()
     assert replay.spec == b"its spec"
     assert replay.client == "alice"
-    assert (history.cut, history.calls) == ("", 2)
+    assert (history.unrepeatable, history.calls) == ("", 2)
     assert np.frombuffer(history.actions[0], np.int64)[1] == 5

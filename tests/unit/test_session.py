@@ -55,6 +55,7 @@ from envhub_server.session.instructions import (
     Instructions,
     Kill,
     LearnCost,
+    LeavePart,
     MakeArena,
     MakeOtherArena,
     Notify,
@@ -73,9 +74,9 @@ from envhub_server.session.instructions import (
     Warn,
     WindUp,
 )
+from envhub_server.session.machine import IllegalStimulus
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.sizing import SECOND_FAILED
-from envhub_server.session.state import IllegalStimulus
 from envhub_server.session.supervision import STACKS_S
 from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
@@ -1249,6 +1250,33 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
     assert session.request(Collect([0, 1])) == [Answer(Done())]
     assert session.request(Receive(5)) == [TakePart(1)]
+
+
+def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    session.request(Receive(1))
+    assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
+    assert session.handle(stimuli.PartPosted(1)) == [Answer(Done())]
+    assert session.request(Receive(2)) == [TakePart(2)]
+    assert session.handle(stimuli.PartDone((0, 1))) == [Answer(Done(), part=(0, 1))]
+
+
+def test_refused_send_ends_the_receive_that_waits_too() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    for refused in (stimuli.ActionsRefused("they do not fit"), stimuli.Draining(9.0, 9.0, False)):
+        session.request(Receive(1))
+        if isinstance(refused, stimuli.Draining):
+            session.handle(refused)
+            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), Fail(SHUTTING_DOWN)]
+        else:
+            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
+            assert only(Fail, session.handle(refused)).failure.code == "bad_actions"
+    assert session.request(Receive(1)) == [TakePart(1)]
+    assert Answer(Done(), part=(0,)) in session.handle(stimuli.PartDone((0,)))
 
 
 def test_close_gives_up_the_receive_that_waits() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
@@ -32,18 +32,23 @@ from envhub.transport.keys import (
     write_secret,
 )
 
+if TYPE_CHECKING:
+    from envhub.transport.announcement import Announcement
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
-    An address whose keys were left out where it was written down has those that this user keeps for its place.
+    An address whose keys were left out where it was written down has those that this user keeps for its place. That
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, and that of ``ray://FLEET`` the address
+    of the one hub of the fleet.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known.
-        HubUnreachable: ssh does not get there.
-        KeysError: its file can be read by others.
+        AddressError: it is no address, and no hub of this name is known; or several hubs are announced or in the fleet.
+        HubUnreachable: ssh does not get there, or no hub is announced, or none of the fleet serves.
+        KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
         return _from_file(hub)
@@ -53,11 +58,27 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
+    if isinstance(address, str) and address.strip().casefold().startswith("file:"):
+        address = _announced(address)
+    if isinstance(address, str) and address.startswith("ray://"):
+        from envhub_client.connection import ray_hubs
+
+        if (fleet := ray_hubs.fleet_of(address)) is not None:
+            address = ray_hubs.lone(fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         from envhub_client.connection import ssh_tunnel
 
         address = ssh_tunnel.forwarded(address)
     return addresses.parse_hub(address)
+
+
+def _announced(hub: str) -> str | Secret[str]:
+    """The address of the one hub that is announced in a folder; errors as of ``resolve``."""
+    from envhub_client.connection import announced_hubs  # which needs msgspec
+
+    folder = announced_hubs.folder_of(hub)
+    assert folder is not None
+    return announced_address(announced_hubs.lone(folder), folder)
 
 
 def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
@@ -175,9 +196,47 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
-        address = Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
+        address = _with(keys, place)
     _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
+
+
+def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
+    """The address by which this machine reaches a hub that is announced in a folder, with keys if it wants them.
+
+    The announcement has the hub's public key. This client's key is that of ``ENVHUB_ADDRESS`` or of a kept address with
+    the same public key, wherever its hub is; without one, this user's own key.
+
+    Raises:
+        HubUnreachable: it has no address for this machine.
+        KeysError: it wants a key, and there is none here; or the file of the own key can be read by others.
+    """
+    from envhub_client.connection import announced_hubs
+
+    place = announced_hubs.place_of(hub, folder)
+    if not hub.server_key or place.startswith("ipc://"):
+        return place
+    server = key_of(hub.server_key)
+    keys = next((each.keys for _, each in _with_keys() if each.keys is not None and each.keys.server == server), None)
+    if keys is None:
+        if not _own_key().exists():
+            raise KeysError(
+                f"the hub {hub.name!r} at {place} wants a key, and none is here: run `envhub keygen`, and have its "
+                "operator run `envhub keys add NAME --public KEY` with what it prints"
+            )
+        keys = HubKeys(server, secret_key_of(read_secret(_own_key())))
+    return _with(keys, place.removeprefix("tcp://"))
+
+
+def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
+    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
+    other = _with_kept_keys(kept.text.removeprefix("tcp://"))
+    return _with(other.keys, place) if other is not None and other.keys is not None else f"tcp://{place}"
+
+
+def _with(keys: HubKeys, place: str) -> Secret[str]:
+    """The address of the hub at ``HOST:PORT`` with these keys."""
+    return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
 
 
 def name_of(address: str | Secret[str]) -> str:

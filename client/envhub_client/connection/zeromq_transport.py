@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -21,6 +22,7 @@ from envhub.protocol.client import ClientProtocol, Reply
 from envhub.secret import Secret
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
+from envhub_client.connection import shared_context
 from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.refusals import Refusals
 
@@ -35,10 +37,14 @@ RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 _BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_NO_MORE_SOCKETS = (
+    "this program has as many sockets or files as it may; close connections that it does not need, or raise its limit "
+    "of open files (`ulimit -n`)"
+)
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
 
-# The context and the sockets of each transport that is not closed. Of a reference cycle, the garbage collector may
-# take a context before its sockets, for which the context waits; so these are never part of such a cycle.
+# The sockets of each transport that is not closed, and its view of the context. The garbage collector would close
+# the sockets of a reference cycle by their destructors, which warn of it; so these are never part of such a cycle.
 _UNCLOSED: dict[int, list[Any]] = {}
 _numbers = itertools.count()  # of transports
 
@@ -78,14 +84,19 @@ class ZeroMqTransport:
         return self._refusals.denied
 
     @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of the socket and of its monitor."""
+        return self._descriptors
+
+    @property
     def closed(self) -> bool:
         """True if all of it is closed; after an interrupted ``close`` it is not."""
         return self._context is not None and bool(self._context.closed)
 
     def open(self, protocol: ClientProtocol) -> None:
-        """Begin to connect; errors as for ``Transport.open``."""
+        """Begin to connect; errors as for ``Transport.open``, and ``HubUnreachable`` where no socket is left."""
         self._protocol = protocol
-        self._context = zmq.Context()
+        self._context = shared_context.shared_context.view()
         if self._own is not None:
             self._pidfd = FileIO(os.dup(self._own.pidfd))  # is closed also where an interrupt drops the connection
         if self._refusals.target.is_ipc:
@@ -93,6 +104,20 @@ class ZeroMqTransport:
         self._connect()
 
     def _connect(self) -> None:
+        try:
+            self._open_sockets()
+        except (OSError, zmq.ZMQError) as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise errors.HubUnreachable(f"no connection to the hub at {self.address}: {_NO_MORE_SOCKETS}") from error
+        local = self.local_sockets
+        try:
+            self._socket.connect(self.address if local is None else f"ipc://{local.place()}")
+        except zmq.ZMQError as error:
+            raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
+        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
+
+    def _open_sockets(self) -> None:
         # Not IMMEDIATE: with it, the hub's last messages are thrown away when its end of the connection closes.
         limit, target = RECEIVE_QUEUE_MESSAGES_MAX, self._refusals.target
         self._socket = dealer = sockets.open_socket(self._context, zmq.DEALER, prelude.FRAME_BYTES_MAX, limit)
@@ -114,11 +139,6 @@ class ZeroMqTransport:
             self._epoll.register(descriptor, select.EPOLLIN)
         if self._pidfd is not None:
             self._epoll.register(self._pidfd, select.EPOLLIN)
-        try:
-            dealer.connect(f"ipc://{self.local_sockets.place()}" if self.local_sockets is not None else self.address)
-        except zmq.ZMQError as error:
-            raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
-        self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
 
     def advice(self) -> str:
         """Advice where no hub answers."""

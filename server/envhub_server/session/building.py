@@ -51,7 +51,7 @@ class EnvBuilding:
 
     @property
     def complete(self) -> bool:
-        """True if no part of the phase is outstanding."""
+        """True if no slot's answer in this phase is outstanding."""
         return not any(slot.waiting for slot in self._slots)
 
     def _wait_for_all(self) -> None:

@@ -49,10 +49,10 @@ class WorkerLoss:
     info: bytes
 
 
-def named(worker: int, rows: Sequence[int]) -> str:
+def named(slot: int, rows: Sequence[int]) -> str:
     """A worker and its envs."""
     envs = f"env {rows[0]}" if len(rows) == 1 else f"envs {', '.join(map(str, rows))}"
-    return f"worker {worker} ({envs})"
+    return f"worker {slot} ({envs})"
 
 
 def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
@@ -62,16 +62,16 @@ def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
 
 
 def failure(
-    worker: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
+    slot: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
 ) -> Failure:
     """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory."""
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
     if isinstance(why, Late):
-        text = f"{reason(why)}; its {named(worker, rows)} was ended"
-        return Failure("env_timeout", "request", text, env_index=why.row, worker=worker, log_tail=tail)
-    text = f"{named(worker, rows)} {ending.how if why is None else f'{reason(why)}, and was ended'}"
-    return Failure("worker_died", "request", text, env_index=rows[0], worker=worker, log_tail=tail)
+        text = f"{reason(why)}; its {named(slot, rows)} was ended"
+        return Failure("env_timeout", "request", text, env_index=why.row, worker=slot, log_tail=tail)
+    text = f"{named(slot, rows)} {ending.how if why is None else f'{reason(why)}, and was ended'}"
+    return Failure("worker_died", "request", text, env_index=rows[0], worker=slot, log_tail=tail)
 
 
 def reason(why: Late | Overrun) -> str:
@@ -111,9 +111,9 @@ def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None,
     )
 
 
-def recycled_info(worker: int, rows: Sequence[int]) -> bytes:
+def recycled_info(slot: int, rows: Sequence[int]) -> bytes:
     """The info of the envs of a worker that is recycled during their episodes."""
-    text = f"{named(worker, rows)} was recycled: its envs were not between episodes at one time"
+    text = f"{named(slot, rows)} was recycled: its envs were not between episodes at one time"
     return failure_info(EnvFailure("recycle", text))
 
 

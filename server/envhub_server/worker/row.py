@@ -1,8 +1,8 @@
 """A row: one env of a worker and its place in the arena.
 
-A worker drives one or more **parts**: each has some of its rows, with an env that steps these. A ``Row`` is a part of
-one row. The worker finds the rows of a part by ``index`` and ``place``, has it ``step`` or ``reset_by``, and stores
-``done``.
+A worker drives one or more **row groups**: each has some of its rows, with an env that steps these. A ``Row`` is a
+group of one row. The worker finds the rows of a group by ``index`` and ``place``, has it ``step`` or ``reset_by``, and
+stores ``done``.
 
 A ``Row`` decides what a step or a reset of its env is (autoreset, what goes into the info) and stores the result. The
 autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
@@ -47,7 +47,7 @@ class Row:
 
     def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
         self.index = index  # in the session
-        self.place = index  # of the part's words
+        self.place = index  # of the group's words
         self.indices = [index]
         self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
         self.env = runner.env
@@ -152,7 +152,7 @@ class Row:
     def step(self, out_of_band: Sequence[Any] = ()) -> bytes | None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
-        ``out_of_band`` are the parts of the action that are not in the arena, in the order of the leaves.
+        ``out_of_band`` are the leaves of the action that are not in the arena, in the order of the leaves.
 
         Returns:
             Usually None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
@@ -217,12 +217,12 @@ class Row:
         """
         if not np.ndim(reward) and not self.reward_shape:
             return reward, {}
-        parts = np.array(reward, np.float64)
-        self.reward_shape = self.reward_shape or parts.shape
-        if parts.shape != self.reward_shape:
-            text = f"step of env {self.index} returned a reward of shape {parts.shape}, and {self.reward_shape} before"
+        terms = np.array(reward, np.float64)
+        self.reward_shape = self.reward_shape or terms.shape
+        if terms.shape != self.reward_shape:
+            text = f"step of env {self.index} returned a reward of shape {terms.shape}, and {self.reward_shape} before"
             raise ValueError(text)
-        return float(parts.sum()), {VECTOR_REWARD: parts}
+        return float(terms.sum()), {VECTOR_REWARD: terms}
 
     def autoreset(self) -> None:
         """Reset the env because its episode has ended, and store its first observation."""

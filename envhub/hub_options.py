@@ -18,6 +18,7 @@ from envhub.option_kinds import (
     Address,
     Arguments,
     Bytes,
+    Cpus,
     Envs,
     Gpu,
     HubName,
@@ -117,6 +118,13 @@ class HubOptions:
             "process. Else every env gets a process."
         ),
     ] = "auto"
+    cpus: Annotated[
+        Cpus | None,
+        Meta(
+            description="The number of CPUs that the hub plans its workers with, if it may use more. By default all "
+            "that it may use."
+        ),
+    ] = None
     worker_memory: Annotated[
         Memory,
         Meta(

@@ -25,6 +25,7 @@ from envhub.protocol.validation import GPUS_MAX, HUB_NAME_CHARS_MAX, ROWS_MAX, S
 from envhub.transport import address
 
 PROCESSES_MAX = 1024  # workers or spares of a session, as many as it may have envs
+CPUS_MAX = 1 << 16
 BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
 BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
 EPISODES_MAX = 1 << 40
@@ -161,6 +162,7 @@ Arguments = Annotated[str, read_by(read_arguments)]
 Bytes = Annotated[int, bounded(0, BYTES_MAX, "bytes")]
 SomeBytes = Annotated[int, bounded(1, BYTES_MAX, "bytes")]
 Count = Annotated[int, bounded(0, COUNT_MAX)]
+Cpus = Annotated[int, bounded(1, CPUS_MAX, "CPUs")]
 EnvIndex = Annotated[int, bounded(0, ROWS_MAX - 1)]
 Envs = Annotated[int, bounded(1, ROWS_MAX, "envs")]
 Function = Annotated[str, read_by(read_function)]

@@ -23,9 +23,15 @@ app.command(keys_app)  # before its own commands, which get the groups of ``app`
 keys_app.command(keys.add)
 keys_app.command(keys.list_clients, name="list")
 keys_app.command(keys.remove)
-fleet_app = cyclopts.App(name="fleet", help="Several hubs together: list them and what they do.")
+fleet_app = cyclopts.App(
+    name="fleet", help="Several hubs together: list them; start, change and end those on a Ray cluster."
+)
 app.command(fleet_app)
 fleet_app.command(fleet.ls)
+fleet_app.command(fleet.up)
+fleet_app.command(fleet.scale)
+fleet_app.command(fleet.logs)
+fleet_app.command(fleet.down)
 for command in (
     *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs, record.record),
     *(bench.demo, bench.bench, conformance.conformance, replays.replays, replays.replay),

@@ -15,6 +15,7 @@ import msgspec
 
 from envhub.arena.spin import configured_spin_us
 from envhub.hub_options import HubOptions
+from envhub.option_kinds import CPUS_MAX
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
@@ -101,9 +102,9 @@ class HubConfig(HubOptions):
         return self.program is not None
 
 
-def usable_cpus() -> int:
-    """The number of CPUs that this process may use: by its affinity, and the quota of its cgroup, rounded up."""
-    cpus = len(os.sched_getaffinity(0))
+def usable_cpus(cpus_max: int | None = None) -> int:
+    """The number of CPUs that this process may use: by its affinity, its cgroup's quota rounded up, and this bound."""
+    cpus = min(len(os.sched_getaffinity(0)), cpus_max or CPUS_MAX)
     quota, period = _quota()
     return max(1, min(cpus, -(-quota // period))) if quota > 0 else cpus
 

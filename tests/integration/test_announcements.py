@@ -157,6 +157,23 @@ def test_envs_go_on_at_the_hub_that_comes_back_at_another_port(tmp_path: Path, f
 
 
 @pytest.mark.long
+def test_envs_of_several_hubs_are_made_again_at_the_hub_of_the_same_name(tmp_path: Path, folder: Path) -> None:
+    with announced(tmp_path, "--name", "a"), announced(tmp_path, "--name", "b") as second:
+        options: dict[str, Any] = {"split": (1, 2), "on_hub_loss": "recreate", "num_workers": 1}
+        with contextlib.closing(envhub.make_vec("counter", 3, hub=f"file://{folder}", **options)) as envs:
+            envs.reset()
+            second.stop(signal.SIGKILL)
+            truncated = np.zeros(3, bool)
+            with announced(tmp_path, "--name", "b") as third:
+                assert members(f"file://{folder}")[1] == ("b", third.tcp) and third.tcp != second.tcp
+                for _ in range(4):
+                    truncated |= envs.step(np.zeros(3, int))[3]
+                assert truncated.tolist() == [False, True, True]
+                with envhub.connect(third.tcp) as client:
+                    assert [session["num_envs"] for session in client.sessions()] == [2]
+
+
+@pytest.mark.long
 def test_announcement_is_renewed_and_one_of_a_stopped_hub_is_not(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,11 +242,10 @@ def test_examples_of_the_page_run_without_slurm(tmp_path: Path, folder: Path) ->
             assert second.name == f"{first.name}-{second.local_addresses[0].rpartition(':')[2]}"
             listing = subprocess.run(["envhub", "fleet", "ls", "file:~/hubs", "--json"], **runs).stdout
             assert [report["state"] for report in json.loads(listing)] == ["ok", "ok"]
-            os.kill(second.pid, signal.SIGTERM)
-            assert wait_until(lambda: len([*folder.iterdir()]) == 1)
             subprocess.run([sys.executable, "-c", program.replace("/home/me/hubs", str(folder))], **runs)
         finally:
-            os.kill(first.pid, signal.SIGTERM)
+            for hub in (first, second):
+                os.kill(hub.pid, signal.SIGTERM)
             assert job.wait(30) == 0
     assert not [*folder.iterdir()]
 

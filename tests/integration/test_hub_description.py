@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sims
 from envhub_client.connection.connection import connect
-from hubs import ServedHub, serve
+from hubs import ServedHub, serve, wait_until
 
 import envhub
 from envhub.env_failure import EnvFailure, failure_info
@@ -39,6 +39,25 @@ def test_capacity_shrinks_by_a_session_and_grows_again_with_its_end(hub: ServedH
         with envhub.connect(hub.tcp) as client:
             assert client.stats()["capacity"] == vars(while_used)
     assert capacity_of(hub.tcp) == before
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_steps_are_counted_on_each_lane_and_on_when_their_session_has_ended(hub: ServedHub, lane: str) -> None:
+    with envhub.connect(hub.ipc) as client:
+        before = client.stats()["steps"]
+        with closing(client.make_vec("CartPole-v1", 3, lane=lane, num_workers=1)) as envs:
+            envs.reset(seed=1)
+            for _ in range(4):
+                envs.step([0, 1, 0])
+            assert lane == "auto" or envs.lane == "wire"
+            (session,) = client.sessions()
+            assert session["steps"] == client.stats()["steps"] - before == 15
+            token = envs.detach()
+        with closing(client.attach(token)) as envs:  # in other memory
+            envs.step([0, 1, 0])
+            assert client.stats()["steps"] - before == 18
+        assert wait_until(lambda: client.health()["sessions"] == 0)
+        assert client.stats()["steps"] - before == 18
 
 
 def test_errors_and_failures_name_their_hub(tmp_path: Path) -> None:

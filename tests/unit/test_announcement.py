@@ -295,6 +295,17 @@ def test_skipped_files_are_named_in_one_warning(folder: Path, caplog: pytest.Log
     assert "hub-torn\\x1b.json: it is no announcement" in text
 
 
+def test_skipped_file_is_warned_of_again_only_after_it_was_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, announced("good"))
+    for age_s in (STALE_S + 2.0, STALE_S + 3.0, 0.0, STALE_S + 2.0):
+        write(folder, announced("old"), age_s)
+        members(f"file://{folder}")
+    assert len(caplog.records) == 2
+    write(folder, announced("other"), STALE_S + 2.0)
+    members(f"file://{folder}")
+    assert len(caplog.records) == 3
+
+
 @pytest.mark.parametrize("content", [None, "{"])
 def test_folder_without_a_hub_says_how_to_announce_one(folder: Path, content: str | None) -> None:
     if content is not None:

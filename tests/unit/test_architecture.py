@@ -126,7 +126,8 @@ def test_the_files_are_found() -> None:
 ROOMS = {
     "envhub": {
         "arena": {"values"},
-        "cli": {"recording", "transport"},
+        "cli": {"fleet", "recording", "transport"},
+        "fleet": {"transport"},
         "protocol": {"arena", "values"},
         "recording": {"transport", "values"},
         "transport": set(),
@@ -154,7 +155,7 @@ ROOMS = {
         "serve.py": {"catalog", "hub", "processes"},
     },
     "envhub_client": {
-        "connection": {"envhub.protocol", "envhub.transport", "envhub.values"},
+        "connection": {"envhub.fleet", "envhub.protocol", "envhub.transport", "envhub.values"},
         "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
         "federation": {
             *("connection", "fleet", "lanes", "session"),
@@ -432,6 +433,7 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
 # to print it once.
 REVEALING = {
     "envhub/cli/keys.py": 1,
+    "envhub/fleet/hub_actor.py": 1,
     "envhub/transport/address.py": 1,
     "envhub/transport/keys.py": 4,
     "envhub/transport/sockets.py": 3,

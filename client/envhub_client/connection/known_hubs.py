@@ -42,12 +42,12 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``dns://NAME:PORT`` of the one
-    hub that NAME leads to.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``ray://FLEET`` the address of
+    the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or several hubs are announced or found.
-        HubUnreachable: ssh does not get there, or no hub is announced or found.
+        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs.
+        HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
@@ -62,6 +62,11 @@ def _reached(address: str | Secret[str]) -> Address:
         address = _announced(address)
     if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
         address = _at_dns_name(address)
+    if isinstance(address, str) and address.startswith("ray://"):
+        from envhub_client.connection import ray_hubs
+
+        if (fleet := ray_hubs.fleet_of(address)) is not None:
+            address = ray_hubs.lone(fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         from envhub_client.connection import ssh_tunnel
 

@@ -68,7 +68,7 @@ class AskedHub:
     is_stale: bool = False
 
 
-def reports(hubs: Sequence[str], timeout: float) -> list[HubReport]:
+def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport]:
     """Report all hubs that these addresses and names stand for, in their order; each is asked once.
 
     Args:
@@ -84,7 +84,7 @@ def reports(hubs: Sequence[str], timeout: float) -> list[HubReport]:
         return [*threads.map(partial(_report, deadline), asked.values())]
 
 
-def _asked(hub: str) -> list[AskedHub]:
+def _asked(hub: str | Secret[str]) -> list[AskedHub]:
     folder = announced_hubs.folder_of(hub)
     if folder is None:
         return [AskedHub(*member) for member in members(hub)]

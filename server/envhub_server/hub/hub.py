@@ -126,7 +126,7 @@ class Hub:
         self._make_sessions(partial(listed, self))
 
     def _make_spinners(self) -> None:
-        hub_spin_us = spin_us(2, usable_cpus(), has_quota())
+        hub_spin_us = spin_us(2, usable_cpus(self.config.cpus), has_quota())
         self._spun_ready: Ready = []  # descriptors that became ready in a spin
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)

@@ -88,7 +88,7 @@ class SessionStarter:
         if self._features.keeps_replays:
             replays = name_beginning(make.name, holder.name, secrets.token_hex(8))
         cost, name = self._services.costs.find(make), request.token.hex()[:8]
-        planned = planner.plan(admission, _machine(), cost, self._config, name, replays)
+        planned = planner.plan(admission, _machine(self._config.cpus), cost, self._config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)
         return planned
@@ -122,8 +122,8 @@ class SessionStarter:
             raise
 
 
-def _machine() -> Machine:
+def _machine(cpus_max: int | None) -> Machine:
     """Measure what the machine has left for one more session."""
     workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
     affinity = tuple(sorted(os.sched_getaffinity(0)))
-    return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
+    return Machine(affinity, usable_cpus(cpus_max), has_quota(), workers_max, memory_available_bytes())

@@ -42,12 +42,12 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``dns://NAME:PORT`` of the one
-    hub that NAME leads to, and that of ``ray://FLEET`` of the one hub of the fleet.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``ray://FLEET`` the address of
+    the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or it stands for several hubs.
-        HubUnreachable: ssh does not get there, no hub is announced, NAME has no address, or none of the fleet serves.
+        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs.
+        HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):

@@ -10,8 +10,9 @@ from cyclopts import Parameter
 
 from envhub.cli import bench, conformance, hubs, keys, login, record, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
-from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, EXIT_USAGE, errors
+from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, EXIT_USAGE, end, errors
 from envhub.errors import FULL_TRACEBACKS
+from envhub.systems import only_linux
 from envhub.transport.socket_owner import user_text
 
 __all__ = ("EXIT_FAILED", "EXIT_KEYS", "EXIT_USAGE", "app", "main")
@@ -38,8 +39,14 @@ for command in (
     app.command(command)
 
 
+# They start a hub or processes, or read and write files of a hub.
+ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "conformance", "replays", "replay"}
+
+
 def main() -> None:
     """Run the command line."""
+    if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
+        end(sys.argv[1], only_linux(f"envhub {sys.argv[1]}"))
     try:
         app(sys.argv[1:])
     except PermissionError as error:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
@@ -42,7 +44,7 @@ def resolve(hub: str | Secret[str]) -> Address:
     An address whose keys were left out where it was written down has those that this user keeps for its place.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known.
+        AddressError: it is no address, and no hub of this name is known, or this system cannot use it.
         HubUnreachable: ssh does not get there.
         KeysError: its file can be read by others.
     """
@@ -55,8 +57,13 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.startswith("ssh://"):
+        if sys.platform != "linux":
+            raise AddressError(only_linux("an ssh:// address"))
         address = ssh_tunnel.forwarded(address)
-    return addresses.parse_hub(address)
+    hub = addresses.parse_hub(address)
+    if hub.is_ipc and sys.platform != "linux":
+        raise AddressError(only_linux(f"the address {hub.text}"))
+    return hub
 
 
 def _from_file(name: str) -> Address:

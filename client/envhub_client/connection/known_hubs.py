@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
@@ -46,7 +48,8 @@ def resolve(hub: str | Secret[str]) -> Address:
     the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs.
+        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs, or this
+            system cannot use the address.
         HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
@@ -65,10 +68,15 @@ def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
         address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
+        if sys.platform != "linux":
+            raise AddressError(only_linux("an ssh:// address"))
         from envhub_client.connection import ssh_tunnel
 
         address = ssh_tunnel.forwarded(address)
-    return addresses.parse_hub(address)
+    hub = addresses.parse_hub(address)
+    if hub.is_ipc and sys.platform != "linux":
+        raise AddressError(only_linux(f"the address {hub.text}"))
+    return hub
 
 
 def _announced(hub: str) -> str | Secret[str]:

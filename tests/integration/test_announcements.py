@@ -144,6 +144,24 @@ def test_hub_that_drains_is_not_announced_while_its_requests_end(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_clients_on_other_systems_read_announcements(tmp_path: Path, folder: Path, platform: str) -> None:
+    program = f"""
+import other_platform
+other_platform.become({platform!r})
+from envhub_client.fleet.members import members
+print(members("file://{folder}"))
+import envhub
+print(envhub.connect("file://{folder}").health()["status"])
+"""
+    with announced(tmp_path, "--name", "sim", "--insecure", binds=("tcp://0.0.0.0:0",)) as hub:
+        place = hub.tcp.replace("0.0.0.0", "127.0.0.1")
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+        assert ran.stdout.splitlines() == [f"(Member(name='sim', address='{place}'),)", "ok"], ran.stderr
+
+
+@pytest.mark.long
 def test_envs_go_on_at_the_hub_that_comes_back_at_another_port(tmp_path: Path, folder: Path) -> None:
     with announced(tmp_path, "--name", "sim") as first:
         options = {"hub": f"file://{folder}", "on_hub_loss": "recreate", "num_workers": 1}

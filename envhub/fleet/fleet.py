@@ -20,6 +20,7 @@ ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place 
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
 ACTOR_TIMEOUT_S = 30.0  # for Ray to start an actor again, or to end one
 POLL_S = 0.2
+LINES_SHOWN = 20  # of the log of a hub that cannot start
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 
 __all__ = ["Fleet", "FleetHub"]
@@ -169,7 +170,9 @@ class Fleet:
         }
         try:
             for index in indices:
-                ray.remote(HubActor).options(name=actor_name(self.name, index), **options).remote(index, settings)
+                ray.remote(HubActor).options(name=actor_name(self.name, index), **options).remote(
+                    self.name, index, settings
+                )
             self._await(indices, timeout_s)
         except BaseException:
             self._end(indices)
@@ -180,17 +183,19 @@ class Fleet:
         deadline_s = time.monotonic() + timeout_s
         while late := [each for each in self.ls() if each.index in indices and each.state != HubState.SERVING.value]:
             broken = [each for each in late if each.failures >= FAILURES_MAX]
-            if broken or time.monotonic() > deadline_s:
-                raise HubUnreachable(self._why(broken or late, timeout_s))
+            if broken:
+                raise HubUnreachable(self._why_broken(broken[0]))
+            if time.monotonic() > deadline_s:
+                raise HubUnreachable(
+                    f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s: hub {late[0].index} is "
+                    f"{late[0].state}; `ray status` shows what the nodes have left"
+                )
             time.sleep(POLL_S)
 
-    def _why(self, late: Sequence[FleetHub], timeout_s: float) -> str:
-        """Say why these hubs do not serve."""
-        first = late[0]
-        text = f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s, such as hub {first.index}"
-        if first.failures:
-            return f"{text}: {first.why}; its log ends with:\n" + "\n".join(self.logs(first.index, 20))
-        return f"{text}, which is {first.state}; `ray status` shows what the nodes have left"
+    def _why_broken(self, hub: FleetHub) -> str:
+        """Say why a hub cannot start, with the end of its log."""
+        text = f"hub {hub.index} of {self.name!r} cannot start: {hub.why}; its log ends with:"
+        return "\n".join([text, *self.logs(hub.index, LINES_SHOWN)])
 
     def _settings(self, indices: Sequence[int]) -> HubSettings:
         """Return the settings of the hubs, from the first of these that answers."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,9 @@ def test_announcement_is_renewed_and_one_of_a_stopped_hub_is_not(
             written_s = (folder / "hub-sim.json").stat().st_mtime - (PERIODS_MAX + 1) * PERIOD_S
             os.utime(folder / "hub-sim.json", (written_s, written_s))
             assert listed(capsys, f"file://{folder}")[1]["sim"]["why"].startswith("it is stale: last renewed 2")
+            began_s = time.monotonic()
+            assert run("fleet", "ls", hub.tcp, "--timeout", "1") == 1 and "unreachable" in capsys.readouterr().out
+            assert time.monotonic() - began_s < 5.0
         finally:
             hub.process.send_signal(signal.SIGCONT)
         assert wait_until(lambda: announcement_in(folder, "sim").renewals > before, timeout=2 * PERIOD_S)

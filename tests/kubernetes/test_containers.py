@@ -20,7 +20,7 @@ import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import wait_until
 from manifests import FOLDER, pod, probes, trainer, trainer_program
-from pods import IMAGE, Pod, Volumes, docker, running
+from pods import IMAGE, Pod, Volumes, cpu_limit, docker, running
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(600)]
 
@@ -169,6 +169,10 @@ def test_hub_is_confined_and_its_probes_succeed(network: str, volumes: Volumes) 
         assert facts["Uid"].split() == [str(user)] * 4 and facts["Groups"].split() == [str(user)]
         assert {facts[name] for name in ("CapEff", "CapPrm", "CapBnd")} == {"0" * 16}
         assert facts["NoNewPrivs"] == "1" and facts["Seccomp"] == "2"
+        cpus = started.run(
+            "python", "-c", "from envhub_server import config; print(config.usable_cpus(), config.has_quota())"
+        )
+        assert cpus.stdout == f"{cpu_limit(pod())} True\n"
         for path in ("/", "/opt/envhub", "/etc/envhub", "/etc/envhub/keys", "/etc/envhub/keys/clients"):
             assert "Read-only" in started.run("touch", f"{path}/x").stderr, path
         assert started.run("touch", "/tmp/x").returncode == 0

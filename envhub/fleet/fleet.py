@@ -168,29 +168,50 @@ class Fleet:
             "resources": resources,
             "runtime_env": dict(settings.runtime_env),
         }
+        actors: dict[int, Any] = {}
         try:
             for index in indices:
-                ray.remote(HubActor).options(name=actor_name(self.name, index), **options).remote(
-                    self.name, index, settings
-                )
-            self._await(indices, timeout_s)
+                made = ray.remote(HubActor).options(name=actor_name(self.name, index), **options)
+                actors[index] = made.remote(self.name, index, settings)
+            self._await(actors, timeout_s)
         except BaseException:
             self._end(indices)
             raise
 
-    def _await(self, indices: Sequence[int], timeout_s: float) -> None:
-        """Wait until these hubs serve; raises as ``up``."""
+    def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
+        """Wait until the hubs of these numbers serve; raises as ``up``."""
         deadline_s = time.monotonic() + timeout_s
-        while late := [each for each in self.ls() if each.index in indices and each.state != HubState.SERVING.value]:
-            broken = [each for each in late if each.failures >= FAILURES_MAX]
-            if broken:
-                raise HubUnreachable(self._why_broken(broken[0]))
+        while late := self._late(actors):
+            for hub in late:
+                if hub.failures >= FAILURES_MAX:
+                    raise HubUnreachable(self._why_broken(hub))
+                self._check_lives(hub.index, actors[hub.index])
             if time.monotonic() > deadline_s:
                 raise HubUnreachable(
                     f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s: hub {late[0].index} is "
                     f"{late[0].state}; `ray status` shows what the nodes have left"
                 )
             time.sleep(POLL_S)
+
+    def _late(self, indices: Iterable[int]) -> list[FleetHub]:
+        """Return the reports of the hubs of these numbers that do not serve."""
+        hubs = {hub.index: hub for hub in self.ls()}
+        reports = (hubs.get(index, FleetHub(index)) for index in indices)
+        return [each for each in reports if each.state != HubState.SERVING.value]
+
+    def _check_lives(self, index: int, actor: Any) -> None:
+        """Raise if Ray has given the actor of this hub up, as where ``runtime_env`` cannot be set up.
+
+        Raises:
+            HubUnreachable: it has.
+        """
+        if index not in self._indices():
+            try:
+                ray.get(actor.report.remote(), timeout=ANSWER_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError:
+                return
+            except ray.exceptions.RayError as error:
+                raise HubUnreachable(f"Ray cannot start hub {index} of {self.name!r}: {error}") from error
 
     def _why_broken(self, hub: FleetHub) -> str:
         """Say why a hub cannot start, with the end of its log."""
@@ -245,7 +266,7 @@ def _answers(refs: Sequence[Any], timeout_s: float) -> list[Any]:
 def _answer(ref: Any) -> Any:
     try:
         return ray.get(ref)
-    except ray.exceptions.RayActorError:  # the actor has ended meanwhile
+    except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError):  # the actor has ended, or never began
         return None
 
 

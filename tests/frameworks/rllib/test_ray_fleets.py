@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -198,7 +199,8 @@ def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tm
         listed = json.loads(run("ls", "ray://farm", "--json"))
         assert [(each["name"], each["state"]) for each in listed] == [("farm/0", "ok"), ("farm/1", "ok")]
         assert "1: serving" not in run("scale", "farm", "1")
-        assert '"lease": 7.0' in run("logs", "farm") and '"cpus": 2' in run("logs", "farm")
+        log = run("logs", "farm")
+        assert '"lease": 7.0' in log and '"cpus": 2' in log
     finally:
         run("down", "farm")
     assert fleets() == serving_processes() == []
@@ -255,3 +257,35 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
         fleet.down()
     assert fleets() == serving_processes() == []
     assert not [*FOLDERS.iterdir()]
+
+
+def wheel(folder: Path) -> Path:
+    """Make a package of an env, which is installed nowhere."""
+    path = folder / "wheel_sims-1.0-py3-none-any.whl"
+    about = "wheel_sims-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("wheel_sims.py", "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: wheel-sims\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
+    variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
+    runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}
+    fleet = Fleet.up("wheeled", ["one=wheel_sims:make"], runtime_env=runtime_env, timeout=200)
+    try:
+        environ = psutil.Process(fleet.ls()[0].pid).environ()
+        assert {name: environ.get(name) for name in variables} == variables
+        with contextlib.closing(envhub.make_vec("one", 2, hub="ray://wheeled")) as envs:
+            envs.reset(seed=1)
+    finally:
+        fleet.down()
+
+
+def test_hub_that_ray_cannot_start_is_an_error(cluster: Cluster) -> None:
+    runtime_env = {"pip": {"packages": ["/no/such/sims-1.0-py3-none-any.whl"], "pip_check": False}}
+    with pytest.raises(HubUnreachable, match="Ray cannot start hub 0 of 'sims'"):
+        Fleet.up("sims", ["CartPole-v1"], runtime_env=runtime_env, timeout=200)
+    assert fleets() == []

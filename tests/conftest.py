@@ -25,6 +25,7 @@ _REPLAYS = os.environ["ENVHUB_REPLAYS"] = tempfile.mkdtemp(prefix="envhub-test-r
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=["auto", "wire"], default="auto", help="the lane of tests that choose none")
+    parser.addoption("--write-texts", action="store_true", help="write tests/integration/texts.txt")
     parser.addoption("--seed", type=int, default=1, help="of the long run of tests/chaos")
     parser.addoption("--steps", type=int, default=10**6, help="to be acknowledged in it")
 

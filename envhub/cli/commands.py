@@ -24,7 +24,7 @@ keys_app.command(keys.add)
 keys_app.command(keys.list_clients, name="list")
 keys_app.command(keys.remove)
 fleet_app = cyclopts.App(
-    name="fleet", help="Several hubs together: list them; start, change and end those on a Ray cluster."
+    name="fleet", help="Several hubs together: list them and what they do, start and end them on a Ray cluster."
 )
 app.command(fleet_app)
 fleet_app.command(fleet.ls)

@@ -30,7 +30,8 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     ----------
     hub
         A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there,
-        ``dns://NAME:PORT`` for those at a name's addresses, ``ray://FLEET`` for a fleet on Ray.
+        ``dns://NAME:PORT`` for those at a name's addresses, ``ray://FLEET`` for a fleet on Ray; without any, that of
+        ENVHUB_ADDRESS.
     json
         Print a JSON list, with an object for each hub.
     timeout
@@ -40,11 +41,16 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     from envhub_client.fleet.report import reports, table
 
     from envhub.errors import EnvHubError
+    from envhub.transport import address
 
     try:
-        rows = reports(hub, timeout)
+        of_environment = address.of_environment()
+        hubs = hub or ([] if of_environment is None else [of_environment])
+        rows = reports(hubs, timeout)
     except EnvHubError as error:
         end("fleet ls", error, EXIT_FAILED)
+    if not hubs:
+        end("fleet ls", f"name the hubs to list, or set {address.ENVIRONMENT_VARIABLE}")
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:

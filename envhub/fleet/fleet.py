@@ -16,9 +16,11 @@ from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings, read_config
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
+ACTOR_TIMEOUT_S = 30.0  # for Ray to start an actor again, or to end one
 POLL_S = 0.2
+LINES_SHOWN = 20  # of the log of a hub that cannot start
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 
 __all__ = ["Fleet", "FleetHub"]
@@ -166,35 +168,60 @@ class Fleet:
             "resources": resources,
             "runtime_env": dict(settings.runtime_env),
         }
+        actors: dict[int, Any] = {}
         try:
             for index in indices:
-                ray.remote(HubActor).options(name=actor_name(self.name, index), **options).remote(index, settings)
-            self._await(indices, timeout_s)
+                made = ray.remote(HubActor).options(name=actor_name(self.name, index), **options)
+                actors[index] = made.remote(self.name, index, settings)
+            self._await(actors, timeout_s)
         except BaseException:
             self._end(indices)
             raise
 
-    def _await(self, indices: Sequence[int], timeout_s: float) -> None:
-        """Wait until these hubs serve; raises as ``up``."""
+    def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
+        """Wait until the hubs of these numbers serve; raises as ``up``."""
         deadline_s = time.monotonic() + timeout_s
-        while late := [each for each in self.ls() if each.index in indices and each.state != HubState.SERVING.value]:
-            broken = [each for each in late if each.failures >= FAILURES_MAX]
-            if broken or time.monotonic() > deadline_s:
-                raise HubUnreachable(self._why(broken or late, timeout_s))
+        while late := self._late(actors):
+            for hub in late:
+                if hub.failures >= FAILURES_MAX:
+                    raise HubUnreachable(self._why_broken(hub))
+                self._check_lives(hub.index, actors[hub.index])
+            if time.monotonic() > deadline_s:
+                raise HubUnreachable(
+                    f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s: hub {late[0].index} is "
+                    f"{late[0].state}; `ray status` shows what the nodes have left"
+                )
             time.sleep(POLL_S)
 
-    def _why(self, late: Sequence[FleetHub], timeout_s: float) -> str:
-        """Say why these hubs do not serve."""
-        first = late[0]
-        text = f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s, such as hub {first.index}"
-        if first.failures:
-            return f"{text}: {first.why}; its log ends with:\n" + "\n".join(self.logs(first.index, 20))
-        return f"{text}, which is {first.state}; `ray status` shows what the nodes have left"
+    def _late(self, indices: Iterable[int]) -> list[FleetHub]:
+        """Return the reports of the hubs of these numbers that do not serve."""
+        hubs = {hub.index: hub for hub in self.ls()}
+        reports = (hubs.get(index, FleetHub(index)) for index in indices)
+        return [each for each in reports if each.state != HubState.SERVING.value]
+
+    def _check_lives(self, index: int, actor: Any) -> None:
+        """Raise if Ray has given the actor of this hub up, as where ``runtime_env`` cannot be set up.
+
+        Raises:
+            HubUnreachable: it has.
+        """
+        if index not in self._indices():
+            try:
+                ray.get(actor.report.remote(), timeout=ANSWER_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError:
+                return
+            except ray.exceptions.RayError as error:
+                raise HubUnreachable(f"Ray cannot start hub {index} of {self.name!r}: {error}") from error
+
+    def _why_broken(self, hub: FleetHub) -> str:
+        """Say why a hub cannot start, with the end of its log."""
+        text = f"hub {hub.index} of {self.name!r} cannot start: {hub.why}; its log ends with:"
+        return "\n".join([text, *self.logs(hub.index, LINES_SHOWN)])
 
     def _settings(self, indices: Sequence[int]) -> HubSettings:
         """Return the settings of the hubs, from the first of these that answers."""
         refs = [self._actor(index).settings.remote() for index in indices]
-        done, _ = ray.wait(refs, num_returns=1, timeout=ANSWER_TIMEOUT_S)
+        done, _ = ray.wait(refs, num_returns=1, timeout=ACTOR_TIMEOUT_S)
         if not done:
             raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
         settings: HubSettings = ray.get(done[0])
@@ -203,10 +230,12 @@ class Fleet:
     def _end(self, indices: Sequence[int]) -> None:
         """Drain these hubs and end their actors; raises as ``down``."""
         actors = {index: self._actor(index) for index in indices if index in self._indices()}
-        _answers([actor.drain.remote() for actor in actors.values()], DRAIN_TIMEOUT_S)
+        reports = _answers([actor.report.remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
+        placed = [actor for actor, report in zip(actors.values(), reports, strict=True) if report is not None]
+        _answers([actor.drain.remote() for actor in placed], DRAIN_TIMEOUT_S)
         for actor in actors.values():
             ray.kill(actor)
-        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline_s = time.monotonic() + ACTOR_TIMEOUT_S
         while left := actors.keys() & {*self._indices()}:
             if time.monotonic() > deadline_s:
                 raise HubUnreachable(f"Ray has not ended the actors of the hubs {sorted(left)} of {self.name!r}")
@@ -237,7 +266,7 @@ def _answers(refs: Sequence[Any], timeout_s: float) -> list[Any]:
 def _answer(ref: Any) -> Any:
     try:
         return ray.get(ref)
-    except ray.exceptions.RayActorError:  # the actor has ended meanwhile
+    except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError):  # the actor has ended, or never began
         return None
 
 

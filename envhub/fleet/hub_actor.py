@@ -15,6 +15,7 @@ import ray
 from envhub.core_files import write_no_core_file
 from envhub.fleet.hub_folder import HubFolder
 from envhub.fleet.kept_hub import KeptHub
+from envhub.fleet.names import hub_name
 from envhub.fleet.priority import take_priority_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings
@@ -32,9 +33,9 @@ class HubActor:
     keys are new ones: clients ask it for them together with the address, which then is another one, too.
     """
 
-    def __init__(self, index: int, settings: HubSettings) -> None:
+    def __init__(self, fleet: str, index: int, settings: HubSettings) -> None:
         write_no_core_file()
-        self._index, self._settings = index, settings
+        self._name, self._index, self._settings = hub_name(fleet, index), index, settings
         self._node = _node_address()
         self._folder = HubFolder()
         self._keys = _make_keys(self._folder.path / "keys", settings.clients)
@@ -72,7 +73,7 @@ class HubActor:
 
     def _arguments(self) -> list[str]:
         settings, folder = self._settings, self._folder.path
-        arguments = ["--keys", str(folder / "keys"), "--cpus", str(max(1, int(settings.cpus)))]
+        arguments = ["--name", self._name, "--keys", str(folder / "keys"), "--cpus", str(max(1, int(settings.cpus)))]
         if settings.announce:
             arguments += ["--announce", settings.announce]
         if settings.config:

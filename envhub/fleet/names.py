@@ -9,7 +9,7 @@ from envhub.errors import AddressError
 NAMESPACE = "envhub"  # of Ray, so that programs in any namespace have the same fleets
 SCHEME = "ray://"
 HUBS_MAX = 4096
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,55}")  # a hub's name, with its number, has 64 characters
 
 
 def check_fleet_name(name: str) -> None:
@@ -20,13 +20,18 @@ def check_fleet_name(name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise AddressError(
-            f"{name!r} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 64"
+            f"{name!r} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 56"
         )
 
 
 def actor_name(fleet: str, index: int) -> str:
     """Return the name of the actor that keeps this hub."""
     return f"envhub:{fleet}:{index}"
+
+
+def hub_name(fleet: str, index: int) -> str:
+    """Return the name of the hub of this number."""
+    return f"{fleet}/{index}"
 
 
 def index_of(actor: str, fleet: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def weakness_of(path: str) -> Weakness | None:
 
     None also on Windows, where a mode says nothing of other users.
     """
-    if os.name == "nt":
+    if sys.platform == "win32":
         return None
     real, weakness = Path(os.path.realpath(path)), None
     for place in (real, *real.parents):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sims
 from envhub_client.connection.connection import connect
-from hubs import ServedHub, serve
+from hubs import ServedHub, free_port, serve, wait_until
 
 import envhub
 from envhub.env_failure import EnvFailure, failure_info
@@ -39,6 +39,25 @@ def test_capacity_shrinks_by_a_session_and_grows_again_with_its_end(hub: ServedH
         with envhub.connect(hub.tcp) as client:
             assert client.stats()["capacity"] == vars(while_used)
     assert capacity_of(hub.tcp) == before
+
+
+@pytest.mark.parametrize("lane", ["wire", "auto"])
+def test_steps_are_counted_on_each_lane_and_on_when_their_session_has_ended(hub: ServedHub, lane: str) -> None:
+    with envhub.connect(hub.ipc) as client:
+        before = client.stats()["steps"]
+        with closing(client.make_vec("CartPole-v1", 3, lane=lane, num_workers=1)) as envs:
+            envs.reset(seed=1)
+            for _ in range(4):
+                envs.step([0, 1, 0])
+            assert lane == "auto" or envs.lane == "wire"
+            (session,) = client.sessions()
+            assert session["steps"] == client.stats()["steps"] - before == 15
+            token = envs.detach()
+        with closing(client.attach(token)) as envs:  # in other memory
+            envs.step([0, 1, 0])
+            assert client.stats()["steps"] - before == 18
+        assert wait_until(lambda: client.health()["sessions"] == 0)
+        assert client.stats()["steps"] - before == 18
 
 
 def test_errors_and_failures_name_their_hub(tmp_path: Path) -> None:
@@ -69,6 +88,22 @@ def test_private_hub_has_no_name() -> None:
         with pytest.raises(ValueError) as raised:
             envs.step([0, 1])
         assert isinstance(raised.value.__cause__, envhub.EnvRaised) and raised.value.__cause__.hub is None
+
+
+@pytest.mark.long
+def test_truncation_by_the_loss_of_a_hub_names_that_hub_and_later_ones_the_next(tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    options: dict[str, Any] = {"num_workers": 2, "on_hub_loss": "recreate", "restart_wait": 60.0}
+    with serve(tmp_path, "naughty=sims:Naughty", "--name", "first", binds=[address]) as hub:
+        envs = envhub.make_vec("naughty", 2, hub=address, **options)
+        envs.reset()
+        hub.stop(signal.SIGKILL)
+    with closing(envs), serve(tmp_path, "naughty=sims:Naughty", "--name", "second", binds=[address]):
+        failures = envs.step([0, 0])[-1]["env_failure"]
+        assert [(failure.cause, failure.hub) for failure in failures] == [("hub_lost", "first")] * 2
+        envs.step([0, 0])
+        failure = envs.step([0, 3])[-1]["env_failure"][1]
+        assert (failure.cause, failure.hub) == ("crash", "second")
 
 
 def test_loss_of_a_hub_is_named_after_the_lost_one() -> None:

@@ -205,7 +205,7 @@ def test_factory_of_what_is_no_single_env_is_refused(factory: Any, told: str) ->
 
 def test_program_on_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(envhub.HubUnreachable, match="EnvHub needs Linux, and this is darwin"):
+    with pytest.raises(envhub.HubUnreachable, match="a hub of the program's own needs Linux, and this is macOS"):
         envhub.make_vec("CartPole-v1", 2)
 
 

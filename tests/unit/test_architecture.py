@@ -161,7 +161,7 @@ ROOMS = {
             *("connection", "fleet", "lanes", "session"),
             *("envhub.protocol", "envhub.transport", "envhub.values"),
         },
-        "fleet": {"connection", "envhub.transport"},
+        "fleet": {"connection", "envhub.fleet", "envhub.transport"},
         "frameworks": {"envhub.values", "envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},

@@ -352,3 +352,14 @@ def test_commands_that_show_a_bar_warn_of_a_hub_that_is_out_of_reach(
     with making_bar(Console(stderr=True)):
         logging.getLogger("envhub").warning("the hub at %s is out of reach", "tcp://box:1")
     assert capsys.readouterr().err == "the hub at tcp://box:1 is out of reach\n"
+
+
+def test_fleet_without_a_name_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ENVHUB_ADDRESS", raising=False)
+    assert run("fleet", "ls") == 2 and "name the hubs to list, or set ENVHUB_ADDRESS" in capsys.readouterr().err
+    monkeypatch.setenv("ENVHUB_ADDRESS", f"envhub://{text_of(bytes(64))}@127.0.0.1:1")
+    assert run("fleet", "ls", "--timeout", "0.2") == 1
+    listed = capsys.readouterr()
+    assert "envhub://***@127.0.0.1:1  -     unreachable" in listed.out and "no hub answered" in listed.err

@@ -18,6 +18,8 @@ from envhub.transport.socket_file import open_socket_file
 
 _SKIPPED_SHOWN = 10  # in one warning
 _SCHEME = "file:"
+_FOLDERS_MAX = 64
+_skipped: dict[Path, frozenset[str]] = {}  # by folder, the files that the last look skipped
 
 logger = logging.getLogger("envhub")
 
@@ -63,14 +65,22 @@ def present(folder: Path) -> list[Announcement]:
         HubUnreachable: no hub is announced there.
     """
     hubs, skipped = announced(folder)
-    if skipped:
-        logger.warning("announcements in %s are skipped: %s", folder, _text(skipped))
+    _warn(folder, skipped)
     if not hubs:
         raise HubUnreachable(
             f"no hub is announced in {folder}{f' ({_text(skipped)})' if skipped else ''}: "
             f"start hubs with `envhub serve --announce {folder} --bind tcp://*:0 --keys DIR ENV`"
         )
     return hubs
+
+
+def _warn(folder: Path, skipped: Sequence[Skipped]) -> None:
+    """Warn of the files that are skipped, if there is one of which the last look did not know."""
+    if len(_skipped) > _FOLDERS_MAX:
+        _skipped.clear()
+    before, _skipped[folder] = _skipped.get(folder, frozenset()), frozenset(each.file for each in skipped)
+    if _skipped[folder] - before:
+        logger.warning("announcements in %s are skipped: %s", folder, _text(skipped))
 
 
 def lone(folder: Path) -> Announcement:

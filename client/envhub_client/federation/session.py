@@ -169,7 +169,7 @@ class FederatedSession(LaneSession):
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
         self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
         self._request.results(None)
-        self._remaker.remember(message)
+        self._remaker.attributes.remember(message)
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""

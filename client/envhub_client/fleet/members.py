@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from envhub.errors import AddressError
+from envhub.fleet.names import hub_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub_client.connection import announced_hubs, known_hubs, ray_hubs
-from envhub_client.fleet import dns_hubs
+from envhub_client.connection import announced_hubs, dns_hubs, known_hubs, ray_hubs
 
 
 class Member(NamedTuple):
@@ -38,10 +38,9 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
         KeysError: a hub there wants a key, and this user has none.
     """
     if (place := dns_hubs.place_of(hub)) is not None:
-        hosts = [f"{host}:{place.port}" for host in dns_hubs.hosts(place)]
-        return tuple(Member(host, known_hubs.address_with_keys_of(place, host)) for host in hosts)
+        return tuple(Member(each, known_hubs.address_with_keys_of(place, each)) for each in dns_hubs.places(place))
     if (fleet := ray_hubs.fleet_of(hub)) is not None:
-        return tuple(Member(f"{fleet}/{index}", address) for index, address in ray_hubs.serving(fleet).items())
+        return tuple(Member(hub_name(fleet, index), address) for index, address in ray_hubs.serving(fleet).items())
     folder = announced_hubs.folder_of(hub)
     if folder is None:
         address = addresses.guarded(hub)

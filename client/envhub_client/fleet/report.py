@@ -68,7 +68,7 @@ class AskedHub:
     is_stale: bool = False
 
 
-def reports(hubs: Sequence[str], timeout: float) -> list[HubReport]:
+def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport]:
     """Report all hubs that these addresses and names stand for, in their order; each is asked once.
 
     Args:
@@ -78,13 +78,13 @@ def reports(hubs: Sequence[str], timeout: float) -> list[HubReport]:
     Raises:
         EnvHubError: a name stands for no hub; as of ``members``.
     """
-    deadline = Deadline(timeout)
     asked = {(each.name, addresses.written(each.address)): each for hub in hubs for each in _asked(hub)}
+    deadline = Deadline(timeout)
     with ThreadPoolExecutor(min(len(asked), ASKED_MAX) or 1) as threads:
         return [*threads.map(partial(_report, deadline), asked.values())]
 
 
-def _asked(hub: str) -> list[AskedHub]:
+def _asked(hub: str | Secret[str]) -> list[AskedHub]:
     folder = announced_hubs.folder_of(hub)
     if folder is None:
         return [AskedHub(*member) for member in members(hub)]
@@ -108,15 +108,23 @@ def _report(deadline: Deadline, hub: AskedHub) -> HubReport:
     if hub.why:
         return HubReport(hub.name, written, hub.host, "stale" if hub.is_stale else "unreachable", hub.why)
     try:
-        with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
+        with Client(hub.address, _left_s(deadline)) as client:
             return _answer(client, deadline, hub)
     except EnvHubError as error:
         return HubReport(hub.name, written, hub.host, "unreachable", str(error))
 
 
+def _left_s(deadline: Deadline) -> float:
+    return max(round(deadline.left_s(), 1), 0.1)
+
+
 def _answer(client: Client, deadline: Deadline, hub: AskedHub) -> HubReport:
-    health, steps_before, began_s = client.health(), _number(client.stats(), "steps"), time.monotonic()
+    client.timeout = _left_s(deadline)
+    health = client.health()
+    client.timeout = _left_s(deadline)
+    steps_before, began_s = _number(client.stats(), "steps"), time.monotonic()
     time.sleep(min(RATE_S, deadline.left_s() / 2))
+    client.timeout = _left_s(deadline)
     counters, seconds = client.stats(), time.monotonic() - began_s
     steps = _number(counters, "steps")
     capacity = counters.get("capacity")

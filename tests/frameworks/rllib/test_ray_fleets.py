@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from envhub.transport.address import runtime_folder
 pytestmark = pytest.mark.long
 
 NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
+
+FOLDERS = runtime_folder() / "fleets"
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +62,13 @@ def fleet(cluster: Cluster) -> Iterator[Fleet]:
     fleet.down()
     assert fleets() == []
     assert serving_processes() == []
-    assert not [*(runtime_folder() / "fleets").iterdir()]
+    assert not [*FOLDERS.iterdir()]
 
 
 def serving_processes() -> list[int]:
     """The pids of the hubs below this program's nodes."""
-    return [each.pid for each in psutil.process_iter(["cmdline"]) if "fleets" in " ".join(each.info["cmdline"] or ())]
+    processes = psutil.process_iter(["cmdline"])
+    return [each.pid for each in processes if any(str(FOLDERS) in part for part in each.info["cmdline"] or ())]
 
 
 def actors_of(fleet: Fleet) -> list[int]:
@@ -80,13 +84,11 @@ def await_(what: Callable[[], bool], timeout_s: float = 90.0) -> float:
     return time.monotonic() - started_s
 
 
-def steps(hub: str) -> None:
-    """Step two envs of a hub, or of each of a fleet."""
-    for member in members(hub):
-        envs = envhub.make_vec("CartPole-v1", 2, hub=member.address)
+def steps(fleet: str) -> None:
+    """Step a vector env of four envs of a fleet."""
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 4, hub=fleet)) as envs:
         envs.reset(seed=1)
-        envs.step([0, 1])
-        envs.close()
+        envs.step([0, 1, 0, 1])
 
 
 def serves_all(fleet: Fleet) -> bool:
@@ -134,7 +136,7 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     print(f"its hub has ended after {await_(lambda: not psutil.pid_exists(before.pid)):.1f} s")
     print(f"another serves after {await_(lambda: fleet.access().get(0, access) != access):.1f} s")
     assert len(serving_processes()) == 2
-    assert len([*(runtime_folder() / "fleets").iterdir()]) == 2
+    assert len([*FOLDERS.iterdir()]) == 2
     steps("ray://sims")
 
 
@@ -150,9 +152,7 @@ def test_hub_has_the_priority_and_the_variables_of_one_started_by_hand(fleet: Fl
 
 def test_no_key_is_in_an_argument_a_log_or_a_table_of_ray(fleet: Fleet) -> None:
     secrets = [access.tcp.removeprefix("envhub://").partition("@")[0][43:] for access in fleet.access().values()]
-    state = ray._private.state.state
-    state._really_init_global_state()
-    table = b"".join(state.global_state_accessor.get_actor_table(None, None))
+    table = b"".join(ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None))
     arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
     logs = [path.read_text(errors="replace") for path in (session / "logs").rglob("*.*") if path.is_file()]
@@ -186,7 +186,11 @@ def test_program_that_is_not_connected_to_ray_finds_the_fleet(fleet: Fleet) -> N
 def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "envhub", "fleet", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+        started_s = time.monotonic()
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        print(f"envhub fleet {arguments[0]}: {time.monotonic() - started_s:.1f} s")
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
 
     (tmp_path / "hub.toml").write_text('lease = 7.0\n[envs.pole]\nenv = "CartPole-v1"\n')
     up = run("up", "--name", "farm", "--hubs", "2", "--cpus-per-hub", "2", "--config", str(tmp_path / "hub.toml"))
@@ -195,7 +199,8 @@ def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tm
         listed = json.loads(run("ls", "ray://farm", "--json"))
         assert [(each["name"], each["state"]) for each in listed] == [("farm/0", "ok"), ("farm/1", "ok")]
         assert "1: serving" not in run("scale", "farm", "1")
-        assert '"lease": 7.0' in run("logs", "farm") and '"cpus": 2' in run("logs", "farm")
+        log = run("logs", "farm")
+        assert '"lease": 7.0' in log and '"cpus": 2' in log
     finally:
         run("down", "farm")
     assert fleets() == serving_processes() == []
@@ -204,7 +209,7 @@ def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tm
 def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(HubUnreachable, match="No module named 'no_such_sims'"):
         Fleet.up("broken", ["one=no_such_sims:make"], timeout=120)
-    with pytest.raises(HubUnreachable, match="which is placing; `ray status`"):
+    with pytest.raises(HubUnreachable, match="hub 0 is placing; `ray status`"):
         Fleet.up("large", ["CartPole-v1"], cpus_per_hub=64, timeout=2)
     with pytest.raises(ValueError, match="bind"):
         (tmp_path / "hub.toml").write_text('bind = ["tcp://127.0.0.1:5555"]\n')
@@ -251,4 +256,36 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
     finally:
         fleet.down()
     assert fleets() == serving_processes() == []
-    assert not [*(runtime_folder() / "fleets").iterdir()]
+    assert not [*FOLDERS.iterdir()]
+
+
+def wheel(folder: Path) -> Path:
+    """Make a package of an env, which is installed nowhere."""
+    path = folder / "wheel_sims-1.0-py3-none-any.whl"
+    about = "wheel_sims-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("wheel_sims.py", "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: wheel-sims\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
+    variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
+    runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}
+    fleet = Fleet.up("wheeled", ["one=wheel_sims:make"], runtime_env=runtime_env, timeout=200)
+    try:
+        environ = psutil.Process(fleet.ls()[0].pid).environ()
+        assert {name: environ.get(name) for name in variables} == variables
+        with contextlib.closing(envhub.make_vec("one", 2, hub="ray://wheeled")) as envs:
+            envs.reset(seed=1)
+    finally:
+        fleet.down()
+
+
+def test_hub_that_ray_cannot_start_is_an_error(cluster: Cluster) -> None:
+    runtime_env = {"pip": {"packages": ["/no/such/sims-1.0-py3-none-any.whl"], "pip_check": False}}
+    with pytest.raises(HubUnreachable, match="Ray cannot start hub 0 of 'sims'"):
+        Fleet.up("sims", ["CartPole-v1"], runtime_env=runtime_env, timeout=200)
+    assert fleets() == []

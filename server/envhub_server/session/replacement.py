@@ -55,7 +55,7 @@ class Replacement:
             The instructions, and the failure if the slot gets no further process.
         """
         rules, number = self._launcher.rules, exited.process
-        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, rules.hide_folders)
+        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
         was_serving = slot.loss is None
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
@@ -79,7 +79,7 @@ class Replacement:
         kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return kept, None
-        text = f"env {fault.row} raised {fault.message}"
+        text = f"env {self._make.first_env + fault.row} raised {fault.message}"
         failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
         return kept, self._exhausted(slot, failure)
 
@@ -137,7 +137,7 @@ class Replacement:
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
-        recycled = failure_text.recycled_info(slot.index, slot.rows) if slot.overdue else b""
+        recycled = failure_text.recycled_info(self._make, slot.index, slot.rows) if slot.overdue else b""
         slot.loss, slot.boot_failure, slot.finish_at_s, slot.ending = None, None, math.inf, b""
         slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
         slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf

@@ -18,7 +18,7 @@ from envhub.fleet.settings import HubSettings, read_config
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
-ACTOR_TIMEOUT_S = 30.0  # for Ray to start an actor again, or to end one
+ACTOR_TIMEOUT_S = 30.0  # for Ray to end actors
 POLL_S = 0.2
 LINES_SHOWN = 20  # of the log of a hub that cannot start
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
@@ -160,7 +160,7 @@ class Fleet:
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_restarts": -1,
-            "max_task_retries": -1,
+            "max_task_retries": 0,  # so that a call fails at once, and does not wait, while Ray starts an actor again
             "max_concurrency": CALLS_MAX,
             "scheduling_strategy": "SPREAD",
             "num_cpus": settings.cpus,
@@ -220,11 +220,10 @@ class Fleet:
 
     def _settings(self, indices: Sequence[int]) -> HubSettings:
         """Return the settings of the hubs, from the first of these that answers."""
-        refs = [self._actor(index).settings.remote() for index in indices]
-        done, _ = ray.wait(refs, num_returns=1, timeout=ACTOR_TIMEOUT_S)
-        if not done:
+        answers = _answers([self._actor(index).settings.remote() for index in indices], ANSWER_TIMEOUT_S)
+        settings: HubSettings | None = next((each for each in answers if each is not None), None)
+        if settings is None:
             raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
-        settings: HubSettings = ray.get(done[0])
         return settings
 
     def _end(self, indices: Sequence[int]) -> None:

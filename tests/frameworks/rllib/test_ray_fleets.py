@@ -18,6 +18,7 @@ import psutil
 import pytest
 import ray
 from envhub_client.fleet.members import members
+from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 
@@ -184,6 +185,7 @@ PROGRAM = """
 import sys
 import envhub, ray
 from envhub_client.fleet.members import members
+from pages import blocks
 for member in members("ray://sims"):
     with envhub.connect(member.address) as hub:
         print(member.name, *hub.envs())
@@ -235,6 +237,12 @@ def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, t
     with pytest.raises(AddressError, match=r"no fleet is up as 'sims' \(up: none yet\)"):
         envhub.connect("ray://sims")
     assert serving_processes() == []
+
+
+def test_program_of_the_page_runs(cluster: Cluster) -> None:
+    (program,) = blocks("python ray")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+    assert fleets() == serving_processes() == []
 
 
 def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:

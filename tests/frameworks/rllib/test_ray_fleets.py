@@ -23,7 +23,7 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 
 import envhub
-from envhub.errors import AddressError, HubUnreachable
+from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.fleet import Fleet
 from envhub.fleet.fleet import fleets
 from envhub.transport.address import runtime_folder
@@ -96,6 +96,12 @@ def serves_all(fleet: Fleet) -> bool:
     return all(hub.state == "serving" for hub in fleet.ls())
 
 
+def names_in_a_task() -> list[str]:
+    from envhub_client.fleet.members import members
+
+    return [each.name for each in members("ray://sims")]
+
+
 def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet: Fleet) -> None:
     assert [each.name for each in members("ray://sims")] == ["sims/0", "sims/1"]
     steps("ray://sims")
@@ -103,6 +109,7 @@ def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet
         for address, lane in zip(access, ("wire", "shared"), strict=True):
             with contextlib.closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
                 assert envs.lane == lane
+    assert ray.get(ray.remote(num_cpus=0)(names_in_a_task).remote()) == ["sims/0", "sims/1"]
     addresses = {hub.address for hub in fleet.ls()}
     with pytest.raises(envhub.AccessDenied):
         envhub.connect(addresses.pop())
@@ -232,6 +239,8 @@ def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, t
     with pytest.raises(ValueError, match="bind"):
         (tmp_path / "hub.toml").write_text('bind = ["tcp://127.0.0.1:5555"]\n')
         Fleet.up("bound", config=tmp_path / "hub.toml")
+    with pytest.raises(KeysError, match="the fleet's own client"):
+        Fleet.up("sims", clients={"fleet": "A" * 43})
     with pytest.raises(AddressError, match="no name for a fleet"):
         Fleet.up("a:b")
     with pytest.raises(AddressError, match=r"no fleet is up as 'sims' \(up: none yet\)"):

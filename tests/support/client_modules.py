@@ -22,6 +22,7 @@ ENTRIES = """
 """
 # The commands that ``envhub.cli`` refuses on other systems.
 REFUSED = {f"envhub.cli.{name}" for name in ("bench", "conformance", "keys", "record", "replays", "serve")}
+REFUSED.add("envhub.fleet.fleet")  # fleets on Ray are for Linux
 
 
 def path_of(module: str) -> Path | None:

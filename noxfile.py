@@ -1,6 +1,7 @@
 """The checks of this repository, for developers and CI; ``nox --list`` lists them.
 
-All but ``frameworks`` run in the active environment, in which ``pip install -e ".[dev]"`` has been run.
+All but ``frameworks``, ``manifests`` and ``containers`` run in the active environment, in which
+``pip install -e ".[dev]"`` has been run.
 """
 
 from __future__ import annotations
@@ -70,6 +71,22 @@ def frameworks(session: nox.Session, folder: str) -> None:
     session.install("-q", "-e", ".", "-r", f"tests/frameworks/{folder}/requirements.txt")
     processes = str(SIDE_BY_SIDE[folder])
     session.run("pytest", "-q", "-n", processes, "-m", "not benchmark and not chaos", f"tests/frameworks/{folder}")
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def manifests(session: nox.Session) -> None:
+    """Check the manifests of docker/kubernetes, in an environment with the schemas of Kubernetes."""
+    session.install("-q", "-e", ".", "-r", "tests/kubernetes/requirements.txt")
+    session.run("pytest", "-q", "tests/kubernetes", *session.posargs)
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def containers(session: nox.Session) -> None:
+    """Build the image, and run hubs in containers as their manifests say; needs a Docker engine and 320 MB."""
+    session.install("-q", "-e", ".", "-r", "tests/kubernetes/requirements.txt")
+    image = ("docker", "build", "--network", "host", "-t", "envhub", "-f", "docker/Dockerfile", ".")
+    session.run(*image, external=True)
+    session.run("pytest", "-q", "-n", "0", "-m", "container", "tests/kubernetes", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -30,6 +30,7 @@ _HOMES = {
     "RecordOptions": "envhub.recording.options",
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.description",
+    "StepObserver": "envhub_client.envs.step_observer",
     "connect": "envhub_client.client",
     "legacy_infos": "envhub_client.frameworks.cleanrl",
     "make": "envhub_client.make",

@@ -4,6 +4,7 @@ from envhub_client.client import Client as Client
 from envhub_client.client import connect as connect
 from envhub_client.envs.async_vector_env import AsyncVectorEnv as AsyncVectorEnv
 from envhub_client.envs.single_env import HubEnv as HubEnv
+from envhub_client.envs.step_observer import StepObserver as StepObserver
 from envhub_client.envs.vector_env import HubVectorEnv as HubVectorEnv
 from envhub_client.frameworks.cleanrl import legacy_infos as legacy_infos
 from envhub_client.make import make as make

@@ -29,6 +29,8 @@ class EnvFailure(Mapping[str, Any]):
         log_tail: the last output of the env's process.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this failure
             again, written a moment after the failure is reported; empty if the hub keeps none.
+        hub: the name of the hub that had the env; None for a private hub, for ``num_workers=0``, and where the hub's
+            name is not known.
     """
 
     cause: str
@@ -40,15 +42,18 @@ class EnvFailure(Mapping[str, Any]):
     restarts: int = 0
     log_tail: str = ""
     replay: str = ""
+    hub: str | None = None
 
     @classmethod
-    def from_map(cls, mapping: Mapping[str, Any]) -> EnvFailure:
+    def from_map(cls, mapping: Mapping[str, Any], hub: str | None = None) -> EnvFailure:
         """The failure in a hub's map; unknown keys are ignored, and missing keys have their default.
+
+        ``hub`` is the name of the hub that sent it. A failure of an earlier hub, which was lost, has that hub's name.
 
         Control characters in its texts are escaped.
         """
         fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
-        return cls(**{"cause": "", "message": "", **fields})
+        return cls(**{"cause": "", "message": "", "hub": hub, **fields})
 
     def __getitem__(self, name: str) -> Any:
         if name not in _FIELDS:
@@ -70,4 +75,5 @@ def failure_info(failure: EnvFailure) -> bytes:
 
     The hub, a worker, and a client that lost its hub all truncate rows, and a trainer must not see a difference.
     """
-    return codec.encode({"env_failure": dict(failure), "invalid_transition": True})
+    fields = {name: value for name, value in failure.items() if name != "hub" or value is not None}
+    return codec.encode({"env_failure": fields, "invalid_transition": True})

@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors also show the library's frames
 
@@ -98,7 +98,23 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class EnvHubError(Exception):
-    """The base of every error that EnvHub itself raises."""
+    """The base of every error that EnvHub itself raises.
+
+    Attributes:
+        hub: the name of the hub that the error comes from; None for an error of the client, of a private hub or of
+            ``num_workers=0``, and where the hub's name is not known.
+    """
+
+    hub: str | None = None
+
+
+E = TypeVar("E", bound=EnvHubError)
+
+
+def of_hub(error: E, hub: str | None) -> E:
+    """The error, which now names the hub that it comes from."""
+    error.hub = hub
+    return error
 
 
 class HubUnreachable(EnvHubError, ConnectionError):
@@ -150,7 +166,7 @@ class EnvRaised(EnvHubError):
         remote_message: ``str()`` of the remote exception.
         remote_traceback: the remote traceback as text.
         worker: the worker's number in its session, or None.
-        hub: the address of the hub.
+        address: the address of the hub.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this exception
             again; empty if the hub keeps none.
     """
@@ -162,22 +178,22 @@ class EnvRaised(EnvHubError):
         remote_message: str,
         remote_traceback: str = "",
         worker: int | None = None,
-        hub: str = "",
+        address: str = "",
         replay: str = "",
     ) -> None:
-        super().__init__(env_index, type_name, remote_message, remote_traceback, worker, hub, replay)
+        super().__init__(env_index, type_name, remote_message, remote_traceback, worker, address, replay)
         self.env_index = env_index
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
         self.worker = worker
-        self.hub = hub
+        self.address = address
         self.replay = replay
 
     def __str__(self) -> str:
         where = "an env" if self.env_index is None else f"env {self.env_index}"
         host = "" if self.worker is None else f" in worker {self.worker}"
-        hub = f" of the hub at {self.hub}" if self.hub else ""
+        hub = f" of the hub at {self.address}" if self.address else ""
         text = f"{where}{host}{hub} raised {raised_text(self.type_name, self.remote_message)}"
         if self.replay:
             text += f"\n\n{replay_text(self.replay)}"

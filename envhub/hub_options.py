@@ -18,8 +18,10 @@ from envhub.option_kinds import (
     Address,
     Arguments,
     Bytes,
+    Cpus,
     Envs,
     Gpu,
+    HubName,
     Kind,
     Memory,
     Option,
@@ -78,6 +80,13 @@ class HubOptions:
             "given more than once."
         ),
     ] = ()
+    name: Annotated[
+        HubName,
+        Meta(
+            description="The hub's name for its clients and its log, of at most 64 printable characters of ASCII. "
+            "Without it, the name of the machine."
+        ),
+    ] = ""
     python: Annotated[
         Program,
         Meta(
@@ -109,6 +118,13 @@ class HubOptions:
             "process. Else every env gets a process."
         ),
     ] = "auto"
+    cpus: Annotated[
+        Cpus | None,
+        Meta(
+            description="The number of CPUs that the hub plans its workers with, if it may use more. By default all "
+            "that it may use."
+        ),
+    ] = None
     worker_memory: Annotated[
         Memory,
         Meta(
@@ -139,6 +155,14 @@ class HubOptions:
         Meta(
             description="A file to which a line of JSON is appended for every connection, refusal, session, takeover "
             "and change of keys."
+        ),
+    ] = None
+    announce: Annotated[
+        Path | None,
+        Meta(
+            description="A folder in which the hub announces itself while it serves, so that clients with "
+            '``hub="file:///FOLDER"`` find all hubs that share it. It is made if it does not exist, and only its '
+            "owner may be able to write to it."
         ),
     ] = None
     allow_factories: Annotated[

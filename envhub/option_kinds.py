@@ -21,10 +21,11 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Union, get_args, 
 
 from msgspec import Meta
 
-from envhub.protocol.validation import GPUS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
+from envhub.protocol.validation import GPUS_MAX, HUB_NAME_CHARS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
 from envhub.transport import address
 
 PROCESSES_MAX = 1024  # workers or spares of a session, as many as it may have envs
+CPUS_MAX = 1 << 16
 BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
 BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
 EPISODES_MAX = 1 << 40
@@ -119,6 +120,18 @@ def read_variable_value(text: str, folder: Path) -> str:
     return text
 
 
+def read_name(text: str, folder: Path) -> str:
+    """Return the name of a hub, or an empty text.
+
+    Raises:
+        ValueError: a hub cannot have this name.
+    """
+    if len(text) > HUB_NAME_CHARS_MAX or not (text.isascii() and text.isprintable()):
+        limits = f"at most {HUB_NAME_CHARS_MAX} characters, printable and of ASCII"
+        raise ValueError(f"{text!r:.200} is no name of a hub, which has {limits}")
+    return text
+
+
 def read_function(text: str, folder: Path) -> str:
     """Return the name of a function, or an empty text.
 
@@ -149,10 +162,12 @@ Arguments = Annotated[str, read_by(read_arguments)]
 Bytes = Annotated[int, bounded(0, BYTES_MAX, "bytes")]
 SomeBytes = Annotated[int, bounded(1, BYTES_MAX, "bytes")]
 Count = Annotated[int, bounded(0, COUNT_MAX)]
+Cpus = Annotated[int, bounded(1, CPUS_MAX, "CPUs")]
 EnvIndex = Annotated[int, bounded(0, ROWS_MAX - 1)]
 Envs = Annotated[int, bounded(1, ROWS_MAX, "envs")]
 Function = Annotated[str, read_by(read_function)]
 Gpu = Annotated[int, bounded(0, GPUS_MAX - 1)]
+HubName = Annotated[str, read_by(read_name)]
 Memory = Annotated[int, Meta(ge=0, le=BYTES_MAX, extra={"unit": "bytes", "least": BYTES_MIN})]
 Program = Annotated[str, read_by(read_program)]
 Seconds = Annotated[float, bounded(0, SECONDS_MAX, "seconds")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Any, Generic, NoReturn, SupportsIndex, TypeVar
 
 Value = TypeVar("Value", bytes, str)
@@ -29,6 +28,8 @@ class Secret(Generic[Value]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
+        import hmac  # it loads OpenSSL, which a program without keys does not need
+
         return hmac.compare_digest(_bytes(self._hidden), _bytes(other._hidden))
 
     def __repr__(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import inspect
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ _REPLAYS = os.environ["ENVHUB_REPLAYS"] = tempfile.mkdtemp(prefix="envhub-test-r
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=["auto", "wire"], default="auto", help="the lane of tests that choose none")
+    parser.addoption("--write-texts", action="store_true", help="write tests/integration/texts.txt")
     parser.addoption("--seed", type=int, default=1, help="of the long run of tests/chaos")
     parser.addoption("--steps", type=int, default=10**6, help="to be acknowledged in it")
 
@@ -36,15 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     _load_hypothesis_profile()
     if config.getoption("--lane") == "wire":
-        from envhub_client import make
-        from envhub_client.session.options import SessionOptions
-
-        defaults = SessionOptions.__init__.__defaults__
-        assert defaults is not None and defaults.count("auto") == 1
-        SessionOptions.__init__.__defaults__ = tuple("wire" if value == "auto" else value for value in defaults)
-        keywords = inspect.unwrap(make.make_vec).__kwdefaults__
-        assert keywords is not None
-        keywords["lane"] = "wire"
+        os.environ["ENVHUB_LANE"] = "wire"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,10 +30,31 @@ class Batch(NamedTuple):
         env_ids: of which envs this is, ascending; None for all of them.
     """
 
-    observations: list[np.ndarray]
+    observations: Sequence[np.ndarray]
     rewards: np.ndarray | None
     terminations: np.ndarray | None
     truncations: np.ndarray | None
     rows: list[tuple[int, bytes]]
     groups: list[InfoGroup]
     env_ids: np.ndarray | None = None
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of several, in the order of their envs."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.env_ids for part in parts]))
+
+    def join(arrays: Iterable[Any]) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([*arrays])[order]
+        return joined
+
+    return Batch(
+        [join(leaves) for leaves in zip(*(part.observations for part in parts), strict=True)],
+        join(part.rewards for part in parts),
+        join(part.terminations for part in parts),
+        join(part.truncations for part in parts),
+        sorted(row for part in parts for row in part.rows),
+        [group for part in parts for group in part.groups],
+        join(part.env_ids for part in parts),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -15,13 +14,13 @@ from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
 from envhub_client.frames import hiding_frames
-from envhub_client.observer import Observer, token_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from envhub_client.envs.vector_env import HubVectorEnv
     from envhub_client.make import EnvLike
+    from envhub_client.observer import Observer
     from envhub_client.option_keywords import ClientKeywords
 
 _HEALTH: dict[str, Any] = {
@@ -41,8 +40,9 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
     Args:
         address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key,
-            ``ssh://host`` through one's own ssh, or the name of a hub that ``envhub login`` keeps; without it
-            ``ENVHUB_ADDRESS``, else where ``envhub serve`` listens by default.
+            ``ssh://host`` through one's own ssh, ``file:///folder`` for the hub that announces itself there, or the
+            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
+            listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:
@@ -61,13 +61,23 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
 
 class Client(AbstractContextManager["Client"]):
-    """A connection to the hub at ``address``, usable in ``with``; it goes on with a hub that is started there again."""
+    """A connection to the hub at ``address``, usable in ``with``; it goes on with a hub that is started there again.
+
+    Attributes:
+        address: of the hub, without keys.
+        timeout: the seconds for each answer.
+    """
 
     def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
         self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
-        self._timeout = timeout
+        self.timeout = timeout
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
+
+    @property
+    def host(self) -> str:
+        """The name of the hub's machine; empty where the hub does not say."""
+        return self._connection.welcome.host
 
     @hiding_frames
     def envs(self) -> list[str]:
@@ -112,15 +122,16 @@ class Client(AbstractContextManager["Client"]):
             HubUnreachable: no hub answered.
         """
         from envhub_client.envs.vector_env import HubVectorEnv
+        from envhub_client.observer import Observer, token_bytes
         from envhub_client.session.options import SessionOptions
         from envhub_client.session.session import Session
 
         session = token_bytes(token)
         if observe:
-            return Observer(connect_to(self._hub, timeout=self._timeout), session, self._timeout)
+            return Observer(connect_to(self._hub, timeout=self.timeout), session, self.timeout)
         if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
-        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self.timeout)
         return HubVectorEnv(attached)
 
     @hiding_frames
@@ -138,11 +149,15 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
-        connection = connect_to(self._hub, secrets.token_bytes(16), self._timeout)
+        import secrets
+
+        from envhub_client.observer import token_bytes
+
+        connection = connect_to(self._hub, secrets.token_bytes(16), self.timeout)
         try:
             connection.send(Op.ATTACH, Attach(token_bytes(session)))
             connection.give_up()  # the session may be long in making, and CLOSE does not wait
-            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self._timeout)
+            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self.timeout)
         finally:
             connection.close()
 
@@ -182,15 +197,15 @@ class Client(AbstractContextManager["Client"]):
     def _ask(self, op: Op) -> Any:
         """The answer to a question; one that was lost with its hub is asked of the next hub at the address."""
         try:
-            return self._connection.ask(op, Question(), timeout=self._timeout).message
+            return self._connection.ask(op, Question(), timeout=self.timeout).message
         except HubLost as lost:
             try:
-                connection = connect_to(self._hub, timeout=min(self._timeout, RETURN_S))
+                connection = connect_to(self._hub, timeout=min(self.timeout, RETURN_S))
             except HubUnreachable:
                 raise lost from None
             self._connection.close()
             self._connection = connection
-        return self._connection.ask(op, Question(), timeout=self._timeout).message
+        return self._connection.ask(op, Question(), timeout=self.timeout).message
 
     def close(self) -> None:
         """Close the connection; vector envs made here live on."""

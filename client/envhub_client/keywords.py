@@ -22,7 +22,7 @@ _GYMNASIUMS = {
 _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 
 
-def split(kind: type[Options], arguments: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+def fields_of(kind: type[Options], arguments: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of this dataclass among these keyword arguments, and the others.
 
     Raises:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -27,10 +27,13 @@ from envhub.values import codec
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.federation.session import FederatedSession
+from envhub_client.fleet.members import all_members, stands_for_several
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import meant, refused_keyword, split
+from envhub_client.keywords import fields_of, meant, refused_keyword
 from envhub_client.option_keywords import OptionKeywords, SessionKeywords
 from envhub_client.session import faults, hosting
+from envhub_client.session.base import VectorSession
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import (
     Compression,
@@ -44,6 +47,7 @@ from envhub_client.session.options import (
 from envhub_client.session.session import Session
 from envhub_client.wrapper_names import WrapperLike, named_wrappers
 
+Hubs = str | Secret[str] | tuple[str | Secret[str], ...]
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
 
@@ -52,13 +56,14 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     env: EnvLike,
     num_envs: int = 1,
     *,
-    hub: str | None = None,
+    hub: str | Sequence[str] | None = None,
+    split: Sequence[int] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     autoreset_mode: ModeName | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
     info_mode: InfoMode = "batched",
     copy: bool = True,
-    lane: LaneName = "auto",
+    lane: LaneName | None = None,
     spin_us: int | None = None,
     pin: bool = False,
     vector: bool = False,
@@ -78,7 +83,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             A hub other than a private one runs factories only where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
-            (not for factories); without that a private hub, which starts and ends with this program.
+            (not for factories); without that a private hub, which starts and ends with this program. A list of them,
+            ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
+            ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
+        split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
+            free CPU for each env. Results do not depend on it, except those of ``vector=True``.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
             get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0
@@ -99,7 +108,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
-            messages only.
+            messages only. Without it ``ENVHUB_LANE``; without that ``"auto"``.
         spin_us: the microseconds that a waiting process spins before it parks, 0 to 1000. By default what suits the
             hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
         pin: True if each worker keeps to one CPU.
@@ -111,7 +120,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             on this machine.
         reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
-            at the same address, or on a new private hub. The step under way then returns every env truncated.
+            at the same address, or on a new private hub. The step under way then returns every env truncated. Of
+            several hubs only the lost one's envs are truncated and made again, while the others go on; with
+            ``"redistribute"`` on any of the hubs that has room.
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend
@@ -133,13 +144,13 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
     """
     num_envs = _checked_num_envs(num_envs)
-    guarded: str | Secret[str] | None = addresses.guarded(hub)
+    hubs = _guarded(hub)
     if not isinstance(vector, bool):
         raise TypeError(f"vector must be True or False, got {vector!r}")
-    fault_options, others = split(faults.FaultOptions, kwargs)
-    hosting_options, arguments = split(hosting.HostingOptions, others)
+    fault_options, others = fields_of(faults.FaultOptions, kwargs)
+    hosting_options, arguments = fields_of(hosting.HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
-    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode
+    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode, split
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
@@ -150,17 +161,18 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     arguments = {**arguments, **(env_kwargs or {})}
     wrapping = named_wrappers(wrappers)
     if num_workers == 0 and hub is not None:
-        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={guarded!r} in a hub's")
+        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hubs!r} in a hub's")
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
         if wrappers:
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
         factories = _with_arguments(env, num_envs, each or [arguments])
-        return _by_factories(factories, num_envs, guarded, options, vector)
-    address = None if num_workers == 0 else guarded or addresses.of_environment()
+        return _by_factories(factories, num_envs, hubs, options, vector)
+    if num_workers != 0:
+        hubs = hubs or addresses.of_environment()
     try:
-        return _by_name(env, num_envs, address, options, arguments, each, vector, wrapping)
+        return _by_name(env, num_envs, hubs, options, arguments, each, vector, wrapping)
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
@@ -203,7 +215,7 @@ def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature, as some of C: it will tell
-        return functools.partial(factory, **arguments)
+        return partial(factory, **arguments)
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         named = {each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY}
         if strange := [name for name in arguments if name not in named]:
@@ -212,13 +224,13 @@ def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
                 f"neither make_vec nor the factory takes {', '.join(map(repr, strange))}"
                 f"{next(filter(None, questions), '')}"
             )
-    return functools.partial(factory, **arguments)
+    return partial(factory, **arguments)
 
 
 def _by_name(
     env: str | EnvSpec,
     num_envs: int,
-    address: str | Secret[str] | None,
+    hubs: Hubs | None,
     options: SessionOptions,
     arguments: dict[str, Any],
     each: Sequence[dict[str, Any]],
@@ -227,19 +239,19 @@ def _by_name(
 ) -> HubVectorEnv:
     """Envs with these arguments, or with those of ``each``, if that has any."""
     name, given = env.id if isinstance(env, EnvSpec) else env, each or [arguments]
-    if isinstance(env, EnvSpec) and address is None and not vector and not wrapping[0]:
+    if isinstance(env, EnvSpec) and hubs is None and not vector and not wrapping[0]:
         # The whole spec travels: what it says need not be registered, here or there.
-        factories = [functools.partial(gymnasium.make, env, **one) for one in given]
+        factories = [partial(gymnasium.make, env, **one) for one in given]
         factories = factories if each else factories * num_envs
         origin = Origin(name, given, env, {**_spec_arguments(env), **arguments})
-        return _vector_env(None, make_of_factories(factories), options, origin)
+        return _vector_env(None, partial(_of_factories, factories, False), num_envs, options, origin)
     entries, wrapper_kwargs = wrapping
     if isinstance(env, EnvSpec):
         of_spec, arguments = env.additional_wrappers, {**_spec_arguments(env), **arguments}
         entries = [*(wrapper.entry_point for wrapper in of_spec), *entries]
         wrapper_kwargs = [*map(_wrapper_arguments, of_spec), *wrapper_kwargs]
         each = [{**_spec_arguments(env), **one} for one in each]
-    unknown = codec.as_pickle if address is None and options.hosting.python is None else codec.refuse
+    unknown = codec.as_pickle if hubs is None and options.hosting.python is None else codec.refuse
     make = Make(
         num_envs,
         name,
@@ -250,7 +262,7 @@ def _by_name(
         vector=vector,
     )
     spec = env if isinstance(env, EnvSpec) else gymnasium.registry.get(env)
-    return _vector_env(address, make, options, Origin(name, given, spec, arguments))
+    return _vector_env(hubs, partial(_of_rows, make), num_envs, options, Origin(name, given, spec, arguments))
 
 
 def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
@@ -276,7 +288,7 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
 def _by_factories(
     env: Factory | Sequence[Factory],
     num_envs: int,
-    hub: str | Secret[str] | None,
+    hubs: Hubs | None,
     options: SessionOptions,
     vector: bool = False,
 ) -> HubVectorEnv:
@@ -286,22 +298,60 @@ def _by_factories(
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    make = replace(make_of_factories(factories), vector=vector)
-    return _vector_env(hub, make, options, Origin([env] if callable(env) else factories))
+    make, origin = partial(_of_factories, factories, vector), Origin([env] if callable(env) else factories)
+    return _vector_env(hubs, make, len(factories), options, origin)
 
 
-def _vector_env(address: str | Secret[str] | None, make: Make, options: SessionOptions, origin: Origin) -> HubVectorEnv:
+def _of_factories(factories: Sequence[Factory], vector: bool, rows: range) -> Make:
+    """The request for the envs of these factories in these rows."""
+    return replace(make_of_factories(factories[rows.start : rows.stop]), vector=vector, first_env=rows.start)
+
+
+def _of_rows(make: Make, rows: range) -> Make:
+    """The request for these rows of the envs that ``make`` asks for."""
+    each = make.kwargs_each[rows.start : rows.stop]
+    return replace(make, num_envs=len(rows), kwargs_each=each, first_env=rows.start)
+
+
+def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
+    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    if not isinstance(hub, (list, tuple)):
+        guarded: Hubs | None = addresses.guarded(hub)
+        return guarded
+    several = tuple(addresses.guarded(each) for each in hub)
+    return several[0] if len(several) == 1 else several
+
+
+def _vector_env(
+    hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, origin: Origin
+) -> HubVectorEnv:
+    """The vector env of what ``make`` asks for, on one hub or on several."""
+    session_of = partial(_session, hubs, make, num_envs, options)
     if not isinstance(options.record, RecordOptions):
-        return HubVectorEnv(Session(HubVectorEnv.__name__, address, make, options), origin)
+        return HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
     if sys.platform == "linux":
         from envhub.recording.program_recorder import check_packages
         from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 
         check_packages(bool(options.record.film))
-        session = Session(RecordedVectorEnv.__name__, address, make, options)
-        return RecordedVectorEnv(session, origin, options.record)
+        return RecordedVectorEnv(session_of(RecordedVectorEnv.__name__), origin, options.record)
     else:  # noqa: RET505  # for mypy, which leaves out what is for another system
         raise ValueError(only_linux("record="))
+
+
+def _session(
+    hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, class_name: str
+) -> VectorSession:
+    """The session of a vector env of this class, on one hub or on several.
+
+    Raises:
+        ValueError: an option for several hubs comes with one.
+    """
+    if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
+        return FederatedSession(class_name, partial(all_members, hubs), make, num_envs, options)
+    if options.split is not None or options.on_hub_loss == "redistribute":
+        raise ValueError("split and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
+    return Session(class_name, hubs, make(range(num_envs)), options)
 
 
 _KEYWORDS = (

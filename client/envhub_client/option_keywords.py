@@ -150,9 +150,9 @@ class SessionKeywords(OptionKeywords, total=False):
     until the second next step or reset.
     """
 
-    lane: LaneName
+    lane: LaneName | None
     """``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by messages
-    only.
+    only. Without it ``ENVHUB_LANE``; without that ``"auto"``.
     """
 
     spin_us: int | None
@@ -179,7 +179,9 @@ class SessionKeywords(OptionKeywords, total=False):
 
     on_hub_loss: HubLossPolicy
     """``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back at the same
-    address, or on a new private hub. The step under way then returns every env truncated.
+    address, or on a new private hub. The step under way then returns every env truncated. Of several hubs only the
+    lost one's envs are truncated and made again, while the others go on; with ``"redistribute"`` on any of the hubs
+    that has room.
     """
 
     record: str | Path | RecordOptions | None
@@ -216,9 +218,11 @@ class ClientKeywords(SessionKeywords, total=False):
 class MakeKeywords(SessionKeywords, total=False):
     """Keywords of the frameworks' functions."""
 
-    hub: str | None
+    hub: str | Sequence[str] | None
     """A running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not
-    for factories); without that a private hub, which starts and ends with this program.
+    for factories); without that a private hub, which starts and ends with this program. A list of them,
+    ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
+    ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
     """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None

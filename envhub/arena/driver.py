@@ -1,8 +1,8 @@
 """Driving an arena: writing actions, handing rows to their workers, and reading what they stored.
 
 The hub drives, or on the shared lane its client. A row's results alternate between its two slots. Usually all rows step
-together, so that their results are in the same slot, and the batch is a view of it. Rows may also be stepped in parts,
-some while others are pending; their slots may differ from then on.
+together, so that their results are in the same slot, and the batch is a view of it. Rows may also be stepped in partial
+batches, some while others are pending; their slots may differ from then on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ArenaDriver:
         self._codes, self._knows_slots = b"", False
 
     def take_over(self) -> None:
-        """Begin to drive after another driver; forget the rows that were sent in parts."""
+        """Begin to drive after another driver; forget the rows that were sent in partial batches."""
         self.forget()
         self._sent[:] = False
 

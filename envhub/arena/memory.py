@@ -167,7 +167,7 @@ class Arena:
         """The process that drives, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
         return self._header_words[_DRIVER]
 
-    def hand_over(self, driver: int) -> None:
+    def set_driver(self, driver: int) -> None:
         """Change the driver; only the hub calls this, and only while no row is pending."""
         self._epoch += 1  # the hub's own copy, because a client may have overwritten the word
         self._header_words[_EPOCH] = self._epoch
@@ -324,15 +324,15 @@ class Arena:
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         """Copies of the infos in columns of these rows."""
-        templates, parts = self.info_template[rows], []
+        templates, by_template = self.info_template[rows], []
         if not (templates > 0).any():  # such as infos of texts; faster than to sort the rows
             return []
         for template in np.unique(templates).tolist():
             where = rows[templates == template]
             nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
             if template > 0 and nbytes:
-                parts.append(Rows(template, where, self.infos[where, :nbytes]))
-        return parts
+                by_template.append(Rows(template, where, self.infos[where, :nbytes]))
+        return by_template
 
     def close(self) -> None:
         """Drop the arrays; the memory is unmapped when its last view is gone."""

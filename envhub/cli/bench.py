@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.terminal import console, end, errors_in_a_line
+from envhub.cli.consoles import console
+from envhub.cli.terminal import end, errors_in_a_line
 
 
 def bench(

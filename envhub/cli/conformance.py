@@ -6,8 +6,9 @@ import math
 import shlex
 import sys
 
+from envhub.cli.consoles import console
 from envhub.cli.parameters import Seconds
-from envhub.cli.terminal import EXIT_FAILED, console, end, errors_in_a_line
+from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
 from envhub.errors import EnvHubError
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from envhub.cli.consoles import console, errors
+from envhub.cli.health import TIMEOUT_S, check
 from envhub.cli.parameters import Seconds
-from envhub.cli.terminal import EXIT_FAILED, console, end, errors
-
-SLOW_S = 0.1  # ``health`` mentions a loop that was busy for longer than this
+from envhub.cli.terminal import EXIT_FAILED, end, print_line
 
 
-def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
+def health(address: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> None:
     """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
 
     Parameters
@@ -21,22 +21,7 @@ def health(address: str | None = None, *, timeout: Seconds = 5.0) -> None:
     timeout
         Seconds to wait for the answer.
     """
-    from envhub_client.client import connect
-
-    from envhub.errors import EnvHubError
-
-    try:
-        with connect(address, timeout) as client:
-            answer = client.health()
-    except EnvHubError as error:
-        end("health", error, EXIT_FAILED)
-    text = f"{answer['sessions']} sessions, up for {answer['uptime_s']:.0f} s"
-    if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
-        text += f", busy for up to {lag_s:.1f} s at a time"
-    console.print(f"{answer['status']}: {text}", markup=False)
-    for name, why in answer.get("unready", {}).items():
-        console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
-    sys.exit(0 if answer["status"] == "ok" else EXIT_FAILED)
+    check(address, timeout)
 
 
 def ls() -> None:
@@ -67,7 +52,7 @@ def ls() -> None:
         hubs.setdefault(address.default_address(), address.default_address())
     with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
-            console.print(f"{name}: {answer}", markup=False, soft_wrap=True)
+            print_line(f"{name}: {answer}")
 
 
 def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:

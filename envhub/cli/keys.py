@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from envhub.cli.parameters import KeyText
-from envhub.cli.terminal import errors, with_secrets
+from envhub.cli.terminal import print_error, with_secrets
 
 
 def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: KeyText | None = None) -> None:
@@ -53,7 +53,7 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
             if isinstance(error, OSError):
                 raise KeysError(f"no key is added, because its address cannot be printed: {error}") from error
             raise
-    errors.print(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again", soft_wrap=True)
+    print_error(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again")
 
 
 def list_clients(*, keys: Path) -> None:
@@ -84,7 +84,7 @@ def list_clients(*, keys: Path) -> None:
         if problems:
             raise KeysError("\n".join(problems))
         if not names:
-            errors.print(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one", soft_wrap=True)
+            print_error(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one")
 
 
 def remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:

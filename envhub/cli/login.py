@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 
-from envhub.cli.terminal import EXIT_FAILED, console, end, errors, errors_in_a_line, with_secrets
+from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
 
 
 def keygen(*, new: bool = False) -> None:
@@ -51,11 +51,11 @@ def login(name: str | None = None) -> None:
         try:
             connect(address, timeout=5.0).close()  # nothing is kept of a hub that refuses it
         except HubUnreachable as error:
-            errors.print(f"no hub answers there now: {error}", markup=False, soft_wrap=True)
+            print_error(f"no hub answers there now: {error}")
         else:
-            console.print("the hub answers")
+            print_line("the hub answers")
         known_hubs.keep(name, address)
-        console.print(f'kept: hub="{name}"')
+        print_line(f'kept: hub="{name}"')
 
 
 def logout(name: str) -> None:

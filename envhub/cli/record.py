@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from envhub.cli.terminal import EXIT_USAGE, console, end, errors_in_a_line
+from envhub.cli.terminal import EXIT_USAGE, end, errors_in_a_line, print_line
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ def record(
                     folder.rmdir()
             raise
     text = f"{recorded.episodes} episodes, {recorded.nbytes:,} bytes, in {recorded.folder}"
-    console.print(f"{text}; {recorded.dropped} were dropped", soft_wrap=True)
+    print_line(f"{text}; {recorded.dropped} were dropped")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.terminal import EXIT_FAILED, EXIT_USAGE, console, end, errors, errors_in_a_line
+from envhub.cli.consoles import console
+from envhub.cli.terminal import EXIT_FAILED, EXIT_USAGE, end, errors_in_a_line, print_error, print_line
 from envhub.errors import printable
 
 if TYPE_CHECKING:
@@ -19,21 +20,29 @@ if TYPE_CHECKING:
 
 
 def replays(folder: Path | None = None) -> None:
-    """List the failures of envs that can be run again, the newest first: name, failure, time, and the client of a key.
+    """List the failures of envs that can be run again, the newest first.
+
+    A line has the name that ``envhub replay`` takes, the time, the client if it has a key, and the failure; in a pipe
+    with tabs between them.
 
     Parameters
     ----------
     folder
         Folder of a hub's replays (``envhub serve --replays``). By default that of this user's hubs.
     """
+    from envhub_client.tools.rows import print_rows
     from envhub_server.catalog.replay_folder import files_in
-    from envhub_server.replay import in_a_line
+    from envhub_server.replay import Listed, listed
 
     if folder is not None and not folder.is_dir():
         end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
-    for path in files_in(_replay_folder(folder)):
+    rows, chosen = [], _replay_folder(folder)
+    for path in files_in(chosen):
         with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
-            console.print(in_a_line(path), markup=False, soft_wrap=True)
+            rows.append(listed(path))
+    print_rows(console, Listed._fields, rows)
+    if not rows:
+        print_error(f"there is no replay in {chosen}")
 
 
 def replay(
@@ -61,7 +70,8 @@ def replay(
     until
         Number of the step to stop before.
     video
-        MP4 file to render the env into, if it has the mode rgb_array; needs the extra "record".
+        MP4 file to render the env into, which has to have the mode rgb_array; needs the extra "record". The exit status
+        is 1 if the env draws no frame.
     trust
         Run what the file names, wherever it comes from. It may run any code.
     """
@@ -75,14 +85,17 @@ def replay(
     if not path.exists():
         end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
     try:
-        errors.print(announced(path), markup=False, soft_wrap=True)
+        print_error(announced(path))
         if not trust and not is_own(path, default_path(os.environ)):
             end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:
         end("replay", error)
-    console.print(printable(verdict.text), markup=False, soft_wrap=True)
+    print_line(printable(verdict.text))
+    if video is not None and not verdict.frames:
+        why = "the env drew no frame, for which it has to have the render mode rgb_array"
+        end("replay", f"there is no film {video}: {why}", EXIT_FAILED)
     sys.exit(0 if verdict.alike else EXIT_FAILED)
 
 

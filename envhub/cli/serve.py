@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.terminal import EXIT_KEYS, console, end, errors
+from envhub.cli.consoles import console, errors
+from envhub.cli.terminal import EXIT_KEYS, end
 from envhub.hub_options import HubArguments
 
 

@@ -19,6 +19,7 @@ from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply
 from envhub.protocol.prelude import (
     AWAY_WARNING_S,
     CUTS_MAX,
+    FRAME_BYTES_MAX,
     HEARTBEAT_S,
     NO_SESSION,
     PRELUDE,
@@ -35,15 +36,32 @@ from envhub.values import codec
 NOTICES_MAX, NOTICE_CHARS_MAX = 16, 4096  # of one connection: a hub that sends more would fill its clients' logs
 _AT_ONCE = float("-inf")
 _DONE = messages.Done()
+_TO_RECEIVE = (REPLY | Op.RECEIVE, REPLY | Op.FAILURE)
 _NEVER_HELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub accepts them while another request runs
 
 
 class Reply(NamedTuple):
-    """The reply to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``."""
+    """The reply to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``.
+
+    ``received`` is the reply to the RECEIVE that a SEND ended, if the hub had answered the RECEIVE.
+    """
 
     op: Op
     message: Any
     frames: Sequence[Frame]
+    received: Reply | None = None
+
+
+class FrameTooLarge(ValueError):
+    """A request has a frame that is larger than the hub accepts; the request was not begun.
+
+    Attributes:
+        nbytes: the bytes of the largest frame.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.nbytes = nbytes
 
 
 @dataclass
@@ -58,6 +76,7 @@ class _Pending:
     lost: bool = False  # the hub does not have the request, or its reply was lost: send it again
     on_its_way: bool = False  # whether it was sent on this connection, or will be sent on the next one
     cuts: int = 0  # consecutive connections that ended after the request was sent on them
+    ended_seq: int = 0  # of the RECEIVE that this SEND ends
 
 
 class ClientProtocol:
@@ -70,6 +89,7 @@ class ClientProtocol:
         self.answer: Reply | None = None  # the reply to the last request; it survives an interrupt of the caller
         self.goodbye: Failure | None = None  # the reason why the hub ended the session, from its GOODBYE
         self.notices: list[str] = []  # texts for the user; the caller clears the list
+        self.frame_bytes_max = FRAME_BYTES_MAX  # of a request
         self.reconnect_s = reconnect_s  # longest time without a reachable hub while a request is pending
         self._notices_left = NOTICES_MAX
         self._session_seq = 0
@@ -90,6 +110,11 @@ class ClientProtocol:
         return None if self._pending is None or self.answer is not None else self._pending.op
 
     @property
+    def last_seq(self) -> int:
+        """Seq of the session's last request that is pending, or else ended."""
+        return self._ended_seq if self._pending is None else self._pending.seq
+
+    @property
     def held(self) -> bool:
         """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held
@@ -102,29 +127,42 @@ class ClientProtocol:
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
         """Begin a request; return its frames, which the caller sends unless the request is ``held``.
 
-        The codes of ``Step`` and the arrays are sent as they are.
+        The codes of ``Step`` and the arrays are sent as they are. A SEND with ``ends_receive`` takes the place of a
+        pending RECEIVE.
+
+        Raises:
+            FrameTooLarge: a frame has more than ``frame_bytes_max`` bytes; what was pending still is.
         """
-        if self._pending is not None and self.answer is None:
-            raise RuntimeError(f"{self._pending.op.name} is pending")
-        if op in SESSION_OPS:
-            self._session_seq += 1
-            token, seq = self.token, self._session_seq
-        else:
-            self._ticket += 1
-            token, seq = NO_SESSION, self._ticket
+        ended = self._pending if self.answer is None else None
+        if ended is not None and not self.may_begin(op, message):
+            raise RuntimeError(f"{ended.op.name} is pending")
+        of_session = op in SESSION_OPS
+        token, seq = (self.token, self._session_seq + 1) if of_session else (NO_SESSION, self._ticket + 1)
         body = message.codes if op == Op.STEP else messages.pack(message)
         sent = [pack_head(op, self.hub_id, token, seq) + body, *frames]
+        if (nbytes := max(map(len, sent))) > self.frame_bytes_max:
+            raise FrameTooLarge(nbytes)
         held = False
-        if op in SESSION_OPS:
-            held = self._sent_seq > self._ended_seq and op not in _NEVER_HELD
+        if of_session:
+            self._session_seq = seq
+            unsettled = self._sent_seq > self._ended_seq if ended is None else ended.held
+            held = unsettled and op not in _NEVER_HELD
             if not held:
                 self._sent_seq = seq
+        else:
+            self._ticket = seq
         done = pack_head(REPLY | op, self.hub_id, token, seq)
         self.answer = None
         ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
-        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held)
+        ended_seq = 0 if ended is None else ended.seq
+        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
         self._heard_s = now_s
         return sent
+
+    def may_begin(self, op: Op, message: Any) -> bool:
+        """True if no request is pending, or only a RECEIVE that this request, a SEND, ends."""
+        pending = self.pending
+        return pending is None or (pending is Op.RECEIVE and op is Op.SEND and message.ends_receive)
 
     def give_up(self) -> None:
         """Stop waiting for the pending request; a reply that comes later is dropped."""
@@ -175,11 +213,24 @@ class ClientProtocol:
         return self._answered(pending, message, frames)
 
     def _answered(self, pending: _Pending, message: Any, frames: Frames) -> Reply:
-        self.answer = answer = Reply(pending.op, message, frames[1:])
+        if pending.ended_seq and len(frames) > 1:
+            answer = Reply(pending.op, message, (), self._received(pending, frames[1:]))
+        else:
+            answer = Reply(pending.op, message, frames[1:])
+        self.answer = answer
         if pending.op in SESSION_OPS:
             self._ended_seq, self._may_be_late = pending.seq, False  # the hub starts no earlier request any more
         self._pending = None
         return answer
+
+    def _received(self, send: _Pending, frames: Frames) -> Reply:
+        """The reply to the RECEIVE that this SEND ended, from the frames behind the reply to the SEND."""
+        prelude = Prelude.unpack(frames[0])
+        if (prelude.token, prelude.seq) != (send.token, send.ended_seq) or prelude.op not in _TO_RECEIVE:
+            raise RemoteProtocolError("a reply to a SEND has frames that are no reply to the RECEIVE before it")
+        op = Op(prelude.op & ~REPLY)
+        message = _DONE if op is Op.RECEIVE else _read(op, memoryview(frames[0])[PRELUDE.size :])
+        return Reply(Op.RECEIVE, message, frames[1:])
 
     def _heartbeat(self, pending: _Pending, body: Frame) -> None:
         reply = _read(Op.HEARTBEAT, body)
@@ -275,6 +326,11 @@ class ClientProtocol:
     def is_refused(self) -> bool:
         """True if the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
+
+    def silence_s(self, now_s: float) -> float:
+        """Seconds for which the hub has not answered the pending request, or the connection has been lost."""
+        since_s = [self._away_since_s, self._heard_s if self.pending is not None else None]
+        return max((now_s - each for each in since_s if each is not None), default=0.0)
 
     def trouble(self, now_s: float) -> str:
         """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""

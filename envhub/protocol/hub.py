@@ -66,7 +66,11 @@ class _Link:
     running: bool = False
     reply: Frames | None = None
     step: Step | None = None  # the last request, if it was a STEP
+    receive_seq: int = 0  # of the last RECEIVE
+    ended_seq: int = 0  # of the RECEIVE that the running SEND ended
+    carried: Frames | None = None  # the reply to that RECEIVE, which goes behind the reply to the SEND
     connections: set[int] = field(default_factory=set)  # every connection that replies were sent on
+    made: bool = False  # whether a MAKE or an ATTACH has given its token a session
     next_step: bytes = b""  # the expected first frame of the next STEP
 
 
@@ -75,7 +79,8 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        failures: the number of failed and refused requests, by the code of the failure.
+        failures: the number of failed and refused requests, by the code of the failure; without requests to sessions
+            that were never made.
         leases: the time at which each lease expires, by token; only sessions without a connected client have one.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
@@ -147,15 +152,19 @@ class HubProtocol:
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
             return self._heartbeat(peer, connection, prelude, owner)
-        if op == Op.CLOSE and prelude.token in self._links and self._links[prelude.token].running:
+        message, ends = None, False
+        link = self._links.get(prelude.token)
+        if link is not None and _may_end(op, prelude.seq, link):
             # It is read before it is admitted: an admitted request replaces the running one, even if it then fails.
-            read = self._read_request(op, frames)
-            if isinstance(read, Failure):
-                self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, read)
+            message = self._read_request(op, frames)
+            if isinstance(message, Failure) and link.running:
+                self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, message)
                 return None
-        if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner):
+            ends = isinstance(message, messages.Send) and message.ends_receive
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner, ends):
             return None
-        message = self._read_request(op, frames)
+        if message is None:
+            message = self._read_request(op, frames)
         if isinstance(message, Failure):
             self.fail(Incoming(peer, op, prelude.token, prelude.seq, None, ()), message)
             if op in FIRST_OPS:
@@ -180,8 +189,11 @@ class HubProtocol:
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
 
-    def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """True if the session request must be executed; otherwise this method answers it."""
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str, ends: bool) -> bool:
+        """True if the session request must be executed; otherwise this method answers it.
+
+        ``ends`` is True for a SEND that ends the RECEIVE before it.
+        """
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -196,13 +208,16 @@ class HubProtocol:
                 self.outgoing.append((peer, link.reply))
             return False  # while the request runs: its reply will go to this peer
         # After abandoned requests the client continues with a later seq, and may close while one of them runs.
-        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE)
+        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE or ends)
         if not follows or prelude.op in FIRST_OPS:
             text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
             if prelude.op in FIRST_OPS:
                 text = "the session is made already; another one needs a token of its own"
             self._refuse(peer, prelude, Failure("bad_seq", "request", text))
             return False
+        link.ended_seq, link.carried = (link.seq, link.reply) if ends else (0, None)
+        if prelude.op == Op.RECEIVE:
+            link.receive_seq = prelude.seq
         link.seq, link.running, link.reply, link.step = prelude.seq, True, None, None
         self._next_steps.pop(link.next_step, None)
         return True
@@ -215,7 +230,9 @@ class HubProtocol:
             self.outgoing.append((peer, ended.reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
-            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION)
+            # A client also closes what was never made, such as a session of a MAKE that was refused.
+            lost = ended is not None and ended.made
+            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION, self.draining or lost)
             if prelude.op == Op.CLOSE and ended is None:
                 # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
                 _remember(
@@ -299,11 +316,18 @@ class HubProtocol:
         reply = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         link = self._links.get(token) if asked in SESSION_OPS else None
         if link is not None and link.seq == seq:
+            if link.carried is not None:
+                reply += link.carried
+                link.carried = None
             peer, link.running, link.reply = link.peer, False, reply
+            link.made = link.made or op == REPLY | asked
             if op == REPLY | Op.STEP and seq < SEQ_MAX:
                 link.step = message
                 link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
                 self._next_steps[link.next_step] = (token, link)
+        elif link is not None and link.running and link.ended_seq == seq:
+            link.carried = reply  # it was on its way when SEND arrived, and its rows are taken
+            return
         self.outgoing.append((peer, reply))
 
     def _count(self, failure: Failure) -> None:
@@ -316,9 +340,10 @@ class HubProtocol:
         with contextlib.suppress(RemoteProtocolError):
             self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
-    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure, counts: bool = True) -> None:
         self.refused += 1
-        self._count(failure)
+        if counts:
+            self._count(failure)
         self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
     def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:
@@ -345,6 +370,7 @@ class HubProtocol:
         self._next_steps.pop(link.next_step, None)
         if link.reply is not None and len(link.reply) > 1:
             link.reply = None  # its frames are views of the session's memory
+        link.carried = None
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
@@ -399,6 +425,13 @@ _NO_SESSION = Failure(
     "this hub has no such session: its lease ran out, it was closed or taken over, or it never was",
 )
 _NOBODY = (NO_SESSION, _Link(b"", -1))
+
+
+def _may_end(op: Op, seq: int, link: _Link) -> bool:
+    """True if a request may end the one before it: a CLOSE the running one, and a SEND the RECEIVE."""
+    if op == Op.CLOSE:
+        return link.running
+    return op == Op.SEND and link.receive_seq == link.seq == seq - 1
 
 
 def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:

@@ -162,6 +162,7 @@ class Make(Frozen):
     python: str = ""  # the client's version, such as 3.12; factories are bytecode, and run on this version only
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
+    first_env: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
 
 
 class Reset(Frozen):
@@ -190,6 +191,7 @@ class Send(Frozen):
 
     rows: List[int]
     codes: bytes
+    ends_receive: bool = False  # whether it ends the RECEIVE before it; its reply then has that reply, if there is one
 
 
 class Receive(Frozen):
@@ -246,6 +248,15 @@ class Close(Frozen):
 # --- replies ----------------------------------------------------------------------------------------------------
 
 
+class Capacity(Frozen):
+    """The resources that a hub could give to further sessions of a client when it answered; it reserves nothing."""
+
+    cpus: int  # that the hub and its workers may use, by affinity and the quota of a cgroup
+    cpus_free: int  # an estimate: without one for each worker whose envs are not known to wait
+    envs_free: Optional[int]  # by the limits of the hub and of the client's key; None for no limit
+    sessions_free: Optional[int]
+
+
 class Welcome(Frozen):
     """A description of the hub; ``limits`` are in the units that their names end with."""
 
@@ -256,6 +267,8 @@ class Welcome(Frozen):
     host: str = ""
     pid: int = 0
     compressions: List[str] = field(default_factory=list)
+    capacity: Optional[Capacity] = None  # None from a hub that does not say
+    name: str = ""
 
 
 class EnvNames(Frozen):

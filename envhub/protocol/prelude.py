@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from envhub.errors import RemoteProtocolError
 
 MAGIC = b"EHUB"
-VERSION = (1, 2)  # a peer of another major version is refused
+VERSION = (1, 3)  # a peer of another major version is refused
 PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
 NO_SESSION = bytes(16)
 SEQ_MAX = (1 << 64) - 1

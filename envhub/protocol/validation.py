@@ -13,6 +13,7 @@ from typing import Any
 from envhub.arena.spin import SPIN_US_MAX
 from envhub.protocol.messages import (
     Call,
+    Capacity,
     Collect,
     Failure,
     Faults,
@@ -36,6 +37,7 @@ RESTARTS_MAX = 1_000_000
 SEED_MAX = 1 << 256
 GPUS_MAX = 1024  # devices of a machine
 INFO_BYTES_MAX = 1 << 20  # of a row
+HUB_NAME_CHARS_MAX = 64
 
 ROW = (0, ROWS_MAX - 1)
 GPU = (0, GPUS_MAX - 1)
@@ -47,7 +49,13 @@ Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
 
 # By message and field, the smallest and the largest number; a list's bounds apply to each item.
 REQUEST_BOUNDS: Bounds = {
-    Make: {"num_envs": (1, ROWS_MAX), "num_workers": (0, ROWS_MAX), "spin_us": (0, SPIN_US_MAX), "beat_s": SECONDS},
+    Make: {
+        "num_envs": (1, ROWS_MAX),
+        "num_workers": (0, ROWS_MAX),
+        "spin_us": (0, SPIN_US_MAX),
+        "beat_s": SECONDS,
+        "first_env": ROW,
+    },
     Faults: {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),
@@ -80,6 +88,7 @@ REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
 
 # The bounds of a hub's replies; a client refuses a reply that exceeds them.
 REPLY_BOUNDS: Bounds = {
+    Capacity: dict.fromkeys(("cpus", "cpus_free", "envs_free", "sessions_free"), COUNT),
     Failure: {"env_index": ROW},
     Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
     Observed: {"num_envs": (1, ROWS_MAX), "steps": WORD},

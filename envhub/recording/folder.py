@@ -190,6 +190,10 @@ class RecordingFolder:
             os.close(self._lock)
             self._lock = -1
 
+    def remove(self) -> None:
+        """Remove it as a whole, which is closed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what recordings in this folder did not finish whose processes have ended."""

@@ -163,7 +163,11 @@ class RecorderProcess:
             self._end(number)
         if self._folder is not None:
             self._folder.close()
-            self._write_about()
+            if self._is_empty():
+                self._folder.remove()
+                self._folder = None
+            else:
+                self._write_about()
         self._report_closed()
 
     # --- what the program says ----------------------------------------------------------------------------------------
@@ -376,6 +380,10 @@ class RecorderProcess:
     def _write_about(self) -> None:
         assert self._folder is not None
         write_json(self._folder.path / ABOUT, {**self._about, **vars(self._counts), "dropped": self._all_dropped()})
+
+    def _is_empty(self) -> bool:
+        """True if no episode was to be recorded, as in a session that only asks for spaces, in a folder made here."""
+        return not self._setup["claimed"] and not self._counts.episodes and not self._all_dropped()
 
     def _all_dropped(self) -> int:
         return self._counts.dropped + self._dropped + sum(line.dropped for line in self._lines.values())

@@ -235,7 +235,7 @@ class EpisodeRecorder:
 
     def close(self) -> None:
         """Hand over what is complete, and close the line; nothing is recorded any more."""
-        self.tape.close(lambda: self._hand_over(close=True))
+        self.tape.close(lambda: self._pass_block(close=True))
 
     def _lost(self) -> None:
         """Handle the end of the process that writes."""
@@ -350,12 +350,12 @@ class EpisodeRecorder:
             self._complete_step()
 
     def _complete_step(self) -> None:
-        hand_over = self.tape.complete_step()
+        is_full = self.tape.complete_step()
         if self._next_marks is not None:
             self._next_marks = None
             self.tape.note_missing(False)
-        if hand_over:
-            self._hand_over()
+        if is_full:
+            self._pass_block()
 
     def _write_final(self, place: int, observation: object) -> None:
         tape = self.tape
@@ -370,7 +370,7 @@ class EpisodeRecorder:
         if self.tape.block is not None:
             if self.tape.at < self.tape.end:
                 return True
-            self._hand_over()  # which the line had no room for before
+            self._pass_block()  # which the line had no room for before
         if self.tape.take_block():
             self._choice.begin_block()
             return True
@@ -378,11 +378,11 @@ class EpisodeRecorder:
             self._miss_what_is_under_way()
         return False
 
-    def _hand_over(self, close: bool = False) -> None:
+    def _pass_block(self, close: bool = False) -> None:
         """Give the block to the process that writes, once its steps are followed."""
         self._follow_up()
         try:
-            self.tape.hand_over(self._choice.dropped, close)
+            self.tape.pass_block(self._choice.dropped, close)
         except BaseException:  # Ctrl-C
             self._miss_what_is_under_way()
             raise

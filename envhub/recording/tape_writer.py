@@ -101,7 +101,7 @@ class TapeWriter:
 
     # --- the other process --------------------------------------------------------------------------------------------
 
-    def hand_over(self, dropped: int, close: bool = False) -> None:
+    def pass_block(self, dropped: int, close: bool = False) -> None:
         """Give the block to the other process, which gives it back when it has read it.
 
         The block is kept if the line has no room for it. Interrupted, it may have been handed over or not.
@@ -170,12 +170,12 @@ class TapeWriter:
         self.counts = {**self.counts, "ended": self.counts["ended"] or f"{error}"}
         self._on_lost()
 
-    def close(self, hand_over: Callable[[], None]) -> None:
-        """Close the line, after ``hand_over`` of what is complete; nothing is recorded any more."""
+    def close(self, pass_block: Callable[[], None]) -> None:
+        """Close the line, after ``pass_block`` of what is complete; nothing is recorded any more."""
         if self.line.fileno() < 0:
             return
         if self.opened and not self.closed:
             self.line.settimeout(CLOSE_S)
-            hand_over()
+            pass_block()
         self.records, self.closed = False, True
         self.line.close()

@@ -7,13 +7,12 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envhub.errors import AddressError, KeysError
+from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret
 from envhub.transport.keys import NOT_SHOWN, HubKeys, keys_of, shown
 
@@ -27,8 +26,7 @@ _FORM = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
 IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Frozen):
     """A parsed address: ``host`` and ``port`` of TCP, or the ``path`` of IPC.
 
     Attributes:
@@ -200,10 +198,14 @@ def runtime_folder() -> Path:
     if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
     if sys.platform == "win32":
+        import tempfile
+
         return Path(tempfile.gettempdir()) / "envhub"
     usual = Path(f"/run/user/{os.getuid()}")
     if usual.is_dir():
         return usual / "envhub"
+    import tempfile
+
     return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import base64
 import os
 import re
-import secrets
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from envhub.errors import KeysError
+from envhub.frozen import Frozen
 from envhub.secret import Secret
 
 KEY_BYTES = 32
@@ -23,13 +22,14 @@ SECRET_FILE_BYTES_MAX = 1 << 14
 NOT_SHOWN = "what was given"
 if sys.platform == "win32":
     _FLAGS = getattr(os, "O_BINARY", 0)  # without it a line would end otherwise than it is written
+    _NO_FOLLOW = 0
 else:
-    _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+    _NO_FOLLOW = os.O_NOFOLLOW
 _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 
-@dataclass(frozen=True)
-class HubKeys:
+class HubKeys(Frozen):
     """The keys that a client connects with: the hub's public key, and its own secret key."""
 
     server: bytes
@@ -88,10 +88,12 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
     Raises:
         KeysError: the file exists, or cannot be written.
     """
+    import secrets
+
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _FLAGS, 0o600)
         try:
             try:
                 line = text.reveal_secret() if isinstance(text, Secret) else text
@@ -109,12 +111,15 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
 
 
 def read_secret(path: Path) -> Secret[str]:
-    """The line in a file that only this user can read; errors as in ``read_private``."""
+    """The line in a private file; which are, and errors, as in ``read_private``."""
     return Secret(read_private(path))
 
 
 def read_private(path: Path) -> str:
-    """The text of a file that only this user can read.
+    """The text of a private file: one that only this user can read, or one of root's that also its group can read.
+
+    It may be behind a link of this user's or root's. Kubernetes mounts a Secret as such files and links. PostgreSQL has
+    the same rule for its keys.
 
     Raises:
         KeysError: there is no such file, or other users can read or replace it.
@@ -122,15 +127,19 @@ def read_private(path: Path) -> str:
     try:
         if sys.platform == "win32" and path.is_symlink():
             raise KeysError(f"{path} must be a file of yours, and is a link")
-        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        flags = _FLAGS
+        if sys.platform != "win32" and path.lstat().st_uid not in (0, os.getuid()):
+            flags |= _NO_FOLLOW
+        descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
     try:
         status = os.fstat(descriptor)
-        # Windows has no mode bits: a file there is as private as its folder, that of the user's profile.
-        shared = sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077)
-        if shared or not stat.S_ISREG(status.st_mode):
-            raise KeysError(f"{path} must be a file of yours with mode 0600; a secret in it may be known by now")
+        if not stat.S_ISREG(status.st_mode) or not _is_private(status):
+            raise KeysError(
+                f"{path} must be a file of yours with mode 0600, or of root's with mode 0440; a secret in it may be "
+                "known by now"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(SECRET_FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -140,6 +149,14 @@ def read_private(path: Path) -> str:
     if len(content) > SECRET_FILE_BYTES_MAX:
         raise KeysError(f"{path} is larger than {SECRET_FILE_BYTES_MAX} bytes")
     return content.decode("ascii", "replace").strip()
+
+
+def _is_private(status: os.stat_result) -> bool:
+    if sys.platform == "win32":  # it has no mode bits: a file is as private as its folder, that of the user's profile
+        return True
+    if status.st_uid == os.getuid():
+        return not status.st_mode & 0o077
+    return status.st_uid == 0 and not status.st_mode & 0o037
 
 
 def config_folder() -> Path:

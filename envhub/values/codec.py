@@ -16,13 +16,14 @@ import dataclasses
 import math
 import struct
 from collections import Counter
-from typing import Any, Callable, Collection, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple, cast
 
 import msgpack
-import msgpack_numpy
-import numpy as np
 
 from envhub.errors import UnsupportedSpace, printable, shortened
+
+if TYPE_CHECKING:
+    import numpy as np  # the functions that use it import it: a health check asks a hub in a third of that time
 
 TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE, GRAPH, SCALAR, SPEC, SPACE = range(
     1, 15
@@ -62,6 +63,7 @@ _NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 _CODE_POINT_MAX = 0x10FFFF
 _BIN_32 = struct.Struct(">BI")
+_COMPLEX = struct.Struct("=2d")
 _BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # of a byte string's length, by its first byte
 
 Unknown = Callable[[Any], msgpack.ExtType]
@@ -308,11 +310,20 @@ _GYMNASIUM = frozenset(
     ["gymnasium.envs.registration", "gym.spaces.graph", *(f"gymnasium.spaces.{name}" for name in _SPACES.split())]
 )
 
-# The classes that decode to themselves; an enum, a named tuple and the like are subclasses of them.
-_OWN_CLASSES = frozenset([int, complex, dict, list, tuple, set, frozenset, np.ndarray, np.random.Generator])
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+# With NumPy's, the classes that decode to themselves; an enum, a named tuple and the like are subclasses of them.
+_OWN_CLASSES = frozenset([int, complex, *_CONTAINERS])
 
 # Subclasses, such as an enum's members, travel as the class that they extend; their ``__str__`` may differ.
 _BASES: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
+
+
+def _is_of_numpy(value: Any) -> bool:
+    """True if the value is of a class of NumPy that decodes to itself."""
+    import numpy as np
+
+    return type(value) in (np.ndarray, np.random.Generator) or isinstance(value, np.generic)
 
 
 class _Encoder:
@@ -333,17 +344,22 @@ class _Encoder:
             return value
         if kind.__module__ in _GYMNASIUM:
             return self._of_gymnasium(value, depth)
-        if self._faithful and kind not in _OWN_CLASSES and not isinstance(value, np.generic):
+        if self._faithful and kind not in _OWN_CLASSES and not _is_of_numpy(value):
             return self._unknown(value)
         if kind is int:
             return value if -(1 << 63) <= value < (1 << 64) else msgpack.ExtType(INTEGER, hex(value).encode())
+        if isinstance(value, _CONTAINERS):
+            return self._container(value, depth + 1)
+        import numpy as np
+
         if isinstance(value, (np.ndarray, np.generic)):
             return self._numpy(value)
-        if isinstance(value, (dict, list, tuple, set, frozenset)):
-            return self._container(value, depth + 1)
         return self._other(value, depth)
 
     def _numpy(self, value: Any) -> Any:
+        import msgpack_numpy
+        import numpy as np
+
         if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
             array = np.array(value)
             if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
@@ -403,8 +419,10 @@ class _Encoder:
             return self._unknown(value)
 
     def _other(self, value: Any, depth: int) -> Any:
+        import numpy as np
+
         if isinstance(value, complex):
-            return msgpack.ExtType(COMPLEX, np.complex128(value).tobytes())
+            return msgpack.ExtType(COMPLEX, _COMPLEX.pack(value.real, value.imag))
         if isinstance(value, np.random.Generator):
             name = type(value.bit_generator).__name__
             if name in _GENERATORS:
@@ -477,7 +495,7 @@ class _Decoder:
         if code == INTEGER:
             return int(bytes(blob).decode("ascii"), 16)
         if code == COMPLEX and len(blob) == 16:
-            return complex(np.frombuffer(blob, np.complex128)[0])
+            return complex(*_COMPLEX.unpack(blob))
         if code == REPR:
             return self._represent(bytes(blob).decode("utf-8")[:REPR_CHARS_MAX])
         if code == SPEC:
@@ -558,6 +576,8 @@ def _mapping(items: list[Any]) -> dict[Any, Any]:
 
 
 def _generator(items: list[Any]) -> np.random.Generator:
+    import numpy as np
+
     name, state = items
     if name not in _GENERATORS:
         raise DecodeError("unknown bit generator")
@@ -572,6 +592,8 @@ def _generator(items: list[Any]) -> np.random.Generator:
 
 
 def _array(items: list[Any]) -> np.ndarray:
+    import numpy as np
+
     name, shape, raw = items
     dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 24 else np.dtype("V")
     if dtype.kind not in "USmM" or dtype.hasobject:
@@ -624,6 +646,9 @@ def _numpy_or_map(fields: dict[Any, Any]) -> Any:
     name, raw = fields.get(b"type"), fields.get(b"data")
     if not isinstance(name, str) or len(name) > 4 or not isinstance(raw, bytes):
         raise DecodeError("malformed array")
+    import msgpack_numpy
+    import numpy as np
+
     dtype = np.dtype(name)
     if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
         raise DecodeError(f"an array of dtype {name!r} is not accepted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 
 from envhub.arena.spin import configured_spin_us
 from envhub.hub_options import HubOptions
+from envhub.option_kinds import CPUS_MAX
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
@@ -40,14 +42,14 @@ class HubConfig(HubOptions):
         tables: what else may be made, with its settings, by the name under which it is offered.
         record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
-        owner: a pidfd of the program that this private hub belongs to; None for a public hub.
+        program: a pidfd of the program that this private hub belongs to; None for a public hub.
     """
 
     envs: tuple[str, ...] = ()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
     record: RecordSettings | None = None
     step_costs: Path | None = None
-    owner: int | None = None
+    program: int | None = None
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -83,6 +85,11 @@ class HubConfig(HubOptions):
         said: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
         return said
 
+    @property
+    def name_of_hub(self) -> str:
+        """The name of the hub, by default that of the machine."""
+        return self.name or socket.gethostname()
+
     def replay_folder(self) -> ReplayFolder | None:
         """Folder of replays; None where none are kept."""
         if self.replays is None or not self.replays_max:
@@ -92,12 +99,12 @@ class HubConfig(HubOptions):
     @property
     def private(self) -> bool:
         """True if this hub belongs to one program, whose code its workers may run."""
-        return self.owner is not None
+        return self.program is not None
 
 
-def usable_cpus() -> int:
-    """The number of CPUs that this process may use: by its affinity, and the quota of its cgroup, rounded up."""
-    cpus = len(os.sched_getaffinity(0))
+def usable_cpus(cpus_max: int | None = None) -> int:
+    """The number of CPUs that this process may use: by its affinity, its cgroup's quota rounded up, and this bound."""
+    cpus = min(len(os.sched_getaffinity(0)), cpus_max or CPUS_MAX)
     quota, period = _quota()
     return max(1, min(cpus, -(-quota // period))) if quota > 0 else cpus
 

@@ -45,9 +45,9 @@ from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events, WorkerExited, WorkerSaid
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.host import Host
 from envhub_server.worker.process import Worker
@@ -121,9 +121,15 @@ class InProcessHub:
         self._clock = Clock()
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
-        workers, costs = _InProcessWorkers(self._events, self._interrupts), KnownCosts(None)
-        parts = self._poller, workers, self.protocol, self._clock, self._events, costs, UnreadMemory(FRAME_BYTES_MAX)
-        self._services = Services(*parts)
+        self._services = Services(
+            poller=self._poller,
+            supervisor=_InProcessWorkers(self._events, self._interrupts),
+            protocol=self.protocol,
+            clock=self._clock,
+            events=self._events,
+            costs=KnownCosts(None),
+            unread=UnreadMemory(FRAME_BYTES_MAX),
+        )
 
     def receive(self, frames: Frames) -> None:
         """Execute the request in a message; afterwards its reply is in ``outgoing``.
@@ -162,7 +168,7 @@ class InProcessHub:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
-        state = SessionState(make, recipe, SIZING, INFO_BYTES, machine, restarts)
+        state = SessionMachine(make, recipe, SIZING, INFO_BYTES, machine, restarts)
         budget = ArenaBudget(ARENA_BYTES_MAX)
         return SessionRuntime(Holdings(1, request.token, state, self._services, False, "", budget, factories))
 
@@ -298,9 +304,9 @@ class _WorkerInThread:
             if not self._ended and not self._worker.handle(message):
                 self._end("has ended")
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Hand over an arena."""
-        self.send(message, memory, self._far_bell[0], *bells)
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Have the worker map an arena."""
+        self.send(message, *descriptors._replace(hub_bell=self._far_bell[0]).sent)
 
     def ring(self) -> None:
         """Have the worker step the rows that are posted."""

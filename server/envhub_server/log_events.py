@@ -47,7 +47,18 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "hub_started": LogEvent(
         "The hub listens. `configuration` has the settings that differ from the defaults",
         _INFO,
-        ("version", "pid", "addresses", "configuration"),
+        ("name", "version", "pid", "addresses", "configuration"),
+    ),
+    "announced": LogEvent(
+        "The hub announces itself under this name in this folder, with these addresses for other machines",
+        _INFO,
+        ("folder", "name", "addresses"),
+    ),
+    "announcement_failed": LogEvent(
+        "The announcement was not renewed. Clients take it for stale after 15 s; the hub tries again every 5 s",
+        _WARNING,
+        ("path", "why"),
+        repeats=("why",),
     ),
     "hub_suspended": LogEvent(
         "The hub goes on after it was stopped, as by SIGSTOP or a suspended machine. No deadline has run meanwhile",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub
 
 
-def main(owner: int, program: int, folder: str, flags: Sequence[str]) -> None:
-    """Serve the program behind the pidfd ``owner`` until it ends; ``program`` is a socket to it."""
+def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None:
+    """Serve the program behind the pidfd ``program`` until it ends; ``line_end`` is a socket to it."""
     leave_terminal()
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -36,10 +36,10 @@ def main(owner: int, program: int, folder: str, flags: Sequence[str]) -> None:
     # The zygote and this process import their modules in parallel, which halves a program's wait for its first envs.
     environ = environment_of(OWN, sys.executable, os.environ)
     zygote = ZygoteProcess(process_marks.new_hub(), sys.executable, environ, flags=tuple(flags))
-    _serve(owner, program, Path(folder), zygote)
+    _serve(program, line_end, Path(folder), zygote)
 
 
-def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> None:
+def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> None:
     import logging
 
     from envhub.protocol.validation import SECONDS_MAX
@@ -56,7 +56,7 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
     path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
 
     def ready(hub: Hub) -> None:
-        with socket.socket(fileno=program) as line:
+        with socket.socket(fileno=line_end) as line:
             files = [os.open(name, os.O_PATH) for name in (path, side_path(path) or "")]
             shutil.rmtree(folder, ignore_errors=True)  # which the program removes, too, if it is there
             try:
@@ -69,7 +69,7 @@ def _serve(owner: int, program: int, folder: Path, zygote: ZygoteProcess) -> Non
     # Its one client is the program itself, which may use the whole machine.
     config = HubConfig(
         bind=(f"ipc://{path}",),
-        owner=owner,
+        program=program,
         sessions_max=1024,
         max_envs=1 << 20,
         envs_per_session_max=1 << 16,

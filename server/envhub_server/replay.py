@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,10 +55,12 @@ class Comparison:
     Attributes:
         alike: True if the env failed at the same call in the same way.
         text: the result, for people.
+        frames: number of frames that its env showed.
     """
 
     alike: bool
     text: str
+    frames: int = 0
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Course:
         differs: the first call after which the observation was another; None for none.
         end: the last report, or how the process ended.
         show: takes its frames.
+        frames: number of frames that it took.
         unseen: why there are no more frames; empty if nothing was said of that.
     """
 
@@ -77,6 +80,7 @@ class Course:
     differs: int | None = None
     end: dict[str, Any] | None = None
     show: Show | None = None
+    frames: int = 0
     unseen: str = ""
     _unread: bytes = b""
 
@@ -92,6 +96,7 @@ class Course:
                     return  # the rest of the frame has not arrived
                 if self.show is not None:
                     self.show(np.frombuffer(rest[:nbytes], np.uint8).reshape(report["frame"]), report["fps"])
+                    self.frames += 1
                 rest = rest[nbytes:]
             else:
                 self._note(report)
@@ -122,20 +127,30 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} is no replay: {error}") from error
 
 
-def in_a_line(path: Path) -> str:
-    """The line of a replay in a list: its name, its failure, the time of writing, and its client if that has a key."""
-    written = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+class Listed(NamedTuple):
+    """A replay in a list, each field in one line."""
+
+    name: str
+    time: str  # of writing
+    client: str  # empty for one without a key
+    failure: str
+
+
+def listed(path: Path) -> Listed:
+    """Describe a replay for a list; of a file that is no replay the failure says why."""
+    written, client = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S"), ""
     try:
         replay = read(path)
-        failure, remarks = replay.failure, [replay.client] if replay.client else []
+        failure, client = replay.failure, replay.client
         text = failure["message"]
         if failure["exception"] and text != raised_text(failure["exception"], ""):
             text = raised_text(failure["exception"], text)
-        remarks += ["cut"] if replay.calls().cut else []
+        if replay.calls().unrepeatable:
+            text = f"(cut) {text}"
     except ReplayError as error:
-        text, remarks = str(error), []
-    line: str = printable(f"{path.stem}: {shortened(text, LINE_CHARS_MAX)} ({', '.join([written, *remarks])})")
-    return line
+        text = str(error)
+    parts = path.stem, written, client, shortened(" ".join(text.split()), LINE_CHARS_MAX)
+    return Listed(*printable(parts))
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
@@ -185,17 +200,14 @@ def run(path: Path, until: int | None = None, use_pdb: bool = False, show: Show 
     """
     replay = read(path)
     history = replay.calls()
-    if history.cut:
-        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.cut}")
+    if history.unrepeatable:
+        raise ReplayError(f"{path.name} cannot be run again from a reset: {history.unrepeatable}")
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     course = _run(replay, history, path, (until, use_pdb), show)
     comparison = _verdict(replay, history, course)
-    return (
-        replace(comparison, text=f"{comparison.text}\nit shows no frames: {course.unseen}")
-        if course.unseen
-        else comparison
-    )
+    unseen = f"\nit shows no frames: {course.unseen}" if course.unseen else ""
+    return replace(comparison, text=f"{comparison.text}{unseen}", frames=course.frames)
 
 
 def _run(replay: Replay, history: History, path: Path, how: tuple[int | None, bool], show: Show | None) -> Course:

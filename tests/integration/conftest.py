@@ -46,9 +46,23 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FaultOptions.__init__, "__defaults__", values)
 
 
+@pytest.fixture(scope="session")
+def _left() -> set[int]:
+    """The workers that tests which failed have left. One scan a test is enough: a scan reads of every process."""
+    return set()
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_left(_left: set[int]) -> Iterator[None]:
     """Every test closes what it opens: no worker of this process's hubs that it started outlives it."""
-    before = {process.pid for process in worker_processes(os.getpid())}  # of a test that failed before
     yield
-    assert wait_until(lambda: {process.pid for process in worker_processes(os.getpid())} <= before, 10)
+    remaining = set[int]()
+
+    def are_gone() -> bool:
+        remaining.clear()
+        remaining.update(process.pid for process in worker_processes(os.getpid()))
+        return remaining <= _left
+
+    gone = wait_until(are_gone, 10)
+    _left |= remaining
+    assert gone

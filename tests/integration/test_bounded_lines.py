@@ -52,6 +52,7 @@ def audited(tmp_path: Path) -> Iterator[tuple[ServedHub, Path]]:
         yield hub, tmp_path / "audit"
 
 
+@pytest.mark.long
 def test_refusals_of_the_hubs_own_user_are_bounded_and_counted(audited: tuple[ServedHub, Path]) -> None:
     hub, audit = audited
     with closing(RawPeer(hub.ipc)) as peer:

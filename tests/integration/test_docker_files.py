@@ -11,39 +11,16 @@ from pathlib import Path
 
 import pytest
 from envhub_server.catalog.registry import Registry
-from envhub_server.config import HubConfig
 from envhub_server.serve import check_config, config_of
 from hubs import ServedHub, serve
+from image_files import DOCKERFILE, HEALTH, IMAGE, ROOT, command, config, instruction
 
-from envhub import cli
+from envhub.cli import commands
 from envhub.transport import address
 
-ROOT = Path(__file__).parents[2]
-DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
 README = (ROOT / "docker" / "README.md").read_text()
-IMAGE = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[-1].replace("\\\n", " ")  # the stage that is the image
 RENDERING = (ROOT / "server/envhub_server/worker/rendering.py").read_text()
-HEALTH = ["envhub", "health", "ipc:///tmp/hub.sock", "--timeout", "3"]
-
-
-def instruction(name: str, text: str = IMAGE) -> str:
-    """What the one instruction of this name says."""
-    (found,) = re.findall(rf"^{name} +(.+)$", text, re.MULTILINE)
-    return str(found)
-
-
-def command(text: str = IMAGE) -> list[str]:
-    return list(json.loads(instruction("CMD", text)))
-
-
-def config(arguments: list[str]) -> HubConfig:
-    """What ``envhub serve`` makes of its arguments, read by the real command line."""
-    serving, bound, unknown = cli.app.parse_args(arguments, exit_on_error=False, print_error=False)[:3]
-    assert serving is cli.serve.serve
-    assert not unknown
-    given = bound.arguments
-    return config_of(given["env"], given["options"])
 
 
 def test_image_runs_as_a_numbered_user_without_rights() -> None:
@@ -62,8 +39,8 @@ def test_health_is_asked_by_the_command_line() -> None:
     assert json.loads(instruction("HEALTHCHECK").split("CMD")[1]) == HEALTH
     (test,) = re.findall(r"^ +test: (.+)$", COMPOSE, re.MULTILINE)
     assert json.loads(test) == ["CMD", *HEALTH]
-    health, _, unknown = cli.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
-    assert health is cli.hubs.health
+    health, _, unknown = commands.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
+    assert health is commands.hubs.health
     assert not unknown
 
 

@@ -410,6 +410,21 @@ def test_env_that_does_not_render_cannot_be_filmed_and_the_client_is_told(hub: S
 
 
 @pytest.mark.long
+def test_session_without_an_episode_leaves_no_folder(hub: ServedHub, tmp_path: Path) -> None:
+    make(hub, "counted", 2).close()
+    with contextlib.closing(make(hub, "counted", 2)) as envs:
+        envs.reset(seed=1)
+    assert wait_until(lambda: len(told(hub, "not_recorded")) == 2)
+    assert {line["why"] for line in told(hub, "not_recorded")} == {"no episode was to be recorded"}
+    assert wait_until(lambda: not recorders(hub.process.pid)) and not [*tmp_path.glob("kept/*")]
+    assert not told(hub, "recording_ended") and not told(hub, "recorded")
+    with contextlib.closing(make(hub, "counted", 2)) as envs:
+        envs.reset(seed=1)
+        envs.step(envs.action_space.sample())
+    assert written(hub, tmp_path).total_episodes == 2
+
+
+@pytest.mark.long
 def test_session_goes_on_unrecorded_where_a_space_cannot_be_recorded(hub: ServedHub, tmp_path: Path) -> None:
     envs = make(hub, "graphs", 2)
     envs.reset(seed=1)

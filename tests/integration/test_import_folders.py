@@ -109,6 +109,7 @@ def test_another_interpreter_imports_only_modules_of_envs_from_its_folder(tmp_pa
         check(decoys, hub.ipc)
 
 
+@pytest.mark.long
 def test_replay_imports_nothing_installed_from_the_working_directory(tmp_path: Path, decoys: Path) -> None:
     (tmp_path / "raising.py").write_text(
         "from gymnasium.envs.classic_control import CartPoleEnv\n"

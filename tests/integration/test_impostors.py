@@ -70,6 +70,7 @@ def told(process: subprocess.Popen[str]) -> list[str]:
     return process.communicate("begin\n", timeout=60)[0].splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "auto"])
 def test_nobody_is_taken_for_a_private_hub_that_has_ended(lane: str) -> None:
     with closing(envhub.make_vec(sims.Counter, 2, lane=lane)) as envs:
@@ -99,6 +100,7 @@ def foreign_folder() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.long
 def test_socket_that_another_user_puts_at_the_path_of_a_hub_is_not_used(tmp_path: Path, foreign_folder: Path) -> None:
     """The owner of the folder may put what it likes there, after the client has checked the first socket."""
     path = foreign_folder / "hub.sock"
@@ -137,11 +139,11 @@ PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4  # linux/prctl.h, linux/secure
 
 _FOREIGN_HUB = f"""
 import ctypes, os
-from envhub import cli
+from envhub.cli import commands
 # The process keeps root's capabilities: another user may not be able to read this environment's files.
 assert ctypes.CDLL(None, use_errno=True).prctl({PR_SET_SECUREBITS}, {SECBIT_NO_SETUID_FIXUP}, 0, 0, 0) == 0
 os.setgid({NOBODY}); os.setuid({NOBODY})
-cli.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-max", "0"])
+commands.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-max", "0"])
 """
 
 

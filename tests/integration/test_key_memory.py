@@ -68,6 +68,7 @@ def filled_by_attributes(envs: Any) -> str:
     return failure_of(envs)
 
 
+@pytest.mark.long
 def test_attributes_that_fill_a_worker_end_it_and_are_refused_meanwhile(clients: tuple[str, str]) -> None:
     alice, mallory = clients
     with (

@@ -130,6 +130,7 @@ def with_server(address: str, server: bytes) -> str:
     return f"envhub://{token_of(HubKeys(server, keys_of(token).secret)).reveal_secret()}@{place}"
 
 
+@pytest.mark.long
 def test_refusal_of_a_kept_key_says_where_it_is_kept_and_how_to_replace_it(
     common_hub: ServedHub, admit_for_now: Admit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +307,9 @@ def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
             with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
                 envhub.make_vec("CartPole-v1", 1, hub=alice)
             refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
-            with envhub.connect(alice), envhub.connect(alice), refused:
+            with envhub.connect(alice) as client, envhub.connect(alice), refused:
+                capacity = client.stats()["capacity"]
+                assert (capacity["envs_free"], capacity["sessions_free"]) == (0, 0)
                 envhub.connect(alice)
             envs.step(np.zeros(8, int))
 
@@ -595,6 +598,7 @@ def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_pat
         assert hub.log.count('"factories": "') == 2 and "factories: workers run code of its own user" in hub.log
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_other_users_of_an_insecure_hub_send_no_code(tmp_path: Path) -> None:
     program = """
@@ -732,6 +736,7 @@ def test_ipc_admits_the_hubs_user_only() -> None:
             assert hub.log.count("side_socket_refused") == 1
 
 
+@pytest.mark.long
 def test_address_for_other_machines_needs_keys(tmp_path: Path, keys: KeyFolder) -> None:
     arguments = [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"]
     found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
@@ -780,6 +785,7 @@ def handshakes_refused(hub: ServedHub) -> int:
         return int(client.stats()["handshakes_refused"])
 
 
+@pytest.mark.long
 def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, keys: KeyFolder) -> None:
     token_of_alice, audit = admitted(keys, "alice"), tmp_path / "audit.jsonl"
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:
@@ -848,6 +854,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     assert not any(secret_text_of(each).reveal_secret() in text for each in secrets)
 
 
+@pytest.mark.long
 def test_clients_of_a_hub_that_is_started_again_are_no_strangers(tmp_path: Path, keys: KeyFolder) -> None:
     audit, bind = tmp_path / "audit.jsonl", f"tcp://127.0.0.1:{free_port()}"
     address = address_of(admitted(keys, "alice"), bind)
@@ -884,6 +891,7 @@ def test_clients_of_a_hub_that_is_started_again_are_no_strangers(tmp_path: Path,
         assert wait_until(lambda: "no key, or one for another hub" in audit.read_text())
 
 
+@pytest.mark.long
 def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub, closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp)) as envs:
         value = bytes(17 << 20)

@@ -94,6 +94,7 @@ def soft_limits(pid: int) -> tuple[int, int]:
     return resource.prlimit(pid, resource.RLIMIT_CORE)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="no process may write a core file here")
 def test_hub_zygote_and_commands_with_keys_write_no_core_file(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_CORE)

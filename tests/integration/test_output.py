@@ -29,6 +29,7 @@ OFFERED = [
 ]
 
 
+@pytest.mark.long
 def test_prints_of_a_served_hubs_workers_are_events_in_its_own_streams(tmp_path: Path) -> None:
     with serve(tmp_path, *OFFERED) as hub:
         with closing(envhub.make_vec("counter", 2, hub=hub.ipc, num_workers=2)) as envs:

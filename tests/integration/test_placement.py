@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import gymnasium
 import numpy as np
 import pytest
 import sims
+from envhub_client.session.factories import make_of_factories
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.session import Session
 from hubs import ServedHub, kill_worker, serve
 from odd_sims import DEVICE, Placed
 
 import envhub
+from envhub.protocol.messages import Call
+from envhub.values import codec
 
 
 def test_workers_know_their_place_and_keep_it_when_they_are_restarted() -> None:
@@ -25,6 +31,17 @@ def test_workers_know_their_place_and_keep_it_when_they_are_restarted() -> None:
         envs.reset()
         kill_worker(envs.call("pid")[1])
         assert envs.call("place") == places
+
+
+def test_envs_of_a_part_of_a_larger_vector_env_get_their_indices_there() -> None:
+    make = replace(make_of_factories([Placed] * 3), first_env=10)
+    session = Session("HubVectorEnv", None, make, SessionOptions(num_workers=2))
+    try:
+        places = session.call(Call("place", codec.encode([[], {}])))
+        indices = {row: codec.decode(result)[3] for row, result in places.items()}
+        assert indices == {0: "10,12", 1: "11", 2: "10,12"}
+    finally:
+        session.close(terminate=True, finish=lambda: True)
 
 
 def test_place_is_known_to_later_envs_where_the_first_decide_how_many_workers_there_are() -> None:

@@ -170,6 +170,7 @@ def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], P
         yield hub, [address_of(token, hub.tcp) for token in tokens], audit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("frames", "peers"),
     [
@@ -354,6 +355,7 @@ def _nonsense(generator: random.Random) -> bytes:
     return bytes(said[: generator.randrange(len(said))] if generator.random() < 0.3 else said)
 
 
+@pytest.mark.long
 def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) -> None:
     with guarded(tmp_path, "alice") as (hub, (alice,), _):
         with contextlib.closing(envhub.make_vec("counter", 2, hub=alice, lane="wire", on_hub_loss="raise")) as envs:

@@ -28,7 +28,7 @@ HOMES = {
     "ClientProtocol": "envhub.protocol.client",
     "HubProtocol": "envhub.protocol.hub",
     "Session": "envhub_client.session.session",
-    "SessionState": "envhub_server.session.state",
+    "SessionMachine": "envhub_server.session.machine",
     "ArenaDriver": "envhub.arena.driver",
     "Gateway": "envhub_server.hub.gateway",
     "Row": "envhub_server.worker.row",
@@ -131,7 +131,7 @@ def test_hops_of_a_step_are_at_most_ten_and_name_what_exists() -> None:
 def test_pictures_name_classes_that_exist() -> None:
     pictures = "".join(blocks("", [README, STEP, ROOT / "envhub/docs/architecture.md"]))
     names = {*re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", pictures)} | {"Row", "Session"}
-    assert {"HubVectorEnv", "WireLane", "SharedLane", "SessionState", "HubProtocol"} <= names
+    assert {"HubVectorEnv", "WireLane", "SharedLane", "SessionMachine", "HubProtocol"} <= names
     for name in names:
         assert isinstance(home(name), type), name
 

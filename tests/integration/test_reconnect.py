@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chaos.chaos_proxy import Weather, proxy
-from hubs import HERE, ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, serve, stopped, wait_until
 
 import envhub
 
@@ -70,14 +70,22 @@ def leased(client: envhub.Client) -> bool:
     return any(session["leased"] for session in client.sessions())
 
 
+def phase(client: envhub.Client, envs: envhub.HubVectorEnv) -> str:
+    """The phase of the session of these envs, as operators see it."""
+    (shown,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
+    return str(shown["phase"])
+
+
 def test_step_under_way_is_answered_after_its_connection_was_cut(hub: ServedHub) -> None:
-    with proxy(hub.tcp) as wire:
-        envs = envhub.make_vec("naughty", 2, hub=wire.address)
+    with proxy(hub.tcp) as wire, envhub.connect(hub.ipc) as client:
+        envs = envhub.make_vec("counter", 2, hub=wire.address)
         envs.reset()
+        workers = {int(pid) for pid in envs.call("pid")}
         for count in range(1, 6):
-            envs.step_async(np.array([6, 6]))  # sleeps 0.2 s
-            time.sleep(0.05)
-            wire.cut()
+            with stopped(*workers):
+                envs.step_async(np.array([6, 6]))
+                assert wait_until(lambda: phase(client, envs) == "moving")
+                wire.cut()
             assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [count, count]
         envs.close()
 

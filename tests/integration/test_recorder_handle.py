@@ -362,12 +362,12 @@ def test_worker_is_not_recorded_where_no_descriptor_is_left(found: Recordings, m
     made: Any = found.begin(SETTINGS, MAKE, "one")
     made._set_up = True
     told, descriptors = made.arena_given(recipient(0, [0], 2), ARENA)
-    assert told.recording["env_ids"] == [0] and len(descriptors) == 2
-    for descriptor in descriptors:
+    assert told.recording["env_ids"] == [0] and set(descriptors) == {"recording_line", "recording_counts"}
+    for descriptor in descriptors.values():
         os.close(descriptor)
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "dup", refuse)
-    assert made.arena_given(recipient(1, [1], 2), ARENA) == (ARENA, [])
+    assert made.arena_given(recipient(1, [1], 2), ARENA) == (ARENA, {})
     assert made.refused == "Too many open files" and len(os.listdir("/proc/self/fd")) == before
     assert made.handle.process.wait(30) == 0
 
@@ -391,7 +391,7 @@ def test_process_is_told_that_a_spare_has_the_envs_of_a_worker(
     made: Any = found.begin(SETTINGS, MAKE, "one")
     made._set_up = True
     for process in (5, 7):  # the spare, and the worker's, which was started after that
-        for descriptor in made.arena_given(recipient(process, [0], 2), ARENA)[1]:
+        for descriptor in made.arena_given(recipient(process, [0], 2), ARENA)[1].values():
             os.close(descriptor)
     told: list[int] = []
     monkeypatch.setattr(made.handle, "line_next", told.append)
@@ -403,7 +403,7 @@ def test_process_is_told_that_a_spare_has_the_envs_of_a_worker(
 def test_process_is_told_once_that_a_worker_has_ended(found: Recordings, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = found.begin(SETTINGS, MAKE, "one")
     made._set_up = True
-    for descriptor in made.arena_given(recipient(3, [0], 2), ARENA)[1]:
+    for descriptor in made.arena_given(recipient(3, [0], 2), ARENA)[1].values():
         os.close(descriptor)
     told: list[tuple[int, str]] = []
     monkeypatch.setattr(made.handle, "line_ended", lambda line, why: told.append((line, why)))
@@ -418,7 +418,7 @@ def test_hub_tells_a_process_that_did_not_read_once_it_does(found: Recordings) -
     made._set_up = True
     os.kill(made.handle.process.pid, signal.SIGSTOP)
     for worker in range(LINES):
-        for descriptor in made.arena_given(recipient(worker, [0], LINES), ARENA)[1]:
+        for descriptor in made.arena_given(recipient(worker, [0], LINES), ARENA)[1].values():
             os.close(descriptor)
     made.process_ended(LINES - 1, "it was killed")
     made.close()

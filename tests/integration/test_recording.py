@@ -26,7 +26,7 @@ from same import assert_same
 from witness import about_each, assert_parts_recorded, data_set, play_until_one_crashed
 
 import envhub
-from envhub import cli
+from envhub.cli import commands
 from envhub.recording.process import BATCH_BYTES
 
 NUM_ENVS, STEPS = 3, 60
@@ -535,6 +535,6 @@ def test_command_says_in_a_line_what_is_wrong(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
-        cli.app(["record", *arguments])
+        commands.app(["record", *arguments])
     assert ended.value.code == status and told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

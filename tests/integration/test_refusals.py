@@ -185,6 +185,7 @@ def test_hub_that_is_stopped_again_and_again_refuses_nobody(keyed: Keyed, hub: S
         stopping.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hubs_ms", [QUICK_MS - 50, pytest.param(10 * QUICK_MS, marks=pytest.mark.long)])
 def test_hub_of_which_only_the_thread_of_libzmq_answers_refuses_nobody(
     keyed: Keyed, tmp_path: Path, quick: None, failures: Failures, hubs_ms: int
@@ -280,6 +281,7 @@ def test_hub_that_begins_and_ends_again_and_again_refuses_nobody(
 # --- what is a refusal ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hub_of_another_key_is_told_at_once_also_where_it_takes_the_place_of_the_hub(
     keyed: Keyed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,7 +343,7 @@ def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(replay.ReplayError, match=r"foreign\.replay"):
             replay.run(file)
     assert not touched.exists()
-    assert command("replays", str(tmp_path)).stdout.startswith("foreign: ")
+    assert command("replays", str(tmp_path)).stdout.startswith("foreign\t")
 
 
 def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -357,7 +357,9 @@ def test_commands_list_replays_and_run_them() -> None:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
     written_replay(failure.replay)
-    assert f"{failure.replay}: worker " in command("replays").stdout
+    rows = [line.split("\t") for line in command("replays").stdout.splitlines()]
+    (row,) = (row for row in rows if row[0] == failure.replay)
+    assert row[2] == "" and row[3].startswith("worker ")
     ran = command("replay", failure.replay)
     assert (ran.returncode, ran.stdout.startswith("failed alike: ended by status 3 at step ")) == (0, True)
     assert ran.stderr.startswith(f"runs brittle:Brittle with {sys.executable} in {os.getcwd()}, modules from ")
@@ -463,8 +465,10 @@ def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
     ran = command("replay", written_replay(failure.replay).stem, "--video", str(film))
-    assert ran.returncode == 0 and ran.stdout.startswith("failed alike: "), ran
-    assert film.exists() is frames and ("it shows no frames: NotImplementedError" in ran.stdout) is not frames
+    assert ran.stdout.startswith("failed alike: ") and film.exists() is frames, ran
+    assert ("it shows no frames: NotImplementedError\n" in ran.stdout) is not frames
+    assert (f"envhub replay: there is no film {film}: the env drew no frame" in ran.stderr) is not frames
+    assert ran.returncode == (0 if frames else 1)
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from hubs import HERE, ServedHub, lives, serve, wait_until
 from zmq.utils import z85
 
 import envhub
-from envhub import cli
+from envhub.cli import commands
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, key_of, text_of, token_of
@@ -123,7 +123,7 @@ def hub(tmp_path: Path) -> Iterator[ServedHub]:
 def command(evidence: Evidence, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command of ``envhub``; what it prints is evidence."""
     with contextlib.suppress(SystemExit):
-        cli.app(arguments)
+        commands.app(arguments)
     found = capsys.readouterr()
     evidence.add(f"envhub {arguments[0]}", found.out + found.err)
     return found.out + found.err
@@ -132,10 +132,11 @@ def command(evidence: Evidence, capsys: pytest.CaptureFixture[str], *arguments: 
 def admitted(hub: ServedHub, capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
     """Admit a client by the command, whose output is to have the secret."""
     with contextlib.suppress(SystemExit):
-        cli.app(("keys", "add", name, "--keys", str(folder / "keys"), "--at", hub.tcp.removeprefix("tcp://")))
+        commands.app(("keys", "add", name, "--keys", str(folder / "keys"), "--at", hub.tcp.removeprefix("tcp://")))
     return capsys.readouterr().out.strip()
 
 
+@pytest.mark.long
 def test_no_secret_is_in_what_a_run_leaves_or_shows(
     tmp_path: Path,
     hub: ServedHub,

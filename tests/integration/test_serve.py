@@ -408,6 +408,16 @@ def test_health_reports_what_is_wrong(hub: ServedHub) -> None:
     assert gone.returncode == 1 and "ipc:///nowhere/hub.sock within 1 s" in gone.stderr
 
 
+def test_health_imports_no_parser_and_no_library_of_arrays_and_tables(hub: ServedHub) -> None:
+    program = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from envhub.cli import main; main()"
+    asked = [sys.executable, "-c", program, "health", hub.tcp, "--timeout", "20"]
+    output = subprocess.run(asked, stdout=subprocess.PIPE, text=True, timeout=30, check=True).stdout
+    answer, *unready, modules = output.splitlines()
+    assert answer.startswith("ok: ") and all(line.startswith("unready: ") for line in unready), output
+    heavy = {"cyclopts", "envhub_server", "gymnasium", "msgspec", "numpy", "rich", "tempfile"}
+    assert "zmq" in modules.split() and not heavy & {*modules.split()}
+
+
 def test_missing_hub_is_reported_within_the_timeout() -> None:
     begun = time.monotonic()
     with pytest.raises(

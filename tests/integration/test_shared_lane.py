@@ -42,6 +42,24 @@ def test_lane_is_the_shared_one_where_it_can_be_had(hub: ServedHub) -> None:
         envhub.make_vec("CartPole-v1", 2, lane="fast")
 
 
+def test_lane_of_the_environment_is_that_of_sessions_which_name_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lane_of(options: dict[str, Any]) -> str:
+        with contextlib.closing(envhub.make_vec("CartPole-v1", 2, **options)) as envs:
+            assert len(envs.reset()[0]) == 2
+            return envs.lane
+
+    for variable, lane in {"wire": "wire", "auto": "shared", "": "shared"}.items():
+        monkeypatch.setenv("ENVHUB_LANE", variable)
+        assert [lane_of({}), lane_of({"lane": "auto"}), lane_of({"lane": "wire"})] == [lane, "shared", "wire"]
+    monkeypatch.setenv("ENVHUB_LANE", "wire")
+    with contextlib.closing(envhub.AsyncVectorEnv([lambda: gym.make("CartPole-v1")])) as envs:
+        assert envs.lane == "wire"
+    monkeypatch.setenv("ENVHUB_LANE", "shared")
+    with pytest.raises(ValueError, match="ENVHUB_LANE must be 'auto' or 'wire', got 'shared'"):
+        envhub.make_vec("CartPole-v1", 2)
+    assert lane_of({"lane": "wire"}) == "wire"
+
+
 @pytest.mark.long
 def test_without_a_side_socket_the_wire_is_used(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as served:

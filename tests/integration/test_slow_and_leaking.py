@@ -81,19 +81,21 @@ def noted(path: Path, count: int) -> list[int]:
 
 @pytest.mark.long
 def test_lost_env_is_back_without_another_being_made(address: str | None, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    arguments = {"seconds": 0.8, "notes": str(notes)}
+    notes, permits = tmp_path / "notes", tmp_path / "permits"
+    permits.write_bytes(bytes(2))
+    arguments = {"notes": str(notes), "permits": str(permits)}
     with closing(make(sims.SlowToMake, 2, address, num_workers=2, spares=1, env_kwargs=arguments)) as envs:
         envs.reset()
         spare, lost = 2, 1
         for _ in range(2):
             pids = envs.step([0, 0])[0][:, 1]
             begun = noted(notes, spare + 1)
-            time.sleep(0.4)  # the spare has begun to make its env so long before the killed worker's next process
-            kill_worker(int(pids[lost]))
+            kill_worker(int(pids[lost]))  # while the spare makes its env
             _, _, _, truncations, infos = envs.step([0, 0])
             assert truncations.tolist() == [row == lost for row in range(2)]
             assert infos["env_failure"][lost].cause == "crash"
+            noted(notes, spare + 2)  # the killed worker's next process makes an env, too
+            permits.write_bytes(bytes(spare + 1))
             observations = envs.step([0, 0])[0]
             assert observations[lost].tolist() == [0, begun[spare]] and observations[1 - lost, 1] == pids[1 - lost]
             spare, lost = spare + 1, 1 - lost

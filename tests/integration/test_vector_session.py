@@ -70,14 +70,14 @@ def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have
     assert envs.closed
 
 
-class Watcher:
+class Watcher(envhub.StepObserver):
     """An observer that notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.fails = False
 
-    def check_parts(self) -> None:
+    def check_partial_batches(self) -> None:
         raise ValueError("no parts")
 
     def step_begun(self, actions: Any) -> None:
@@ -102,7 +102,7 @@ class Watcher:
 def watched() -> Iterator[tuple[HubVectorEnv, Watcher]]:
     watcher = Watcher()
     with contextlib.closing(HubVectorEnv(session())) as envs:
-        envs._observers = (watcher,)
+        envs.add_observer(watcher)
         yield envs, watcher
 
 
@@ -150,3 +150,26 @@ def test_observer_is_told_of_what_broke_off_and_not_of_what_can_be_waited_for(
     watcher.fails = False
     assert envs.step([4, 5, 6])[1].tolist() == [4, 5, 6]
     assert operator.countOf([entry[0] for entry in watcher.told], "broken off") == 1
+
+
+def test_observer_is_added_and_removed_between_two_requests(watched: tuple[HubVectorEnv, Watcher]) -> None:
+    envs, watcher = watched
+    later = Watcher()
+    envs.reset()
+    envs.step_async([1, 2, 3])
+    for change in (envs.add_observer, envs.remove_observer):
+        with pytest.raises(envhub.SessionBusy):
+            change(watcher)
+    envs.step_wait()
+    envs.add_observer(later)
+    envs.step([1, 2, 3])
+    envs.remove_observer(watcher)
+    assert watcher.told[-1] == "closed" and watcher.told[-3:-1] == later.told
+    with pytest.raises(ValueError, match="no observer of these envs"):
+        envs.remove_observer(watcher)
+    seen = len(watcher.told)
+    envs.step([1, 2, 3])
+    assert len(later.told) == 4 and len(watcher.told) == seen
+    envs.close()
+    with pytest.raises(envhub.SessionClosed):
+        envs.add_observer(watcher)

@@ -307,6 +307,7 @@ OF_HUBS: dict[str, Callable[[envhub.Client, Any, str], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
 def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -155,13 +155,16 @@ class Leaky(Counter):
 
 
 class SlowToMake(Counter):
-    """Notes in a file that it is made, and takes its time."""
+    """Notes in a file that it is made; the making of the n-th ends when the file ``permits`` has n bytes."""
 
-    def __init__(self, seconds: float, notes: str) -> None:
+    def __init__(self, notes: str, permits: str) -> None:
         super().__init__()
-        with open(notes, "a") as file:
+        with open(notes, "a+") as file:
             file.write(f"{os.getpid()}\n")
-        time.sleep(seconds)
+            file.seek(0)
+            number = 1 + file.read().splitlines().index(str(os.getpid()))
+        while os.path.getsize(permits) < number:
+            time.sleep(0.01)
 
 
 class Waits(Counter):

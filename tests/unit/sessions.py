@@ -18,10 +18,10 @@ from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instruction, Instructions, Tell
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
-from envhub_server.session.state import SessionState
 from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
@@ -36,7 +36,7 @@ SHUTTING_DOWN = Failure("draining", "hub", "the hub is shutting down")
 KILLED = ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words")
 
 
-class Session(SessionState):
+class Session(SessionMachine):
     """A state machine that is asked by its stimuli only, and validated after each.
 
     Every change of its phase must be one that the table declares.
@@ -49,7 +49,8 @@ class Session(SessionState):
         instructions = super().handle(stimulus, now_s)
         assert isinstance(instructions, list), "the hub carries out a list, however short"
         validate(self)
-        declared = TABLE.get(kind, {}).get(before, ())[1:]
+        rule = TABLE.get(kind, {}).get(before)
+        declared = () if rule is None else rule.following
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
         assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
         return instructions
@@ -119,16 +120,16 @@ def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
     return found
 
 
-def validate(state: SessionState) -> None:
+def validate(state: SessionMachine) -> None:
     """Check what always holds between two stimuli."""
-    owner, asked, slots = state.ownership, state.requests.asked, state.slots
+    ownership, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
-    assert asked or owner.claimed or state.phase not in MAKING
-    assert owner.claimed or state.phase is not Phase.HANDING_OVER
-    assert owner.driver is Driver.HUB or (owner.lent and not state.parts.out)
-    assert owner.lane is LaneName.WIRE or owner.lent
-    assert not state.parts.receiving or asked
+    assert asked or ownership.claimed or state.phase not in MAKING
+    assert ownership.claimed or state.phase is not Phase.HANDING_OVER
+    assert ownership.driver is Driver.HUB or (ownership.lent and not state.partial_batches.rows_out)
+    assert ownership.lane is LaneName.WIRE or ownership.lent
+    assert not state.partial_batches.receiving or asked
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive
@@ -141,11 +142,11 @@ def validate(state: SessionState) -> None:
         validate_slot(state, slot)
 
 
-def validate_slot(state: SessionState, slot: Slot) -> None:
+def validate_slot(state: SessionMachine, slot: Slot) -> None:
     process, phase = slot.process, state.phase
     assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
     assert slot.serving is None or (slot.loss is None and slot.serving.made is None)
-    assert process is None or not process.moving or phase in (Phase.HANDING_OVER, *OVER)
+    assert process is None or not process.changing_arena or phase in (Phase.HANDING_OVER, *OVER)
     if phase in SERVING:
         took_over = phase is Phase.HANDING_OVER and slot.stage is Stage.MAPPED
         assert (slot.loss is None) == (slot.serving is not None) or took_over

@@ -120,12 +120,12 @@ def test_message_of_a_connection_that_has_ended_is_of_none_though_its_number_is_
 def test_messages_of_a_connection_that_the_hub_ends_are_cut_off_for_a_moment() -> None:
     known = connections(5, 6)
     peer = known.of(b"peer", 5, 100.0)
-    assert peer is not None and not known.cut_off
-    known.cut(peer, 100.0)
+    assert peer is not None and not known.disconnected
+    known.disconnect(peer, 100.0)
     silent = known.get(6)
     assert silent is not None
-    known.cut(silent, 100.0)  # of which no message has come
-    assert known.cut_off == {b"peer": 100.0 + GONE_S}
+    known.disconnect(silent, 100.0)  # of which no message has come
+    assert known.disconnected == {b"peer": 100.0 + GONE_S}
 
 
 def test_third_message_that_cannot_be_read_ends_the_connection() -> None:

@@ -95,7 +95,7 @@ def test_sessions_begin_with_the_operators_devices_in_turn() -> None:
 
 
 def test_program_chooses_any_devices_of_its_own_hub() -> None:
-    assert asked(Make(1, "A-v0", hosting=Hosting(gpus=[7])), HubConfig(owner=3)) == Recipe("A-v0")
+    assert asked(Make(1, "A-v0", hosting=Hosting(gpus=[7])), HubConfig(program=3)) == Recipe("A-v0")
 
 
 def test_arguments_are_of_every_env_or_of_none() -> None:
@@ -118,7 +118,7 @@ def test_operator_says_which_envs_are_vector_envs_and_a_program_of_its_own_hub()
     for vector in (False, True):
         found = asked(Make(2, "A-v0", vector=vector), config)
         assert isinstance(found, Recipe) and found.settings.vector
-        own = asked(Make(2, "A-v0", vector=vector), HubConfig(owner=3))
+        own = asked(Make(2, "A-v0", vector=vector), HubConfig(program=3))
         assert isinstance(own, Recipe) and own.settings.vector == vector
     refused = asked(Make(2, "B-v0", vector=True), config)
     assert isinstance(refused, Failure) and "as single envs; its operator decides" in refused.message
@@ -148,7 +148,7 @@ def test_what_sets_workers_up_is_the_operators_choice_as_factories_are(
     else:
         assert isinstance(found, Failure) and found.code == "not_permitted"
         assert "is its operator's choice, by worker_setup in the table" in found.message
-    assert asked(Make(1, "A-v0", **setup), HubConfig(owner=3)) == Recipe("A-v0")
+    assert asked(Make(1, "A-v0", **setup), HubConfig(program=3)) == Recipe("A-v0")
 
 
 def test_client_may_name_the_setup_that_the_operator_has_named() -> None:

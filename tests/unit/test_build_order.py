@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, variables
+from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
 from sessions import RECIPE
 
 from envhub.protocol.messages import Faults, Hosting, Make, Recycle, World
@@ -19,6 +20,10 @@ def test_worker_finds_its_place_in_its_variables() -> None:
         "ENVHUB_NUM_WORKERS": "4",
         "ENVHUB_ENV_INDICES": "1,5,9",
     }
+
+
+def test_worker_of_a_part_of_a_larger_vector_env_gets_the_indices_there() -> None:
+    assert variables(OF_A_SESSION, Place(1, 4, [1, 5, 9], first_env=20))["ENVHUB_ENV_INDICES"] == "21,25,29"
 
 
 def test_what_is_not_decided_yet_is_empty() -> None:
@@ -98,3 +103,9 @@ def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_th
     assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
     assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "8"
     assert told.environ["MKL_NUM_THREADS"] == "1"
+
+
+def test_interpreter_of_a_session_has_the_options_of_its_program() -> None:
+    own = InterpreterKey()
+    assert interpreter_of(own, None) == own
+    assert interpreter_of(own, World([], "", {}, flags=["-O"])).flags == ("-O",)

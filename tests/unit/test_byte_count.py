@@ -11,7 +11,7 @@ from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.network.rights import Quotas
 from envhub_server.serve import config_of
 
-from envhub import cli
+from envhub.cli import commands, terminal
 from envhub.hub_options import HubOptions, RecycleOptions
 from envhub.option_kinds import kinds_of, options_of
 
@@ -57,7 +57,7 @@ def test_every_number_that_is_named_after_bytes_or_memory_takes_a_unit() -> None
 def test_options_of_the_command_line_take_units() -> None:
     names = [name for name in options_of(HubOptions) if "bytes" in name or "memory" in name]
     options = [text for name in names for text in (f"--{name.replace('_', '-')}", "32MiB")]
-    _, bound, _ = cli.app.parse_args(["serve", *options, "--recycle.memory-bytes=2GB", "--max-envs", "8"])
+    _, bound, _ = commands.app.parse_args(["serve", *options, "--recycle.memory-bytes=2GB", "--max-envs", "8"])
     found = config_of((), bound.arguments["options"])
     assert len(names) == 7 and {getattr(found, name) for name in names} == {32 << 20}
     assert found.recycle == RecycleOptions(memory_bytes=2 * 10**9) and found.max_envs == 8
@@ -68,8 +68,8 @@ def test_option_that_is_no_number_of_bytes_says_how_to_write_one(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.app(["serve", "CartPole-v1", option, "2G"])
-    assert ended.value.code == cli.EXIT_USAGE
+        commands.app(["serve", "CartPole-v1", option, "2G"])
+    assert ended.value.code == terminal.EXIT_USAGE
     found = " ".join(capsys.readouterr().err.split())
     assert f'{option} = "2G": expected a whole number from 16777216 to 1125899906842624 bytes' in found
     assert 'written such as 2000000000 or "2GB"' in found

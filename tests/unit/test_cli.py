@@ -21,6 +21,7 @@ from envhub_server.network.key_folder import KeyFolder
 from rich.console import Console
 
 from envhub import cli
+from envhub.cli import commands, health, terminal
 from envhub.cli.parameters import shown_default
 from envhub.hub_options import HubOptions, RecycleOptions, Size
 from envhub.option_kinds import kinds_of, options_of
@@ -32,7 +33,7 @@ KEY = "-" + "A" * 42  # one key in 64 begins so
 def run(*arguments: str) -> int:
     """Run the command; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        cli.app(arguments)
+        commands.app(arguments)
     return int(ended.value.code or 0)
 
 
@@ -64,7 +65,7 @@ def test_empty_path_is_not_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == cli.EXIT_USAGE
+    assert run(*arguments) == terminal.EXIT_USAGE
     found = capsys.readouterr()
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
 
@@ -86,7 +87,7 @@ def test_empty_path_is_not_the_current_folder(
 def test_conformance_says_in_a_line_how_it_is_used(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
 ) -> None:
-    assert run("conformance", *arguments) == cli.EXIT_USAGE
+    assert run("conformance", *arguments) == terminal.EXIT_USAGE
     found = capsys.readouterr().err.strip()
     assert why in found and "Traceback" not in found
 
@@ -168,17 +169,63 @@ def test_login_without_an_input_is_told_in_a_line(
     assert "no address was given: paste" in capsys.readouterr().err
 
 
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "is_plain"),
+    [
+        ("", True),
+        ("tcp://127.0.0.1:1", True),
+        ("ipc:///tmp/hub.sock --timeout 3", True),
+        ("ssh://box --timeout 0.25", True),
+        ("--timeout 007.50", True),
+        ("ipc://@name --timeout 123456789", True),
+        ("envhub://key@box:1", True),
+        ("--timeout=3 tcp://127.0.0.1:1", False),
+        ("--timeout 3 tcp://127.0.0.1:1", False),
+        ("--address tcp://127.0.0.1:1", False),
+        ("tcp://127.0.0.1:1 --timeout 1e3", False),
+        ("tcp://127.0.0.1:1 --timeout 1_0", False),
+        ("tcp://127.0.0.1:1 5", False),
+        ("box", False),
+        ("none", False),
+    ],
+)
+def test_health_reads_a_plain_command_line_as_the_parser_does(line: str, is_plain: bool) -> None:
+    plain = health.plain_arguments(["health", *line.split()])
+    assert (plain is not None) == is_plain
+    if plain is not None:
+        command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
+        bound.apply_defaults()
+        assert command is commands.hubs.health and not unknown
+        assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "--help", "ls", "healthy", "HEALTH", "health --help", "health --", "health --timeout 0", "health -h"),
+        *("health --timeout 0.0", "health --timeout -1", "health --timeout nan", "health --timeout", "health --nope"),
+        *("health --timeout 3 3", "health tcp://a:1 tcp://a:2", "health --x://y", "health --timeout ٣"),
+    ],
+)
+def test_health_leaves_any_other_command_line_to_the_parser(line: str) -> None:
+    assert health.plain_arguments(line.split()) is None
+    assert health.plain_arguments(["health", ""]) is None
+
+
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
 def arguments_of(*command: str) -> list[cyclopts.Argument]:
     """The arguments that the help of a command shows."""
-    app = functools.reduce(cyclopts.App.__getitem__, command, cli.app)
+    app = functools.reduce(cyclopts.App.__getitem__, command, commands.app)
     return [each for each in app.assemble_argument_collection(parse_docstring=True) if each.show and not each.children]
 
 
-COMMANDS = [(name,) for name in cli.app if name[0] != "-" and cli.app[name].default_command]
-COMMANDS += [("keys", name) for name in cli.app["keys"] if name[0] != "-"]
+COMMANDS = [(name,) for name in commands.app if name[0] != "-" and commands.app[name].default_command]
+COMMANDS += [("keys", name) for name in commands.app["keys"] if name[0] != "-"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -249,7 +296,7 @@ def test_mistake_is_told_in_a_line_with_what_to_do(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert run(*arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE)
+    assert run(*arguments) in (terminal.EXIT_FAILED, terminal.EXIT_USAGE)
     found = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert said in found and "Traceback" not in found
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
@@ -291,7 +338,7 @@ def test_place_that_this_user_may_not_enter_is_told_in_a_line(
         finally:
             os.seteuid(0)
     found = capsys.readouterr().err
-    assert ended.value.code == cli.EXIT_USAGE and len(found.splitlines()) == 1
+    assert ended.value.code == terminal.EXIT_USAGE and len(found.splitlines()) == 1
     assert found.startswith(f"envhub: user 65534 (nobody) may not use {folder}/")
     assert "name another place, or run this as its owner" in found
 
@@ -305,3 +352,14 @@ def test_commands_that_show_a_bar_warn_of_a_hub_that_is_out_of_reach(
     with making_bar(Console(stderr=True)):
         logging.getLogger("envhub").warning("the hub at %s is out of reach", "tcp://box:1")
     assert capsys.readouterr().err == "the hub at tcp://box:1 is out of reach\n"
+
+
+def test_fleet_without_a_name_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ENVHUB_ADDRESS", raising=False)
+    assert run("fleet", "ls") == 2 and "name the hubs to list, or set ENVHUB_ADDRESS" in capsys.readouterr().err
+    monkeypatch.setenv("ENVHUB_ADDRESS", f"envhub://{text_of(bytes(64))}@127.0.0.1:1")
+    assert run("fleet", "ls", "--timeout", "0.2") == 1
+    listed = capsys.readouterr()
+    assert "envhub://***@127.0.0.1:1  -     unreachable" in listed.out and "no hub answered" in listed.err

@@ -33,7 +33,7 @@ def batch(arrays: list[np.ndarray], *infos: tuple[int, Any]) -> Batch:
 
 def test_failure_is_a_read_only_mapping_of_its_fields() -> None:
     assert envhub.EnvFailure is EnvFailure and FAILURE["signal"] == FAILURE.signal == "SIGSEGV"
-    assert dict(FAILURE)["exit_status"] is None and len(FAILURE) == len(dict(FAILURE)) == 9
+    assert dict(FAILURE)["exit_status"] is None and len(FAILURE) == len(dict(FAILURE)) == 10
     with pytest.raises(KeyError):
         FAILURE["keys"]
     with pytest.raises(AttributeError):

@@ -88,7 +88,7 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
     ("text", "why"),
     [
         ("lease = ", "hub.toml is no TOML"),
-        ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, python"),
+        ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, name, python"),
         ("lease = '3'", 'hub.toml: lease = "3": expected a number from 0 to 604800 seconds'),
         ("bind = ['ipc://a', 3]", "hub.toml: bind[1] = 3: expected a string"),
         ("keys = 3", "hub.toml: keys = 3: expected a path in quotes"),
@@ -183,6 +183,8 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         ('python = "a\\u0000"', r"hub.toml: python: 'a\x00' has a null character"),
         ('record = "a\\u0000"', r"hub.toml: record: 'a\x00' has a null character"),
         ('[envs.a]\nld_library_path = ["\\u0000"]', r"[envs.a] ld_library_path[0]: '\x00' has a null character"),
+        ('name = "ä"', "hub.toml: name: 'ä' is no name of a hub"),
+        (f'name = "{"a" * 65}"', "which has at most 64 characters, printable and of ASCII"),
         ("replays_max = -1", "hub.toml: replays_max = -1: expected a whole number from 0 to 1000000 files"),
     ],
 )

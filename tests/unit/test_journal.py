@@ -96,7 +96,7 @@ def test_steps_since_the_making_are_found_of_each_row(scene: Scene) -> None:
         scene.step(number, -1, 10 + number)
     for position, first in enumerate((0, 10)):
         found = scene.history([position])
-        assert (found.cut, found.begins, found.digested) == ("", "made", 4)
+        assert (found.unrepeatable, found.begins, found.digested) == ("", "made", 4)
         assert [*found.kinds] == [journals.RESET, 0, 0, 0]
         assert np.frombuffer(found.actions[0], np.int64)[1:].tolist() == [first, first + 1, first + 2]
         assert [*found.codes[1:]] == [INT64] * 3
@@ -131,7 +131,7 @@ def test_vector_env_is_run_again_from_a_reset_of_all_its_envs_by_seeds_only() ->
     for _ in range(scene.layout.ticks):
         scene.step(0, 0, 0)
     scene.writer.begin_reset({2: 9}, lambda row: b"")
-    assert "longer than the journal" in scene.history([0, 1]).cut
+    assert "longer than the journal" in scene.history([0, 1]).unrepeatable
     scene.reset(8)
     scene.step(1, 1, 1)
     found = scene.history([0, 1])
@@ -191,14 +191,14 @@ def test_rows_with_actions_of_several_dtypes_at_one_time_are_cut(scene: Scene) -
     scene.reset(7)
     scene.arena.action_codes[0][:] = [INT64, INT64, INT8]
     scene.writer.begin(scene.rows, {})
-    assert "several kinds" in scene.history([0]).cut
+    assert "several kinds" in scene.history([0]).unrepeatable
 
 
 def test_last_reset_with_a_seed_is_the_beginning_once_the_making_is_forgotten(scene: Scene) -> None:
     for _ in range(scene.layout.ticks):
         scene.step(0, 0, 0)
     assert scene.layout.ticks == journals.TICKS_MAX
-    assert "longer than the journal, which holds 16384 batches" in scene.history([0]).cut
+    assert "longer than the journal, which holds 16384 batches" in scene.history([0]).unrepeatable
     scene.reset(8)
     scene.step(1, 1, 1)
     found = scene.history([0])
@@ -214,7 +214,7 @@ def test_random_numbers_are_noted_now_and_then_at_the_end_of_an_episode(scene: S
         if number % 50 == 0:
             scene.writer.autoreset(scene.rows[0])
     found = scene.history([0])
-    assert (found.cut, found.begins, found.kinds[0]) == ("", "generator", 1)
+    assert (found.unrepeatable, found.begins, found.kinds[0]) == ("", "generator", 1)
     assert len(found.kinds) <= CHECKPOINT_TICKS + 50
     assert codec.decode(found.notes[0].generator).random() == np.random.default_rng(5).random()
     assert len(scene.read.copied(range(2)).notes()) < ends / 10
@@ -298,7 +298,7 @@ def test_history_has_nothing_that_the_worker_has_written_over_while_it_was_copie
     reader.kinds = Copied(reader.kinds, go_on)
     found = scene.history([0], scene.writer.tick)
     if room < 200:
-        assert found.cut.startswith("its episode is longer than the journal")
+        assert found.unrepeatable.startswith("its episode is longer than the journal")
     else:
         assert np.frombuffer(found.actions[0], np.int64)[1:].tolist() == [*asked]
 

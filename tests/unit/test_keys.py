@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import structlog  # noqa: F401 - the log imports it, also where another user cannot read its files
 from envhub_client.connection import known_hubs
 from envhub_server.network import key_folder
 from envhub_server.network.key_folder import KeyFolder
+from secret_volume import write_volume
 
 from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.secret import Secret
@@ -85,13 +89,87 @@ def test_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
         read_secret(path)
 
 
-def test_secret_behind_a_link_or_in_a_pipe_is_refused(tmp_path: Path) -> None:
+def test_secret_behind_a_link_of_ones_own_is_read(tmp_path: Path) -> None:
     write_secret(tmp_path / "secret", "x")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
+    assert read_private(tmp_path / "link") == "x"
+    (tmp_path / "secret").chmod(0o640)
+    with pytest.raises(KeysError, match="0600"):
+        read_private(tmp_path / "link")
+
+
+def test_secret_in_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "none")
     for name in ("link", "pipe", "none"):
         with pytest.raises(KeysError):
             read_secret(tmp_path / name)
+
+
+HUB_USER = 10001
+
+
+@contextmanager
+def volume(files: dict[str, str]) -> Iterator[Path]:
+    """The folder of a mounted Secret, read by the user of a pod whose ``fsGroup`` has the user's number."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        write_volume(Path(name) / "secret", files, HUB_USER, 0o400)
+        os.setresgid(HUB_USER, HUB_USER, 0)
+        os.setresuid(HUB_USER, HUB_USER, 0)
+        try:
+            yield Path(name) / "secret"
+        finally:
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+
+
+@contextmanager
+def root() -> Iterator[None]:
+    os.seteuid(0)
+    yield
+    os.seteuid(HUB_USER)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_secret_of_root_may_be_readable_by_its_group_and_behind_a_link_of_root() -> None:
+    with volume({"server.key": "x"}) as folder:
+        assert read_private(folder / "server.key") == "x"
+        for mode in (0o444, 0o460, 0o450):
+            with root():
+                (folder / "server.key").chmod(mode)
+            with pytest.raises(KeysError, match="0440"):
+                read_private(folder / "server.key")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_secret_of_root_behind_a_link_of_another_user_is_refused() -> None:
+    with volume({"server.key": "x"}) as folder:
+        with root():
+            os.lchown(folder / "server.key", HUB_USER + 1, HUB_USER)
+        with pytest.raises(KeysError, match="cannot be read"):
+            read_private(folder / "server.key")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_clients_of_a_secret_change_with_it() -> None:
+    def text(key: bytes) -> str:
+        return f'keys = ["{text_of(key)}"]'
+
+    with volume({"alice.toml": text(A)}) as secret, tempfile.TemporaryDirectory() as name:
+        (Path(name) / "clients").symlink_to(secret)
+        folder = KeyFolder(Path(name))
+        assert folder.refresh() == [("alice", "may use; keys added: 1")] and [*folder.holders] == [A]
+        assert folder.refresh() == []
+        with root():
+            write_volume(secret, {"alice.toml": text(B), "bob.toml": text(C)}, HUB_USER, 0o400)
+        folder.refresh()
+        assert {key: holder.name for key, holder in folder.holders.items()} == {B: "alice", C: "bob"}
+        with root():
+            write_volume(secret, {"bob.toml": text(C)}, HUB_USER, 0o400)
+        assert ("alice", "removed") in folder.refresh() and [*folder.holders] == [C]
+        with pytest.raises(KeysError, match="no other user may write to"):
+            folder.load()  # the mount of a Secret is read-only, which this folder is not
 
 
 # --- the folder of a hub's keys ---------------------------------------------------------------------------------------

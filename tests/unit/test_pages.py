@@ -27,8 +27,9 @@ from envhub_server.processes import memory_use, worker_output
 from envhub_server.session import failure_text, restarts
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
-from envhub import cli, errors, option_kinds
+from envhub import errors, option_kinds
 from envhub.arena import layout
+from envhub.cli import commands, terminal
 from envhub.env_failure import EnvFailure
 from envhub.hub_options import HubOptions
 from envhub.protocol import messages, prelude, validation
@@ -46,6 +47,7 @@ MARKS = {
     "python torch": "tests/frameworks/torch/test_framework_examples.py",
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
     "python old": "tests/integration/test_readme.py",
+    "python fleet": "tests/integration/test_announcements.py",
     "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",
 }
 
@@ -120,10 +122,10 @@ def test_every_program_is_run_by_a_test() -> None:
 
 def test_commands_are_understood() -> None:
     lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
-    commands = [line.partition("#")[0] for line in lines if line.startswith("envhub ") and "[" not in line]
-    assert len(commands) >= 20
-    for command in commands:
-        _, _, unknown = cli.app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)[:3]
+    given = [line.partition("#")[0] for line in lines if line.startswith("envhub ") and "[" not in line]
+    assert len(given) >= 20
+    for command in given:
+        _, _, unknown = commands.app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)[:3]
         assert not unknown, command
 
 
@@ -165,9 +167,9 @@ def test_variables_are_those_that_the_code_reads() -> None:
 
 def test_exit_statuses_are_those_of_the_command() -> None:
     rows = table(SERVER / "exit_statuses.md", "Exit statuses")
-    assert {int(row[0]) for row in rows} == {0, cli.EXIT_FAILED, cli.EXIT_USAGE, cli.EXIT_KEYS}
-    commands = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
-    assert commands <= {*cli.app}
+    assert {int(row[0]) for row in rows} == {0, terminal.EXIT_FAILED, terminal.EXIT_USAGE, terminal.EXIT_KEYS}
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert named <= {*commands.app}
 
 
 def test_errors_are_the_codes() -> None:

@@ -15,7 +15,7 @@ from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 from envhub_server.session.worker_count import Machine
 
-from envhub.protocol.messages import Failure, Hosting, Make, Recycle
+from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 
 MACHINE = Machine((0, 1, 2, 3), 4, workers_max=100, memory_bytes=1 << 40)
 ALICE = Holder("alice", "use", Quotas(sessions_max=2, envs_max=10, workers_max=6))
@@ -157,3 +157,25 @@ def test_vector_env_has_one_worker() -> None:
 def test_env_that_is_not_offered_is_refused_by_its_name() -> None:
     failure = refusal(Make(1, "Cartpole-v1"), config=HubConfig(envs=("CartPole-v1",)))
     assert failure.code == "unknown_env" and "CartPole-v1" in failure.message
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def test_capacity_is_what_hub_and_key_leave() -> None:
+    config = HubConfig(sessions_max=5, max_envs=100)
+    usage = Usage(hub_sessions=4, hub_envs=60, busy_workers=3, sessions=1, envs=8)
+    assert planner.capacity(OWN_USER, config, usage, 4) == Capacity(4, 1, 40, 1)
+    assert planner.capacity(ALICE, config, usage, 4) == Capacity(4, 1, 2, 1)
+    assert planner.capacity(ALICE, HubConfig(), usage, 2) == Capacity(2, 0, 2, 1)
+
+
+def test_capacity_is_never_negative() -> None:
+    over = Usage(hub_sessions=9, hub_envs=900, busy_workers=90, sessions=9, envs=90)
+    assert planner.capacity(ALICE, HubConfig(sessions_max=5, max_envs=100), over, 4) == Capacity(4, 0, 0, 0)
+
+
+def test_workers_whose_envs_wait_are_known_from_the_cost_of_their_steps() -> None:
+    for cost, waits in ((CHEAP, False), (StepCost(1e-3, 2e-3), True), (None, False)):
+        plan = planned(Make(4, "A-v0"), cost=cost)
+        assert isinstance(plan, SessionPlan) and plan.rules.waits is waits

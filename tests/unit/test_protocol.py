@@ -32,7 +32,7 @@ REPLY = messages.REPLY
 def test_prelude_is_forty_bytes_in_the_order_of_the_specification() -> None:
     packed = Prelude(Op.STEP, 0x1122334455667788, TOKEN, 9).pack()
     assert len(packed) == 40
-    assert packed[:8] == b"EHUB\x01\x02\x12\x00"
+    assert packed[:8] == b"EHUB\x01\x03\x12\x00"
     assert struct.unpack("<Q", packed[8:16]) == (0x1122334455667788,)
     assert packed[16:32] == TOKEN
     assert struct.unpack("<Q", packed[32:]) == (9,)
@@ -70,7 +70,7 @@ def test_request_of_another_major_version_is_refused_and_both_versions_are_named
     assert pair.deliver_to_hub() is None
     failure = failure_in(pair.to_client[0])
     assert (failure.code, failure.scope) == ("unsupported_version", "hub")
-    assert "1.2" in failure.message and "2.7" in failure.message
+    assert "1.3" in failure.message and "2.7" in failure.message
 
 
 def test_refused_version_reaches_the_client_as_the_reply_to_its_hello() -> None:
@@ -362,6 +362,13 @@ def test_every_request_but_hello_is_refused_by_another_hub(op: Op) -> None:
     hub = HubProtocol(HUB_ID + 1)
     assert hub.receive(b"peer", 1, [Prelude(op, HUB_ID, TOKEN, 1).pack() + b"\x80"]) is None
     assert messages.unpack(Failure, bytes(hub.outgoing[0][1][0])[40:]).code == "stale_hub"
+    assert hub.stale == [TOKEN]
+
+
+def test_request_of_no_session_for_a_dead_hub_names_no_stale_session() -> None:
+    hub = HubProtocol(HUB_ID + 1)
+    assert hub.receive(b"peer", 1, [Prelude(Op.LIST, HUB_ID, prelude.NO_SESSION, 1).pack() + b"\x80"]) is None
+    assert messages.unpack(Failure, bytes(hub.outgoing[0][1][0])[40:]).code == "stale_hub" and not list(hub.stale)
     assert hub.refused == 1
 
 

@@ -42,6 +42,7 @@ class Hub:
         self.tries = 0
         self.settled = self.given_up = 0
         self.raises: Exception | None = None  # in the next part
+        self.returned = np.zeros(ROWS, int)  # what the envs were seen to show last
 
     def _check(self, what: str) -> None:
         self.tries += 1
@@ -78,6 +79,7 @@ class Hub:
     def wait(self, timeout: float | None) -> Batch:
         self._check("wait")
         flags = np.zeros(ROWS, bool)
+        self.returned = self.shows.copy()
         return Batch([self.shows.copy()], np.ones(ROWS), flags, self.cut.copy(), self._rows(np.arange(ROWS)), [])
 
     def _rows(self, env_ids: np.ndarray) -> list[tuple[int, bytes]]:
@@ -85,8 +87,11 @@ class Hub:
             return [(row, codec.encode([b"objects", LOST if self.cut[row] else b""])) for row in env_ids.tolist()]
         return [(row, LOST) for row in env_ids.tolist() if self.cut[row]]
 
+    def last_observations(self) -> list[np.ndarray]:
+        return [self.returned.copy()]
+
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         return self.sent
 
     @property
@@ -108,6 +113,7 @@ class Hub:
             raise self.raises
         env_ids = np.flatnonzero(self.sent)
         flags = np.zeros(len(env_ids), bool)
+        self.returned[env_ids] = self.shows[env_ids]
         seen = [self.shows[env_ids]]
         return Batch(seen, np.ones(len(env_ids)), flags, self.cut[env_ids], self._rows(env_ids), [], env_ids)
 
@@ -373,9 +379,9 @@ def test_what_is_given_up_is_given_up_on_the_lane_that_is_held() -> None:
 
 def test_lane_is_as_the_one_that_it_holds() -> None:
     hubs = Hubs()
-    assert hubs.lane.name == "wire" and hubs.lane.moving.tolist() == [False] * ROWS
+    assert hubs.lane.name == "wire" and hubs.lane.are_outstanding.tolist() == [False] * ROWS
     hubs.send(1)
-    assert hubs.lane.moving.tolist() == [False, True, False] and hubs.lane.settle() is True
+    assert hubs.lane.are_outstanding.tolist() == [False, True, False] and hubs.lane.settle() is True
     hubs.receive(1)
     assert hubs.lane.settle() is False and hubs.now.settled == 3
 
@@ -489,7 +495,7 @@ def test_env_that_raised_in_a_part_is_not_under_way_any_more() -> None:
     hubs.now.raises = KeyError("of env 0")
     with pytest.raises(KeyError, match="of env 0"):
         hubs.lane.wait_rows(1, None)
-    assert hubs.lane.moving.tolist() == [False, False, True]
+    assert hubs.lane.are_outstanding.tolist() == [False, False, True]
 
 
 def test_truncation_is_known_by_an_info_that_came_with_observations_of_no_fixed_size() -> None:

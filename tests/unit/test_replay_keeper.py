@@ -16,7 +16,7 @@ from envhub_server.ipc.journal import BY_REQUEST, RESET, History, Journal, Note
 from envhub_server.ipc.replay_file import Replay
 from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.replay import in_a_line
+from envhub_server.replay import listed
 from envhub_server.session.instructions import KeepReplay
 
 from envhub.arena.layout import Layout
@@ -55,8 +55,9 @@ def failed_replay() -> tuple[Replay, History]:
     keeper.worker_built(0, replace(built, plain_spec=None))
     given = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
     recipient = Recipient(0, 0, [0], 1, LAYOUT, False, Logger("test"))
-    mapped, (descriptor,) = keeper.arena_given(recipient, given)
-    assert mapped.journal and keeper.arena_given(recipient, given) == (given, [])
+    mapped, descriptors = keeper.arena_given(recipient, given)
+    descriptor = descriptors["journal"]
+    assert mapped.journal and keeper.arena_given(recipient, given) == (given, {})
     journal = Journal(keeper.journals[0].layout, descriptor)
     os.close(descriptor)
     journal.format()
@@ -77,20 +78,23 @@ def test_list_has_name_failure_time_and_client_of_a_replay(tmp_path: Path) -> No
     replay, _ = failed_replay()
     raised = {**replay.failure, "exception": "builtins.AssertionError"}
     path = tmp_path / "arm-1.replay"
-    for failure, client, line in (
-        (raised, "alice", r"arm-1: AssertionError \(TIME, alice\)"),
-        ({**raised, "message": "'pose'"}, "", r"arm-1: AssertionError: 'pose' \(TIME\)"),
-        ({**replay.failure, "message": "worker 0 exited"}, "", r"arm-1: worker 0 exited \(TIME\)"),
+    for failure, client, text in (
+        (raised, "alice", "AssertionError"),
+        ({**raised, "message": "'pose'"}, "", "AssertionError: 'pose'"),
+        ({**raised, "message": "two\n  lines"}, "", "AssertionError: two lines"),
+        ({**replay.failure, "message": "worker 0 exited"}, "", "worker 0 exited"),
     ):
         path.write_bytes(replay_file.pack(replace(replay, failure=failure, client=client)))
-        assert re.fullmatch(line.replace("TIME", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), in_a_line(path))
+        row = listed(path)
+        assert (row.name, row.client, row.failure) == ("arm-1", client, text)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", row.time)
     path.write_bytes(b"")
-    assert re.fullmatch(r"arm-1: .* \(\d{4}.*\)", in_a_line(path))
+    assert listed(path).failure.startswith(f"{path} is no replay: ")
 
 
 def test_env_that_goes_on_after_its_failure_has_a_replay_although_its_file_is_written_late() -> None:
     replay, history = failed_replay()
     assert replay.spec == b"its spec"
     assert replay.client == "alice"
-    assert (history.cut, history.calls) == ("", 2)
+    assert (history.unrepeatable, history.calls) == ("", 2)
     assert np.frombuffer(history.actions[0], np.int64)[1] == 5

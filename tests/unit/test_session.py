@@ -31,6 +31,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     SharedChanged,
     StepTimes,
+    Suspicious,
 )
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
@@ -55,6 +56,7 @@ from envhub_server.session.instructions import (
     Instructions,
     Kill,
     LearnCost,
+    LeavePart,
     MakeArena,
     MakeOtherArena,
     Notify,
@@ -73,9 +75,9 @@ from envhub_server.session.instructions import (
     Warn,
     WindUp,
 )
+from envhub_server.session.machine import IllegalStimulus
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.sizing import SECOND_FAILED
-from envhub_server.session.state import IllegalStimulus
 from envhub_server.session.supervision import STACKS_S
 from envhub_server.session.table import TABLE, diagram
 from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
@@ -1251,6 +1253,33 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     assert session.request(Receive(5)) == [TakePart(1)]
 
 
+def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    session.request(Receive(1))
+    assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
+    assert session.handle(stimuli.PartPosted(1)) == [Answer(Done())]
+    assert session.request(Receive(2)) == [TakePart(2)]
+    assert session.handle(stimuli.PartDone((0, 1))) == [Answer(Done(), part=(0, 1))]
+
+
+def test_refused_send_ends_the_receive_that_waits_too() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04"))
+    session.handle(stimuli.PartPosted(1))
+    for refused in (stimuli.ActionsRefused("they do not fit"), stimuli.Draining(9.0, 9.0, False)):
+        session.request(Receive(1))
+        if isinstance(refused, stimuli.Draining):
+            session.handle(refused)
+            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), Fail(SHUTTING_DOWN)]
+        else:
+            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
+            assert only(Fail, session.handle(refused)).failure.code == "bad_actions"
+    assert session.request(Receive(1)) == [TakePart(1)]
+    assert Answer(Done(), part=(0,)) in session.handle(stimuli.PartDone((0,)))
+
+
 def test_close_gives_up_the_receive_that_waits() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
@@ -1619,3 +1648,31 @@ def test_workers_are_told_how_many_have_a_share() -> None:
     assert session.launcher.order(session.slots[1]).shares == 2
     session = begun()
     assert session.launcher.order(session.slots[1]).shares == 0
+
+
+# --- what changes nothing ---------------------------------------------------------------------------------------------
+
+
+def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
+    session = ready(3, 2)
+    assert session.said(0, RowInfo(1, b"of worker 1")) == []
+    assert session.said(1, Suspicious(1, "an info")) == []
+
+
+def test_second_client_that_takes_over_waits_like_the_first() -> None:
+    session = ready(3, 2)
+    session.request(Step(b"\x04"))
+    session.handle(stimuli.Attached(quiescent=False))
+    again = session.handle(stimuli.Attached(quiescent=False))
+    assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.claimed
+
+
+def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:
+    session = ready(3, 2)
+    assert [session.slots.worker(session.number(worker)) for worker in range(2)] == [0, 1]
+
+
+def test_session_that_is_discarded_has_ended() -> None:
+    session = ready(3, 2)
+    session.discard()
+    assert session.phase is Phase.ENDED

@@ -22,13 +22,13 @@ from envhub_server.network import access, connections, router
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
-from envhub import cli
 from envhub.arena import layout
+from envhub.cli import commands
 from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLIES, REQUESTS, Failure, Faults, Hosting, Op, Recycle, Shared, World
+from envhub.protocol.messages import REPLIES, REQUESTS, Capacity, Failure, Faults, Hosting, Op, Recycle, Shared, World
 from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.values import actions, codec, leaf, spaces
@@ -119,7 +119,7 @@ def default_in_words(field: dataclasses.Field[Any]) -> str:
     return text or ("defaults" if dataclasses.is_dataclass(field.default) else str(field.default))
 
 
-INNER = {Faults, Hosting, Recycle, World, Shared}  # messages inside of messages, and of the side socket
+INNER = {Capacity, Faults, Hosting, Recycle, World, Shared}  # messages inside of messages, and of the side socket
 KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), *INNER} if dataclasses.fields(kind)}
 
 
@@ -160,7 +160,7 @@ def test_autoreset_modes_are_the_codes() -> None:
 def test_failure_of_an_env_is_described_key_by_key() -> None:
     hints = get_type_hints(EnvFailure)
     told = {row[0]: row[1] for row in table("Envs that fail")}
-    assert told == {name: str(hint).replace("int | None", "int or nil") for name, hint in as_words(hints).items()}
+    assert told == {name: str(hint).replace(" | None", " or nil") for name, hint in as_words(hints).items()}
 
 
 def as_words(hints: dict[str, Any]) -> dict[str, str]:
@@ -208,7 +208,7 @@ def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
     assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
     of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
     assert told == of_level
-    timeout_s = inspect.signature(cli.conformance.conformance).parameters["timeout"].default
+    timeout_s = inspect.signature(commands.conformance.conformance).parameters["timeout"].default
     limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
     assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
 

@@ -13,10 +13,23 @@ from protocol_pair import HUB_ID, SESSION_REQUESTS, TOKEN, ProtocolPair, failure
 
 from envhub import errors
 from envhub.protocol import messages
-from envhub.protocol.messages import REPLY, Attach, Close, Failure, HeartbeatReply, Make, Op, Question, Reset
+from envhub.protocol.messages import (
+    REPLY,
+    Attach,
+    Close,
+    Failure,
+    HeartbeatReply,
+    Make,
+    Op,
+    Question,
+    Receive,
+    Reset,
+    Send,
+)
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
 
 REQUESTS = {**SESSION_REQUESTS, Op.MAKE: Make(2, "CartPole-v1"), Op.ATTACH: Attach(bytes(16))}
+REQUESTS[Op.SEND] = Send([1], b"", ends_receive=True)
 
 # --- a token at the hub -----------------------------------------------------------------------------------------------
 
@@ -32,6 +45,15 @@ def running() -> ProtocolPair:
     pair = joined()
     pair.step(b"left")
     step_on_its_way(pair)
+    pair.deliver_to_hub()
+    return pair
+
+
+def receiving() -> ProtocolPair:
+    """A hub that runs request 3 of the session, a RECEIVE."""
+    pair = joined()
+    pair.step(b"left")
+    pair.request(Op.RECEIVE, Receive(1))
     pair.deliver_to_hub()
     return pair
 
@@ -89,6 +111,7 @@ MEANT: dict[tuple[str, str], list[tuple[Op, int]]] = {
     ("not there", "any other"): [(Op.STEP, 1), (Op.RESET, N), (Op.CALL, N)],
     ("running request n", "seq n"): [(Op.STEP, N)],
     ("running request n", "CLOSE with a seq over n"): [(Op.CLOSE, N + 1), (Op.CLOSE, N + 7)],
+    ("running request n", "SEND with ends_receive and seq n + 1, where n is a RECEIVE"): [(Op.SEND, N + 1)],
     ("running request n", "any other"): [(Op.STEP, N + 1), (Op.STEP, N - 1), (Op.CLOSE, N - 1), (Op.MAKE, N + 1)],
     ("idle, n answered", "seq n"): [(Op.STEP, N)],
     ("idle, n answered", "seq over n, neither MAKE nor ATTACH"): [(Op.STEP, N + 1), (Op.RESET, N + 7)],
@@ -105,7 +128,7 @@ def rules_of_hub() -> dict[tuple[str, str], str]:
     found, of = {}, ""
     for row in rows:
         of = row[0] or of
-        found[of, row[1]] = row[2].replace("`", "")
+        found[of, row[1].replace("`", "")] = row[2].replace("`", "")
     return found
 
 
@@ -114,7 +137,8 @@ def test_hub_does_with_a_request_in_a_state_what_the_table_says(rule: tuple[str,
     of, _ = rule
     said = rules_of_hub()[rule]
     for op, seq in MEANT[rule]:
-        assert said.startswith(does(STATES[of.replace("running request", "running")](), op, seq)), (op, seq)
+        pair = receiving() if op is Op.SEND else STATES[of.replace("running request", "running")]()
+        assert said.startswith(does(pair, op, seq)), (op, seq)
 
 
 def test_table_of_states_and_requests_has_these_rules() -> None:

@@ -325,7 +325,7 @@ def test_driver_is_rung_once_for_a_batch_and_by_the_last_worker_only() -> None:
 @pytest.mark.parametrize("driver", [DRIVER_HUB, DRIVER_CLIENT, 7])
 def test_bell_of_the_driver_is_rung_and_the_hubs_for_an_unknown_driver(driver: int) -> None:
     with serving() as hub:
-        hub.arena.hand_over(driver)
+        hub.arena.set_driver(driver)
         expected = hub.client_done_bell if driver == DRIVER_CLIENT else hub.done_bell
         other = hub.done_bell if driver == DRIVER_CLIENT else hub.client_done_bell
         hub.post()

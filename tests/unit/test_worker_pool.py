@@ -20,8 +20,8 @@ class Process:
     def send(self, message: object) -> None:
         self.heard.append(message)
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        self.heard.append((message, memory, bells))
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        self.heard.append((message, descriptors))
 
     def ring(self) -> None:
         self.rings += 1

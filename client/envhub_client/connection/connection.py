@@ -17,8 +17,9 @@ from typing import NoReturn, SupportsIndex
 import envhub
 from envhub import errors
 from envhub.protocol import prelude as protocol
-from envhub.protocol.client import ClientProtocol, Reply
+from envhub.protocol.client import ClientProtocol, FrameTooLarge, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
+from envhub.protocol.validation import HUB_NAME_CHARS_MAX
 from envhub.secret import Secret
 from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
@@ -41,6 +42,8 @@ class Connection:
         address: of the hub, for messages.
         protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself.
+        first_env: the number of its session's first env in its vector env, for errors.
+        hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
         local_sockets: the hub's Unix sockets, where its address is of ipc.
@@ -71,10 +74,11 @@ class Connection:
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = transport.address
+        self.hub: str | None = None
+        self.first_env = 0
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
-        self._frame_bytes_max = protocol.FRAME_BYTES_MAX
         self._closers: list[Callable[[], None]] = []
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self.reports = UserReports(self.address, self.protocol)
@@ -84,8 +88,10 @@ class Connection:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
             self.welcome: Welcome = self._hello(timeout)
+            self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
             self.reports.tried = f"for reconnect_timeout={reconnect_timeout:g} s"
-            self._frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            self.protocol.frame_bytes_max = bytes_max
             if transport.reconnects:
                 keepalive.keep_alive.add(self)
         except BaseException:
@@ -106,10 +112,22 @@ class Connection:
         """Time at which the last message arrived, on the monotonic clock."""
         return self._transport.heard_ns
 
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one becomes readable when something of the hub may have arrived."""
+        return self._transport.descriptors
+
+    def speaks(self, minor: int) -> bool:
+        """True if the hub speaks this minor version of the protocol, or a later one."""
+        spoken = self.welcome.version.partition(".")[2]
+        return spoken.isdecimal() and int(spoken[:9]) >= minor
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
         """Begin a request; ``wait`` for its reply. The frames must not change until then.
+
+        A SEND with ``ends_receive`` may be begun while a RECEIVE is pending, and takes its place.
 
         With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
 
@@ -118,7 +136,7 @@ class Connection:
             LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use:
-            if (pending := self.protocol.pending) is not None:
+            if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
                 raise self._busy(pending)
             try:
                 self.sent_ns = time.monotonic_ns()
@@ -126,11 +144,12 @@ class Connection:
                 if self.protocol.loss(now_s):
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
-                if (nbytes := max(map(len, sent))) > self._frame_bytes_max:
-                    limit = f"message_bytes_max={self._frame_bytes_max} of the hub at {self.address}"
-                    raise errors.RequestRefused(f"a {op.name} request of {nbytes} bytes is more than {limit}")
                 if not self.protocol.held:
                     self._transport.send(sent)
+            except FrameTooLarge as error:
+                limit = f"message_bytes_max={self.protocol.frame_bytes_max} of the hub at {self.address}"
+                text = f"a {op.name} request of {error.nbytes} bytes is more than {limit}"
+                raise errors.RequestRefused(text) from None
             except BaseException as error:
                 if not keep or isinstance(error, Exception):
                     self.give_up()
@@ -168,6 +187,17 @@ class Connection:
         with self.in_use:
             return self.protocol.answer or self._await(timeout)
 
+    def result(self, timeout: float | None = None) -> Reply:
+        """The pending request's reply, as by ``wait``; a failure is raised.
+
+        Raises:
+            EnvHubError: as for ``wait``, or whatever the failure says, see ``envhub_client.connection.failures``.
+        """
+        reply = self.wait(timeout)
+        if isinstance(reply.message, Failure):
+            self.fail(reply.message)
+        return reply
+
     def _await(self, timeout: float | None) -> Reply:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -184,9 +214,8 @@ class Connection:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise errors.HubTimeout(
-                    f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
-                )
+                text = f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+                raise errors.of_hub(errors.HubTimeout(text), self.hub)
 
     def _send_due(self) -> None:
         """Send what is due, if the hub is still there; errors as for ``_check_hub``."""
@@ -238,7 +267,10 @@ class Connection:
             HubLost: always, and by whatever is asked from now on.
         """
         self.protocol.lost(why)
-        raise errors.HubLost(f"the hub at {self.address} is lost: {why}")
+        raise self._loss(why)
+
+    def _loss(self, why: str) -> errors.HubLost:
+        return errors.of_hub(errors.HubLost(f"the hub at {self.address} is lost: {why}"), self.hub)
 
     def _check_hub(self, now_s: float) -> None:
         """Check that the hub is still there.
@@ -254,8 +286,8 @@ class Connection:
             if self._transport.denied:
                 raise errors.AccessDenied(self._transport.denied)
             if self.protocol.goodbye is not None:
-                raise_failure(self.protocol.goodbye, self.address)
-            raise errors.HubLost(f"the hub at {self.address} is lost: {loss}")
+                self.fail(self.protocol.goodbye)
+            raise self._loss(loss)
         if (op := self.protocol.cut_off) is not None:
             self.protocol.give_up()
             raise errors.RequestRefused(
@@ -263,6 +295,15 @@ class Connection:
                 "was sent on it; the request was given up. Look for connection_ended in the hub's log; if it is not "
                 "there, something between this client and the hub ends them"
             )
+
+    def check_silence(self, seconds: float) -> None:
+        """Check that the hub has not been out of reach for so long, or silent while a request is pending.
+
+        Raises:
+            HubLost: it has; the request goes on if the hub does.
+        """
+        if (silence_s := self.protocol.silence_s(time.monotonic())) >= seconds:
+            raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:
         self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
@@ -285,13 +326,18 @@ class Connection:
             except errors.HubTimeout:
                 self.give_up()
                 text = f"the hub at {self.address} did not answer {op.name} within {timeout:g} s"
-                raise errors.HubTimeout(text) from None  # the cause says that it can be waited for again
+                # Without its cause, which says that it can be waited for again.
+                raise errors.of_hub(errors.HubTimeout(text), self.hub) from None
             except BaseException:
                 self.give_up()
                 raise
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self.address)
+            self.fail(reply.message)
         return reply
+
+    def fail(self, failure: Failure) -> NoReturn:
+        """Raise what a failure of the hub means; errors as for ``raise_failure``."""
+        raise_failure(failure, self.address, self.hub, self.first_env)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """A connection is neither pickled nor copied, nor is what holds one.

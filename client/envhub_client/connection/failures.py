@@ -15,7 +15,7 @@ from envhub import errors
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 
-_CLASSES: dict[str, type[Exception]] = {
+_CLASSES: dict[str, type[errors.EnvHubError]] = {
     "bad_actions": errors.SpaceMismatch,
     "bad_seq": errors.LocalProtocolError,
     "draining": errors.HubLost,
@@ -29,23 +29,26 @@ _CLASSES: dict[str, type[Exception]] = {
 }
 
 
-def raise_failure(failure: Failure, address: str) -> NoReturn:
-    """Raise what the failure means.
+def raise_failure(failure: Failure, address: str, hub: str | None = None, first_env: int = 0) -> NoReturn:
+    """Raise what the failure means, of the hub at this address and of this name; its envs count from ``first_env``.
 
     Raises:
         EnvRaised: an env raised something that cannot be made again here; otherwise its own class, from ``EnvRaised``.
         EnvHubError: everything else, by the failure's code.
     """
+    index = None if failure.env_index is None else first_env + failure.env_index
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
         again = f"\n\n{errors.replay_text(failure.replay)}" if failure.replay else ""
         error = kind(f"{failure.message} (hub at {address}){output}{again}")
+        error.hub = hub
         if isinstance(error, (errors.WorkerDied, errors.EnvTimeout)):
-            error.env_index = failure.env_index
+            error.env_index = index
         raise error
-    index, worker = failure.env_index, failure.worker
+    worker = failure.worker
     remote = errors.EnvRaised(index, failure.type, failure.message, failure.traceback, worker, address, failure.replay)
+    remote.hub = hub
     if (original := _original(failure)) is None:
         raise remote
     raise original from remote

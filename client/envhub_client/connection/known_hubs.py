@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
@@ -33,7 +33,9 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import ssh_tunnel
+
+if TYPE_CHECKING:
+    from envhub.transport.announcement import Announcement
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -41,12 +43,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
-    An address whose keys were left out where it was written down has those that this user keeps for its place.
+    An address whose keys were left out where it was written down has those that this user keeps for its place. That
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``ray://FLEET`` the address of
+    the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known, or this system cannot use it.
-        HubUnreachable: ssh does not get there.
-        KeysError: its file can be read by others.
+        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs, or this
+            system cannot use the address.
+        HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
+        KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
         return _from_file(hub)
@@ -56,14 +61,54 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
+    if isinstance(address, str) and address.strip().casefold().startswith("file:"):
+        address = _announced(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
+        address = _at_dns_name(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
+        address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
         if sys.platform != "linux":
             raise AddressError(only_linux("an ssh:// address"))
+        from envhub_client.connection import ssh_tunnel
+
         address = ssh_tunnel.forwarded(address)
     hub = addresses.parse_hub(address)
     if hub.is_ipc and sys.platform != "linux":
         raise AddressError(only_linux(f"the address {hub.text}"))
     return hub
+
+
+def _announced(hub: str) -> str | Secret[str]:
+    """The address of the one hub that is announced in a folder; errors as of ``resolve``."""
+    from envhub_client.connection import announced_hubs  # which needs msgspec
+
+    folder = announced_hubs.folder_of(hub)
+    assert folder is not None
+    return announced_address(announced_hubs.lone(folder), folder)
+
+
+def _of_ray(hub: str) -> str | Secret[str]:
+    """The address of the one hub of a fleet on Ray; errors as of ``resolve``."""
+    from envhub_client.connection import ray_hubs
+
+    fleet = ray_hubs.fleet_of(hub)
+    return ray_hubs.lone(hub if fleet is None else fleet)
+
+
+def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
+    from envhub_client.connection import ssh_tunnel
+
+    return ssh_tunnel.parse(place)
+
+
+def _at_dns_name(hub: str) -> str | Secret[str]:
+    """The address of the one hub that ``dns://NAME:PORT`` stands for; errors as of ``resolve``."""
+    from envhub_client.connection import dns_hubs
+
+    place = dns_hubs.place_of(hub)
+    assert place is not None
+    return address_with_keys_of(place, dns_hubs.lone(place))
 
 
 def _from_file(name: str) -> Address:
@@ -175,9 +220,47 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
-        address = Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
-    ssh_tunnel.parse(text) if text.startswith("ssh://") else addresses.parse_hub(address)
+        address = _with(keys, place)
+    _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
+
+
+def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
+    """The address by which this machine reaches a hub that is announced in a folder, with keys if it wants them.
+
+    The announcement has the hub's public key. This client's key is that of ``ENVHUB_ADDRESS`` or of a kept address with
+    the same public key, wherever its hub is; without one, this user's own key.
+
+    Raises:
+        HubUnreachable: it has no address for this machine.
+        KeysError: it wants a key, and there is none here; or the file of the own key can be read by others.
+    """
+    from envhub_client.connection import announced_hubs
+
+    place = announced_hubs.place_of(hub, folder)
+    if not hub.server_key or place.startswith("ipc://"):
+        return place
+    server = key_of(hub.server_key)
+    keys = next((each.keys for _, each in _with_keys() if each.keys is not None and each.keys.server == server), None)
+    if keys is None:
+        if not _own_key().exists():
+            raise KeysError(
+                f"the hub {hub.name!r} at {place} wants a key, and none is here: run `envhub keygen`, and have its "
+                "operator run `envhub keys add NAME --public KEY` with what it prints"
+            )
+        keys = HubKeys(server, secret_key_of(read_secret(_own_key())))
+    return _with(keys, place.removeprefix("tcp://"))
+
+
+def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
+    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
+    other = _with_kept_keys(kept.text.removeprefix("tcp://"))
+    return _with(other.keys, place) if other is not None and other.keys is not None else f"tcp://{place}"
+
+
+def _with(keys: HubKeys, place: str) -> Secret[str]:
+    """The address of the hub at ``HOST:PORT`` with these keys."""
+    return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
 
 
 def name_of(address: str | Secret[str]) -> str:
@@ -187,7 +270,7 @@ def name_of(address: str | Secret[str]) -> str:
         AddressError: that is no name.
     """
     if isinstance(address, str) and address.startswith("ssh://"):
-        host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
+        host = _parse_ssh(address)[0].rpartition("@")[2]
     else:
         host = addresses.parse(address).host
     if not NAME.fullmatch(host):

@@ -88,7 +88,8 @@ class LocalSockets:
     def why_silent(self) -> str:
         """Advice where no hub answers at the last ``place``."""
         if self._file is None:
-            return "there is no socket; is `envhub serve` running there, as this user?"
+            start = f"start a hub as this user with `envhub serve --bind ipc://{self._path}`"
+            return f"there is no socket; {start}, or write the ipc address that a running hub printed"
         if self.refuses():
             return f"its hub has ended; start it again with `envhub serve --bind ipc://{self._path}`"
         return "its hub does not answer; is it stopped or overloaded?"

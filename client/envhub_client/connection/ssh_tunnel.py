@@ -162,8 +162,8 @@ def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachabl
     return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes) or 'it ended, and did not say why'}")
 
 
-def _close(ssh: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
-    if os.getpid() != owner:
+def _close(ssh: subprocess.Popen[bytes], folder: Path, starter: int) -> None:
+    if os.getpid() != starter:
         return
     ssh.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -29,6 +29,10 @@ class Transport(Protocol):
     heard_ns: int
 
     @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one becomes readable when something may have arrived since the last ``hear``."""
+
+    @property
     def denied(self) -> str:
         """The reason why the hub does not let this client in; empty as long as it may."""
 

@@ -84,6 +84,11 @@ class ZeroMqTransport:
         return self._refusals.denied
 
     @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of the socket and of its monitor."""
+        return self._descriptors
+
+    @property
     def closed(self) -> bool:
         """True if all of it is closed; after an interrupted ``close`` it is not."""
         return self._context is not None and bool(self._context.closed)

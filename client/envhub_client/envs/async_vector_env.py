@@ -16,7 +16,7 @@ from envhub.errors import raised_by_env
 from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hide_frames, hiding_frames
-from envhub_client.keywords import meant, split
+from envhub_client.keywords import fields_of, meant
 from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -111,8 +111,8 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
         check_start_method(context)
-        fault_options, others = split(faults.FaultOptions, hosted)
-        hosting_options, unknown = split(hosting.HostingOptions, others)
+        fault_options, others = fields_of(faults.FaultOptions, hosted)
+        hosting_options, unknown = fields_of(hosting.HostingOptions, others)
         for name in unknown:
             raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, _KEYWORDS)}")
         factories = checked_factories(env_fns)

@@ -32,6 +32,7 @@ class BatchReader:
             description.num_envs,
             session.values.allow_pickle,
             description.autoreset_mode is AutoresetMode.SAME_STEP,
+            session.hub_of,
         )
         self.rewards = Rewards()
 

@@ -14,16 +14,17 @@ from envhub.protocol.messages import Reset
 from envhub.recording.options import RecordOptions
 from envhub.recording.program_recorder import ProgramRecorder, Recorded
 from envhub.values import spaces
+from envhub_client.envs.callable_vector_env import CallableVectorEnv
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.recoverable import environment
-from envhub_client.envs.step_observer import StepReturn
+from envhub_client.envs.step_observer import StepObserver, StepReturn
 from envhub_client.envs.vector_env import HubVectorEnv
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
 
 
-class EpisodeRecording:
-    """A ``StepObserver`` that writes episodes to disk."""
+class EpisodeRecording(StepObserver):
+    """Writes the episodes of a vector env to disk."""
 
     def __init__(self, envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
         """Begin to record these envs, and have them refuse rewards with axes.
@@ -57,8 +58,8 @@ class EpisodeRecording:
         """Counts of what is recorded so far, and what was dropped."""
         return self._recorder.recorded
 
-    def check_parts(self) -> None:
-        """Refuse parts of a batch.
+    def check_partial_batches(self) -> None:
+        """Refuse partial batches.
 
         Raises:
             ValueError: always.
@@ -69,7 +70,7 @@ class EpisodeRecording:
         """Record the actions."""
         self._recorder.acted([actions] if self._flat_actions else spaces.flatten(self._action_space, actions))
 
-    def step_ended(self, envs: HubVectorEnv, result: StepReturn) -> None:
+    def step_ended(self, envs: CallableVectorEnv, result: StepReturn) -> None:
         """Record the result of a step."""
         observations, rewards, *flags, infos = result
         leaves = [observations] if self._flat_observations else spaces.flatten(self._observation_space, observations)
@@ -77,7 +78,7 @@ class EpisodeRecording:
         if self._options.film:
             self._add_frames(envs)
 
-    def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
+    def reset_ended(self, envs: CallableVectorEnv, reset: Reset, observations: Any) -> None:
         """Record the first observations of episodes."""
         frame: tuple[int, ...] = ()
         if self._options.film and not self._recorder.opened:
@@ -86,7 +87,7 @@ class EpisodeRecording:
         self._recorder.reset(mask, reset.seeds, spaces.flatten(self._observation_space, observations), frame)
         self._add_frames(envs)
 
-    def _add_frames(self, envs: HubVectorEnv) -> None:
+    def _add_frames(self, envs: CallableVectorEnv) -> None:
         if due := self._recorder.frames_due:
             self._recorder.add_frames(envs.render(due))
 

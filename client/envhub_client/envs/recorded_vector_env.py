@@ -31,7 +31,7 @@ class RecordedVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         super().__init__(session, origin)
         try:
             self._recording = EpisodeRecording(self, options, origin)
-            self._observers = (self._recording,)
+            self.add_observer(self._recording)
         except BaseException:
             self.close(terminate=True)
             raise

@@ -173,6 +173,35 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self._reader.rewards.refused_for = who
         self._reader.rewards.check(self.reward_shape)
 
+    # --- observers ----------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def add_observer(self, observer: StepObserver) -> None:
+        """Have an ``envhub.StepObserver`` see each reset and step from now on; of several the first one sees it first.
+
+        Raises:
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``.
+        """
+        self._session.check_free("add_observer")
+        self._observers = (*self._observers, observer)
+
+    @exclusive
+    def remove_observer(self, observer: StepObserver) -> None:
+        """Undo ``add_observer``, and close the observer.
+
+        Raises:
+            ValueError: it is no observer of these envs.
+            SessionBusy: a request is pending, or envs are under way.
+            SessionClosed: after ``close``, which has closed it.
+        """
+        self._session.check_free("remove_observer")
+        others = tuple(each for each in self._observers if each is not observer)
+        if len(others) == len(self._observers):
+            raise ValueError(f"{observer!r} is no observer of these envs")
+        self._observers = others
+        observer.close()
+
     # --- reset --------------------------------------------------------------------------------------------------------
 
     @exclusive
@@ -358,12 +387,12 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: the envs are recorded.
         """
-        self._check_parts()
+        self._check_partial_batches()
         self.reset_async(seed, options)
 
-    def _check_parts(self) -> None:
+    def _check_partial_batches(self) -> None:
         for observer in self._observers:
-            observer.check_parts()
+            observer.check_partial_batches()
 
     @exclusive
     def send(self, actions: Any, env_ids: EnvIds = None) -> None:
@@ -378,10 +407,11 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
-            SessionBusy: another request is pending; on the wire lane also a ``recv`` that timed out.
+            SessionBusy: another request is pending. On the wire lane to a hub of protocol 1.2 or earlier, also a
+                ``recv`` that timed out.
             SessionClosed: after ``close``.
         """
-        self._check_parts()
+        self._check_partial_batches()
         self._session.check_free("send", among_others=True)
         rows = checked_env_ids(env_ids, self.num_envs)
         parts = parts_of_actions(self.single_action_space, actions, len(rows))

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def needs(extra: str) -> Iterator[None]:
-    """Import in the block what needs this extra.
+def needs(extra: str, module: str = "") -> Iterator[None]:
+    """Import in the block what needs this extra; ``module`` is the one that is imported, ``envhub.EXTRA`` without it.
 
     Raises:
         ModuleNotFoundError: a module is missing; its text names the extra.
@@ -16,5 +16,6 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        text = f'{error}; envhub.{extra} needs `pip install "envhub-rl[{extra}]"`'
+        importer = module or f"envhub.{extra}"
+        text = f'{error}; {importer} needs `pip install "envhub-rl[{extra}]"`'
         raise ModuleNotFoundError(text, name=error.name) from error

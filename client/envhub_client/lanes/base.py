@@ -60,10 +60,10 @@ class Lane(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
@@ -71,7 +71,8 @@ class Lane(Protocol):
 
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
-            SessionBusy: a wait for others timed out, and is to be repeated first.
+            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
+                repeated.
         """
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
@@ -81,10 +82,51 @@ class Lane(Protocol):
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
 
 
+class HubLane(Lane, Protocol):
+    """A lane of one hub, which can be waited for together with those of other hubs."""
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun, even where an interrupt broke off its beginning.
+
+        Such a one is carried out all the same, and can be waited for.
+        """
+
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
+        """The results of what was begun; with ``into`` the observations are written there, an array for each leaf.
+
+        Raises:
+            HubTimeout: not within ``timeout`` seconds.
+            Exception: what an env raised.
+        """
+
+    def ask_rows(self) -> None:
+        """Have the results of the outstanding envs sent as soon as they are done, without a wait for them."""
+
+    def done_rows(self) -> int:
+        """Number of outstanding envs whose results have come, which ``wait_rows`` returns at once.
+
+        Raises:
+            Exception: what an env raised.
+        """
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one becomes readable when ``done_rows`` may return more than it did last.
+
+        Nothing else may use the lane between that call and a wait for these.
+        """
+
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the envs' observations as they were returned last, an array for each leaf, also after a loss.
+
+        The lane must have been made to keep them.
+        """
+
+
 class LaneSource(Protocol):
     """Source of a lane when that of a session has lost its hub."""
 
-    def renew(self, loss: HubLost) -> Lane:
+    def renew(self, loss: HubLost) -> HubLane:
         """Make the envs again elsewhere, each with a truncation by this loss pending, and return the lane to them.
 
         Interrupted, it is to be called again; what it has made before is ended.

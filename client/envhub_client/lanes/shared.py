@@ -21,7 +21,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -82,6 +82,7 @@ class SharedLane:
         self.woke_ns = 0
         self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
+        self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         connection.on_close(self.close)
 
     def settle(self) -> bool:
@@ -118,7 +119,7 @@ class SharedLane:
             due = time.monotonic_ns() >= connection.tend_ns
             if due or connection.protocol.unsettled or not self._arena.client_may_post:
                 self._prepare()
-            self._begun = Begun.POSTED
+            self._begun, self._unreturned = Begun.POSTED, True
             self._driver.post(OP_STEP, codes, arrays)
             self._ring(self._bells)
 
@@ -132,7 +133,8 @@ class SharedLane:
         self._tend()
         self._regain_drive()
         if not self._arena.client_may_post:
-            raise HubLost(f"the hub at {self._connection.address} is shutting down")
+            text = f"the hub at {self._connection.address} is shutting down"
+            raise of_hub(HubLost(text), self._connection.hub)
 
     def _regain_drive(self) -> None:
         """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
@@ -161,7 +163,7 @@ class SharedLane:
         return self._driver.outstanding
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return np.frombuffer(self._driver.sent, np.bool_)
 
@@ -192,22 +194,53 @@ class SharedLane:
             groups = self._templates.read(self._arena.columns(env_ids), deadline)
             return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
 
+    def ask_rows(self) -> None:
+        """Do nothing: workers tell by themselves."""
+
+    def done_rows(self) -> int:
+        """Number of outstanding envs that are done; as ``HubLane.done_rows``."""
+        with self._connection.in_use:
+            events = self._poller.poll(0)  # before the words: a ring after this wakes the next wait
+            self._check_hub(events, None)
+            return self._driver.done()
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors that say when to look at ``done_rows``."""
+        return (self._poller.fileno(),)
+
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
+        arena, rows = self._arena, np.arange(self.num_envs)
+        # A row goes from one slot to the other with each request.
+        slots = (arena.request & 1) ^ (self._unreturned | np.frombuffer(self._driver.sent, np.bool_))
+        return [leaf[slots, rows] for leaf in arena.observations]
+
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._driver.taken(env_ids)
 
-    def wait(self, timeout: float | None) -> Batch:
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun; as ``Lane.progress``."""
+        return int(self._arena.request[0]), *self._wire.progress
+
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, again if asked again; errors as for the wire lane."""
         if self._begun is Begun.BY_HUB:
-            return self._wire.wait(timeout)
+            return self._wire.wait(timeout, into)
         with self._connection.in_use:
             deadline = None if timeout is None else Deadline(timeout)
             self._await(deadline)
             arena, driver = self._arena, self._driver
             rows, groups = self._infos(deadline) if arena.noted() else ([], [])
-            observations = driver.observations()
-            if self._wire.copy and not driver.mixed:
+            observations: Sequence[np.ndarray] = driver.observations()
+            if into is not None:
+                for array, leaf in zip(into, observations, strict=True):
+                    np.copyto(array, leaf)
+                observations = into
+            elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]
+            self._unreturned = False
             results = arena.rewards.copy(), arena.terminations.copy(), arena.truncations.copy()
             return Batch(observations, *results, rows, groups)
 
@@ -277,9 +310,10 @@ class SharedLane:
                     break
                 self._check_hub(events, deadline)
                 if deadline is not None and not left_s:
-                    raise HubTimeout(
+                    text = (
                         f"the envs did not finish their step within {deadline.timeout:g} s; it can be waited for again"
                     )
+                    raise of_hub(HubTimeout(text), self._connection.hub)
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
@@ -304,7 +338,8 @@ class SharedLane:
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
         self._driver.taken(slice(None))
         self._ask_hub([], deadline)
-        raise HubLost(f"the hub at {self._connection.address} has ended this session")
+        text = f"the hub at {self._connection.address} has ended this session"
+        raise of_hub(HubLost(text), self._connection.hub)
 
 
 def shared_lane(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,9 +20,8 @@ from envhub.values.compression import decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
 from envhub.vector_errors import SessionBusy
-from envhub_client.batch import Batch, InfoGroup
+from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
-from envhub_client.connection.failures import raise_failure
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.templates import InfoTemplates
 
@@ -44,7 +45,8 @@ _EMPTY = _Inbox()
 class WireLane:
     """Requests and replies over a connection.
 
-    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate. With
+    ``keeps_last`` the lane has ``last_observations``.
     """
 
     name = "wire"
@@ -57,6 +59,7 @@ class WireLane:
         leaves: Sequence[Leaf],
         copy: bool,
         compression: str = "",
+        keeps_last: bool = False,
     ) -> None:
         self.num_envs = num_envs
         self.leaves = leaves
@@ -69,9 +72,13 @@ class WireLane:
         self._step = Step(b"")  # the last one's codes, which mostly are the next one's, too
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
+        self._into: Sequence[np.ndarray] | None = None  # arrays for the observations that are waited for
+        self._sending: np.ndarray | None = None  # envs of a SEND that ended a RECEIVE and may have no reply yet
         self._inbox = _EMPTY
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
+        self._keeps_last = keeps_last
+        self._last: list[np.ndarray] | None = None  # of each leaf, as they came; None before the first ones
 
     def settle(self) -> bool:
         """True if some envs are outstanding; the hub itself waits for the end of what was given up."""
@@ -79,6 +86,7 @@ class WireLane:
 
     def give_up(self) -> None:
         """Give up what was begun; the hub drops its results."""
+        self._sending = None
         self._connection.give_up()
 
     def lose(self, loss: HubLost) -> NoReturn:
@@ -88,7 +96,7 @@ class WireLane:
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
-        self._connection.send(Op.RESET, reset)
+        self._connection.send(Op.RESET, reset, keep=True)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
@@ -96,7 +104,12 @@ class WireLane:
         if codes != self._step.codes:
             self._step = Step(codes)
         frames = [*map(np.ndarray.tobytes, arrays)]
-        self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames)
+        self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames, keep=True)
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun; as ``Lane.progress``."""
+        return (self._connection.protocol.last_seq,)
 
     @property
     def outstanding(self) -> int:
@@ -104,51 +117,126 @@ class WireLane:
         return self._sent_bytes.count(1)
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
-        if self._connection.protocol.pending is Op.RECEIVE:
-            raise SessionBusy(
-                "Calling `send` after a `recv` that timed out, which is to be called again first.", "recv"
-            )
-        if self._sent[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-        if not self._sent.any():
-            self._inbox = _EMPTY
-        self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
+        with self._connection.in_use:  # the reply to a RECEIVE must not come between the look at it and its end
+            self._finish_send(None)
+            ends_receive = self._ends_receive()
+            if self._sent[env_ids].any():
+                raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+            if not self._sent.any():
+                self._inbox = _Inbox((), None, self._inbox.read)
+            send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
+            # Before it is known: at an interrupt, they may be under way.
+            self._sending = env_ids if ends_receive else None
+            self._sent[env_ids] = True
+            with self._sent_unless_refused(env_ids):
+                if not ends_receive:
+                    self._connection.ask(Op.SEND, send, frames)
+                    return
+                self._connection.send(Op.SEND, send, frames, keep=True)
+            self._finish_send(None)
+
+    @contextmanager
+    def _sent_unless_refused(self, env_ids: np.ndarray) -> Iterator[None]:
+        """Note that these envs were not sent, if the block raises another error than an interrupt or a timeout."""
         try:
-            self._connection.ask(Op.SEND, Send(env_ids.tolist(), codes), [array.tobytes() for array in arrays])
-        except RequestRefused as error:
-            self._sent[env_ids] = False
-            raise ValueError(str(error)) from error
-        except Exception:
-            self._sent[env_ids] = False
+            yield
+        except HubTimeout:
             raise
+        except Exception as error:
+            self._sent[env_ids] = False
+            self._sending = None
+            if isinstance(error, RequestRefused):
+                raise ValueError(str(error)) from error
+            raise
+
+    def _ends_receive(self) -> bool:
+        """True if the next SEND must end a RECEIVE that is pending; a reply that has come is kept.
+
+        Raises:
+            SessionBusy: the hub is too old for that.
+        """
+        protocol = self._connection.protocol
+        if self._has_reply(Op.RECEIVE) and protocol.answer is not self._inbox.read:
+            self._inbox = self._inbox._replace(unread=protocol.answer)
+        if protocol.pending is not Op.RECEIVE:
+            return False
+        if not self._connection.speaks(3):
+            text = "Calling `send` after a `recv` that timed out, which is to be called again first"
+            raise SessionBusy(f"{text}, or the hub upgraded.", "recv")
+        return True
+
+    def _has_reply(self, op: Op) -> bool:
+        answer = self._connection.protocol.answer
+        return answer is not None and answer.op is op
+
+    def _finish_send(self, timeout: float | None) -> None:
+        """Wait for the reply to a SEND that ended a RECEIVE, and keep the reply to the RECEIVE that comes with it.
+
+        Errors are those of ``begin_rows``: the SEND may be one that was interrupted.
+        """
+        if (env_ids := self._sending) is None:
+            return
+        with self._sent_unless_refused(env_ids):
+            if self._connection.protocol.pending is not Op.SEND and not self._has_reply(Op.SEND):
+                self._sent[env_ids] = False  # the interrupt came before it was begun
+                self._sending = None
+                return
+            reply = self._connection.wait(timeout)
+            received = reply.received
+            # A RECEIVE is refused where no env is under way: it has no rows.
+            if received is not None and getattr(received.message, "code", "") != "refused":
+                self._inbox = self._inbox._replace(unread=received)
+            if isinstance(reply.message, Failure):
+                self._connection.fail(reply.message)
+            self._sending = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline = None if timeout is None else Deadline(timeout)
+        self._finish_send(timeout)
         # A wait that may time out asks for less at a time: the next may want less.
-        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0:
+        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0 or self._inbox.unread is not None:
             if not self._receiving():
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             try:
-                part = self._read(None if deadline is None else deadline.left_s(), self._part)
+                self._take_part(None if deadline is None else deadline.left_s())
             except RequestRefused:  # see ``_part``
                 if not self._inbox.parts:
                     raise
                 break
-            self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
-        return _joined(self._inbox.parts)
+        return joined(self._inbox.parts)
+
+    def _take_part(self, timeout: float | None) -> None:
+        part = self._read(timeout, self._part)
+        self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
+
+    def ask_rows(self) -> None:
+        """Have the results of the outstanding envs sent as soon as they are done."""
+        self._finish_send(None)
+        if self.outstanding > sum(map(_size, self._inbox.parts)) and not self._receiving():
+            self._connection.send(Op.RECEIVE, Receive(1), keep=True)
+
+    def done_rows(self) -> int:
+        """Number of outstanding envs whose results have come; as ``HubLane.done_rows``."""
+        if self._receiving():
+            with contextlib.suppress(HubTimeout):
+                self._take_part(0)
+        return sum(map(_size, self._inbox.parts))
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors that say when to look at ``done_rows``."""
+        return self._connection.descriptors
 
     def _receiving(self) -> bool:
         """True if an earlier wait, which timed out or was interrupted, has asked already."""
         protocol, inbox = self._connection.protocol, self._inbox
-        answer = protocol.answer
-        arrived = answer is not None and answer.op is Op.RECEIVE and answer is not inbox.read
+        arrived = self._has_reply(Op.RECEIVE) and protocol.answer is not inbox.read
         return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:
@@ -192,55 +280,76 @@ class WireLane:
                 self._sent[:] = False
                 for part in self._inbox.parts:
                     self._sent[part.env_ids] = True
-            raise_failure(reply.message, self._connection.address)
+            self._connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
-        observations = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        observations, received = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        if self._keeps_last:
+            self._keep_rows(env_ids, received)
         results = split_results(bytearray(frames[count + 1]), len(env_ids))
         infos = self._infos(frames[count + 2 :], deadline) if len(frames) > count + 2 else ([], [])
         return Batch(observations, *results, *infos, env_ids)
 
-    def wait(self, timeout: float | None) -> Batch:
-        """The results of what was begun; errors as for ``Lane.wait``."""
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
+        """The results of what was begun; as ``Lane.wait``."""
+        self._into = into
         return self._read(timeout, self._batch)
 
     def _batch(self, reply: Reply, deadline: Deadline | None) -> Batch:
         if isinstance(reply.message, Failure):
-            raise_failure(reply.message, self._connection.address)
+            self._connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         if len(frames) < count + results:
             raise ValueError(f"{len(frames)} frames")
         left = frames[count + results :]
         rows, groups = self._infos(left, deadline) if left else ([], [])
-        buffers = None if self._buffers is None else self._buffers[self._turn]
-        observations = self._arrays(frames[:count], self._fields, buffers)
+        buffers = self._into
+        if buffers is None and self._buffers is not None:
+            buffers = self._buffers[self._turn]
+        observations, received = self._arrays(frames[:count], self._fields, buffers)
+        if self._keeps_last:
+            self._last = received
         if not results:
             return Batch(observations, None, None, None, rows, groups)
         return Batch(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, groups)
 
+    def _keep_rows(self, env_ids: np.ndarray, observations: Sequence[np.ndarray]) -> None:
+        self._last = self.last_observations()  # which are in a reply of all envs, not to be written to
+        for last, leaf in zip(self._last, observations, strict=True):
+            last[env_ids] = leaf
+
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
+        if self._last is None:
+            return [np.zeros(shape, dtype) for dtype, shape, _ in self._fields]
+        return [*map(np.ndarray.copy, self._last)]
+
     def _arrays(
-        self, frames: Sequence[Frame], fields: Sequence[_Field], buffers: list[np.ndarray] | None = None
-    ) -> list[np.ndarray]:
-        """The arrays in these buffers, else the caller's own; large ones in their frames, which nothing else uses."""
-        arrays = []
+        self, frames: Sequence[Frame], fields: Sequence[_Field], buffers: Sequence[np.ndarray] | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The arrays for the caller, in these buffers or its own, and as they came.
+
+        Large arrays of its own stay in their frames, which nothing else uses, unless the lane keeps what came.
+        """
+        arrays, received = [], []
         for number, (frame, (dtype, shape, size)) in enumerate(zip(frames, fields, strict=True)):
             whole = frame if self._decompress is None else self._decompress(frame, size)
             if len(whole) != size:
                 raise ValueError(f"a frame of {len(whole)} bytes for an array of {size}")
-            own = buffers is None and size < KEEP_BYTES
-            array: np.ndarray = np.ndarray(shape, dtype, bytearray(whole) if own else whole)
+            array: np.ndarray = np.ndarray(shape, dtype, whole)
+            received.append(array)
             if buffers is not None:
-                np.copyto(buffers[number], array)
+                buffers[number][...] = array  # without the Python call that ``np.copyto`` is
                 array = buffers[number]
-            elif not (array.flags.aligned and array.flags.writeable):
+            elif self._keeps_last or size < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable):
                 array = array.copy()
             arrays.append(array)
-        return arrays
+        return arrays, received
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
@@ -250,24 +359,3 @@ def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
 
 def _size(part: Batch) -> int:
     return 0 if part.env_ids is None else len(part.env_ids)
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    """One batch of several, in the order of their envs."""
-    if len(parts) == 1:
-        return parts[0]
-    order = np.argsort(np.concatenate([part.env_ids for part in parts]))
-
-    def join(arrays: Iterable[Any]) -> np.ndarray:
-        joined: np.ndarray = np.concatenate([*arrays])[order]
-        return joined
-
-    return Batch(
-        [join(leaves) for leaves in zip(*(part.observations for part in parts), strict=True)],
-        join(part.rewards for part in parts),
-        join(part.terminations for part in parts),
-        join(part.truncations for part in parts),
-        sorted(row for part in parts for row in part.rows),
-        [group for part in parts for group in part.groups],
-        join(part.env_ids for part in parts),
-    )

@@ -23,6 +23,7 @@ class InProcessTransport:
     reconnects = False
     heard_ns = 0
     denied = ""
+    descriptors = ()
 
     def __init__(self) -> None:
         self.closed = False

@@ -68,7 +68,7 @@ class PrivateHub:
             held.append(os.pidfd_open(self.owner_pid))
             held[:] = map(above_stdio, held)
             with _folder() as folder:
-                self._spawn(owner=held[2], program=held[1], folder=folder)
+                self._spawn(program=held[2], line_end=held[1], folder=folder)
                 os.close(held.pop(1))
                 with socket.socket(fileno=held.pop(0)) as hub:
                     self._await(hub)
@@ -82,18 +82,18 @@ class PrivateHub:
             self._close_sockets()
             raise
 
-    def _spawn(self, owner: int, program: int, folder: str) -> None:
+    def _spawn(self, program: int, line_end: int, folder: str) -> None:
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 *start_flags(sys.flags),
                 "-c",
-                _BOOT.format(_places(), (owner, program, folder, own_flags())),
+                _BOOT.format(_places(), (program, line_end, folder, own_flags())),
             ],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env=environment(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
-            pass_fds=[owner, program],
+            pass_fds=[program, line_end],
         )
 
     def _await(self, hub: socket.socket) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,20 @@ log = logging.getLogger("envhub")
 class Observations:
     """The observations of one vector env, of which some leaves may be of no fixed size, and their infos."""
 
-    def __init__(self, single_space: Space[Any], num_envs: int, allow_pickle: bool, same_step: bool = False) -> None:
-        """Prepare results of ``num_envs`` envs; with ``same_step`` infos have an episode's last observation, too."""
+    def __init__(
+        self,
+        single_space: Space[Any],
+        num_envs: int,
+        allow_pickle: bool,
+        same_step: bool = False,
+        hub_of: Callable[[int], str | None] = lambda env: None,
+    ) -> None:
+        """Prepare results of ``num_envs`` envs; with ``same_step`` infos have an episode's last observation, too.
+
+        ``hub_of`` returns the name of an env's hub, for its failures.
+        """
         self.space = single_space
-        self._same_step = same_step
+        self._same_step, self._hub_of = same_step, hub_of
         self._allow_pickle = allow_pickle
         self.represented: dict[str, str] = {}  # places in the infos with a ``repr`` for a value, and the first one's
         leaves = spaces.leaves(single_space)
@@ -80,7 +90,7 @@ class Observations:
                     log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
         failure = info.get("env_failure")
         if isinstance(failure, dict) and "cause" in failure:
-            info["env_failure"] = EnvFailure.from_map(failure)
+            info["env_failure"] = EnvFailure.from_map(failure, self._hub_of(row))
         return info
 
     def _value(self, arrays: Sequence[np.ndarray], row: int, env_ids: Sequence[int] | None) -> Any:

@@ -52,11 +52,14 @@ class VectorSession(Protocol):
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes host the envs now, and why."""
+        """Number of processes that host the envs now, and the reason."""
 
     @property
     def compression(self) -> str:
         """Compression of observations on the wire lane; empty for none."""
+
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; None for a private hub, without one, or where it is not known."""
 
     def speaks(self, minor: int) -> bool:
         """True if the hub speaks this minor version of the protocol, or a later one."""
@@ -86,7 +89,8 @@ class VectorSession(Protocol):
 
         Raises:
             ValueError: one of them is under way, or waits already; no env has moved.
-            SessionBusy: a wait for others timed out, and is to be repeated first.
+            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
+                repeated.
         """
 
     def check_received(self) -> None:

@@ -25,13 +25,13 @@ def filled_in(
     options: SessionOptions,
     connection: Connection,
     world: World | None,
-    lost: bytes = b"",
+    lost: bytes | None = None,
     num_workers: int | None = None,
 ) -> Make:
     """The request with what the options say, for the hub of this connection.
 
     ``world`` is the program's, of a private hub. In place of a lost session, ``lost`` is the encoded info of the
-    truncation of each env. ``num_workers`` takes the place of the option.
+    truncation of each env, or empty where that was reported already. ``num_workers`` takes the place of the option.
 
     Raises:
         RequestRefused: the hub is too old for an option, or it is one for private hubs, or one side cannot compress so.
@@ -39,6 +39,8 @@ def filled_in(
     """
     if make.kwargs_each:
         require(connection, 2, "arguments for each env")
+    if make.first_env:
+        require(connection, 3, "a first env other than 0")
     if make.vector:
         require(connection, 2, "vector=True")
     if options.hosting != HostingOptions():
@@ -63,10 +65,10 @@ def filled_in(
         spin_us=options.spin_us,
         pin=options.pin,
         compression=chosen_compression(options, connection),
-        fresh=bool(lost),
+        fresh=lost is not None,
         faults=options.faults.wire(),
         beat_s=HEARTBEAT_MS / 1000,
-        lost=lost,
+        lost=lost or b"",
         hosting=options.hosting.wire(),
         **_setup(make, options.hosting.worker_setup, is_private),
     )
@@ -105,19 +107,13 @@ def chosen_compression(options: SessionOptions, connection: Connection) -> str:
     return wanted
 
 
-def speaks(connection: Connection, minor: int) -> bool:
-    """True if the hub speaks this minor version of the protocol, or a later one."""
-    spoken = connection.welcome.version.partition(".")[2]
-    return spoken.isdecimal() and int(spoken[:9]) >= minor
-
-
 def require(connection: Connection, minor: int, what: str) -> None:
     """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
 
     Raises:
         RequestRefused: it is older.
     """
-    if not speaks(connection, minor):
+    if not connection.speaks(minor):
         spoken = errors.shown(connection.welcome.version, 20)
         raise errors.RequestRefused(
             f"the hub at {connection.address} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"

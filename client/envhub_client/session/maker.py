@@ -6,6 +6,8 @@ import logging
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from envhub import errors
@@ -13,7 +15,7 @@ from envhub.protocol.messages import Attach, Close, Made, Make, Op, World
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
@@ -55,12 +57,20 @@ class SessionMaker:
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
 
-    def make(self, timeout: float | None) -> Lane:
+    def make(self, timeout: float | None) -> HubLane:
         """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end_all_but`` to do.
 
         The connection may take ``timeout`` seconds, by default 10; building the envs is not timed.
         """
-        made = self.open(CONNECT_TIMEOUT_S if timeout is None else timeout)
+        return self.describe(self.open(CONNECT_TIMEOUT_S if timeout is None else timeout))
+
+    def describe(self, made: Made) -> HubLane:
+        """Use the session that was opened last as the first one, which all others are like; returns its lane.
+
+        Raises:
+            UnsupportedSpace: a space has no form on the network.
+            RemoteProtocolError: the hub does not describe the session.
+        """
         self.connection = self.latest
         try:
             self.description = describe(made, self._make, self.options, self.values)
@@ -77,7 +87,7 @@ class SessionMaker:
         """The connection of the session that was opened last, whether it is in use or not."""
         return self._connections[-1]
 
-    def open(self, timeout: float, lost: bytes = b"", num_workers: int | None = None) -> Made:
+    def open(self, timeout: float, lost: bytes | None = None, num_workers: int | None = None) -> Made:
         """Open a session, on ``latest``, and wait until its envs are built; errors as for ``Session``.
 
         In place of a lost one, ``lost`` is the encoded info of the truncation of each env, and ``num_workers`` how many
@@ -85,8 +95,8 @@ class SessionMaker:
         """
         again = lost, num_workers
         if self.options.num_workers == 0:
-            self._connections.append(Connection(InProcessTransport(), secrets.token_bytes(16)))
-            return self._open_in(OWN_WORLD, *again)
+            self.begin(Connection(InProcessTransport(), secrets.token_bytes(16)), OWN_WORLD, *again)
+            return self.made()
         private = program_hub() if self.hub is None else None
         try:
             return self._open_on(private, timeout, *again)
@@ -95,38 +105,56 @@ class SessionMaker:
                 raise
             return self._open_on(program_hub(), timeout, *again)  # it had just been killed
 
-    def _open_on(self, private: ProgramHub | None, timeout: float, lost: bytes, num_workers: int | None) -> Made:
+    def _open_on(self, private: ProgramHub | None, timeout: float, lost: bytes | None, num_workers: int | None) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
-        # Noted before there is a session on it: an interrupt may come as soon as there is.
-        self._connections.append(connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout))
-        return self._open_in(program_environment() if private else None, lost, num_workers)
+        connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
+        self.begin(connection, program_environment() if private else None, lost, num_workers)
+        return self.made()
 
-    def _open_in(self, world: World | None, lost: bytes, num_workers: int | None) -> Made:
-        """Make a session, or take one over, by the latest connection."""
-        connection = self.latest
+    def begin(
+        self,
+        connection: Connection,
+        world: World | None = None,
+        lost: bytes | None = None,
+        num_workers: int | None = None,
+    ) -> None:
+        """Ask for a session by this connection, which is ``latest`` from now on; ``made`` waits for it.
+
+        ``lost`` as for ``open``, or empty where the truncations were reported already.
+
+        Raises:
+            RequestRefused: the hub is too old for an option.
+            TypeError: an option cannot be pickled.
+        """
+        self._connections.append(connection)  # before there is a session on it: an interrupt may come as soon as it is
         if isinstance(self._make, Attach):
-            try:
-                attached: Made = connection.ask(Op.ATTACH, self._make).message
-            finally:
-                connection.reports.making_line.end()
-            if attached.num_envs != len(attached.steps):
-                raise errors.RemoteProtocolError(
-                    f"the hub at {connection.address} gave {attached.num_envs} envs, and steps of {len(attached.steps)}"
-                )
-            return attached
-        make = filled_in(self._make, self.options, connection, world, lost, num_workers)
+            connection.send(Op.ATTACH, self._make)
+        else:
+            connection.first_env = self._make.first_env
+            connection.send(Op.MAKE, filled_in(self._make, self.options, connection, world, lost, num_workers))
+
+    def made(self, timeout: float | None = None) -> Made:
+        """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.
+
+        Raises:
+            HubTimeout: they are not within ``timeout`` seconds; wait again.
+        """
+        connection = self.latest
         try:
-            made: Made = connection.ask(Op.MAKE, make).message
+            made: Made = connection.result(timeout).message
         finally:
             connection.reports.making_line.end()
-        if made.num_envs != make.num_envs:
-            raise errors.RemoteProtocolError(
-                f"the hub at {connection.address} made {made.num_envs} envs in place of {make.num_envs}"
-            )
+        asked, wanted = self._make, None if isinstance(self._make, Attach) else self._make.num_envs
+        if isinstance(asked, Attach) and made.num_envs != len(made.steps):
+            text = f"gave {made.num_envs} envs, and steps of {len(made.steps)}"
+            raise errors.RemoteProtocolError(f"the hub at {connection.address} {text}")
+        if wanted not in (None, made.num_envs):
+            text = f"made {made.num_envs} envs in place of {wanted}"
+            raise errors.RemoteProtocolError(f"the hub at {connection.address} {text}")
         return made
 
-    def adopt(self, made: Made) -> Lane:
+    def adopt(self, made: Made) -> HubLane:
         """Use the session that was opened last from now on; returns its lane.
 
         That is the shared lane where it can be had, on the hub's machine, else the wire lane.
@@ -134,8 +162,9 @@ class SessionMaker:
         connection, options, description = self.latest, self.options, self.description
         in_process = options.num_workers == 0
         compression, templates = chosen_compression(options, connection), InfoTemplates(connection)
-        wire = WireLane(connection, templates, made.num_envs, description.observation_leaves, options.copy, compression)
-        lane: Lane = wire
+        leaves, keeps_last = description.observation_leaves, options.on_hub_loss != "raise"
+        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, keeps_last)
+        lane: HubLane = wire
         if in_process:
             wire.name = "in-process"
         elif options.lane == "auto" and sys.platform == "linux":
@@ -159,17 +188,36 @@ class SessionMaker:
 
 def end_session(connection: Connection, terminate: bool) -> None:
     """End the session of a connection, with ``terminate`` by killing the envs' processes, and the connection."""
+    end_sessions([connection], terminate)
+
+
+def end_sessions(connections: Sequence[Connection], terminate: bool) -> None:
+    """End the sessions of these connections, all at the same time; as ``end_session``."""
+    timeouts = [_begin_end(connection, terminate) for connection in connections]
+    for connection, timeout in zip(connections, timeouts, strict=True):
+        with _ending(connection):
+            connection.result(timeout)
+        connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
+
+
+def _begin_end(connection: Connection, terminate: bool) -> float:
+    """Ask for the end of the session; returns the seconds within which it is to be."""
     # A hub that is out of reach ends the session by its lease.
     out_of_reach = connection.protocol.trouble(time.monotonic())
-    timeout = KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
-    try:
+    with _ending(connection):
         connection.give_up()
-        connection.ask(Op.CLOSE, Close(terminate), timeout=timeout)
+        connection.send(Op.CLOSE, Close(terminate))
+    return KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
+
+
+@contextmanager
+def _ending(connection: Connection) -> Iterator[None]:
+    """Log errors of the block: any error of a hub says that the session is gone already, which is what was wanted."""
+    try:
+        yield
     except Exception as error:
         raised = errors.raised_by_env(error)
         if not isinstance(raised or error, errors.EnvHubError):
             raise  # of a signal handler
-        # Any other error of a hub says that the session is gone already, which is what was wanted.
         level = logging.DEBUG if raised is None else logging.ERROR
         log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
-    connection.close()  # but not at an interrupt: without the connection the session could not be ended any more

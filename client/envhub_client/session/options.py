@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -23,8 +25,9 @@ ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode`
 ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
 InfoMode = Literal["batched", "by_env"]
 LaneName = Literal["auto", "wire"]
+LANE_VARIABLE = "ENVHUB_LANE"  # the lane of sessions whose options name none
 Compression = Literal["auto", "lz4", "zstd"]
-HubLossPolicy = Literal["raise", "recreate"]
+HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
 def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
@@ -51,19 +54,32 @@ def checked_info_mode(mode: InfoMode) -> InfoMode:
     return mode
 
 
+def checked_lane(lane: LaneName | None) -> LaneName:
+    """The lane itself; in place of None the one of ``ENVHUB_LANE``, or ``"auto"`` where that is not set.
+
+    Raises:
+        ValueError: there is no such lane; the message says where it was named.
+    """
+    name = lane if lane is not None else os.environ.get(LANE_VARIABLE) or "auto"
+    if name not in get_args(LaneName):
+        raise ValueError(f"{'lane' if lane is not None else LANE_VARIABLE} must be 'auto' or 'wire', got {name!r}")
+    return cast("LaneName", name)
+
+
 @dataclass(frozen=True)
 class SessionOptions:
     """Options of hosting envs, and of handing over their observations.
 
     The fields are keywords of ``envhub.make_vec``, which describes them; ``faults`` says what is done about envs that
-    fail, ``hosting`` what their workers get. ``record`` is None or a ``RecordOptions`` once it is checked.
+    fail, ``hosting`` what their workers get. Once they are checked, ``record`` is None or a ``RecordOptions``, and
+    ``lane`` is a lane.
     """
 
     num_workers: int | Literal["auto"] | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     observation_mode: ObservationMode = "same"
     copy: bool = True
-    lane: LaneName = "auto"
+    lane: LaneName | None = None
     spin_us: int | None = None
     pin: bool = False
     compression: Compression | None = None
@@ -73,6 +89,7 @@ class SessionOptions:
     hosting: HostingOptions = field(default_factory=HostingOptions)
     record: str | Path | RecordOptions | None = None
     info_mode: InfoMode = "batched"
+    split: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -97,8 +114,7 @@ class SessionOptions:
         elif not (self.record is None or isinstance(self.record, RecordOptions)):
             raise TypeError(f"record must be a folder, a RecordOptions or None, got {self.record!r}")
         checked_info_mode(self.info_mode)
-        if self.lane not in get_args(LaneName):
-            raise ValueError(f"lane must be 'auto' or 'wire', got {self.lane!r}")
+        object.__setattr__(self, "lane", checked_lane(self.lane))
         if self.compression not in (None, "auto", *METHODS):
             raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
         workers, seconds = cast("object", self.num_workers), cast("object", self.reconnect_timeout)
@@ -118,7 +134,7 @@ class SessionOptions:
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
         if self.on_hub_loss not in get_args(HubLossPolicy):
-            raise ValueError(f"on_hub_loss must be 'raise' or 'recreate', got {self.on_hub_loss!r}")
+            raise ValueError(f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {self.on_hub_loss!r}")
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
             raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")
         if self.spin_us is not None:

@@ -29,11 +29,11 @@ class PendingRequest:
         closed: whether the session is over, or left to another process.
     """
 
-    def __init__(self, owner: str, carriers: Sequence[Carrier]) -> None:
-        """Nothing pending, in an object of the class ``owner``; a request is given up at each of its ``carriers``."""
+    def __init__(self, class_name: str, carriers: Sequence[Carrier]) -> None:
+        """Nothing pending, in an object of this class; a request is given up at each of its ``carriers``."""
         self.state = AsyncState.DEFAULT
         self.closed = False
-        self._owner = owner
+        self._class_name = class_name
         self._carriers = carriers
 
     def busy_error(self, what: str) -> SessionBusy:
@@ -43,7 +43,7 @@ class PendingRequest:
 
     def closed_error(self) -> SessionClosed:
         """The error of any method after ``close``."""
-        return SessionClosed(f"Trying to operate on `{self._owner}`, after a call to `close()`.")
+        return SessionClosed(f"Trying to operate on `{self._class_name}`, after a call to `close()`.")
 
     def begin(self, state: AsyncState, begin: Callable[..., None], *args: Any) -> None:
         """Begin a request, which ``state`` names; interrupted, it counts as never begun."""

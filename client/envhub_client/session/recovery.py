@@ -16,7 +16,7 @@ from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch
-from envhub_client.lanes.base import Lane, LaneSource
+from envhub_client.lanes.base import HubLane, Lane, LaneSource
 
 ATTEMPTS_MAX = 3  # of one request, each on another hub
 
@@ -26,7 +26,7 @@ Begin = Callable[[Lane], None]
 class RecoveringLane:
     """A lane, and after the loss of its hub another one; otherwise as any lane."""
 
-    def __init__(self, lane: Lane, source: LaneSource) -> None:
+    def __init__(self, lane: HubLane, source: LaneSource) -> None:
         """Begin with ``lane``; after a loss ``source`` has the next one."""
         self.num_envs, self.leaves = lane.num_envs, lane.leaves
         self._lane = lane
@@ -56,9 +56,9 @@ class RecoveringLane:
         self._recover(loss)
 
     def _recover(self, loss: HubLost) -> None:
-        lane = self._source.renew(loss)
-        self._unseen[:] = self._untold[:] = True
-        self._lane = lane
+        self._keep_last()
+        self._lane = self._source.renew(loss)
+        self._untold[:] = True
         try:
             if self._again is not None:
                 self._again(self._lane)
@@ -66,6 +66,13 @@ class RecoveringLane:
             self._last_loss, self._loss = loss, None
         except HubLost as error:
             self._loss = error
+
+    def _keep_last(self) -> None:
+        """Keep what the envs showed in this session, before its lane is replaced; interrupted, it is done again."""
+        seen = ~self._unseen
+        for last, leaf in zip(self._last, self._lane.last_observations(), strict=True):
+            last[seen] = leaf[seen]
+        self._unseen[:] = True
 
     def give_up(self) -> None:
         """Give up what was begun; a loss that its result tells is told by the next step.
@@ -140,16 +147,15 @@ class RecoveringLane:
 
         ``repeats`` has one bool per row, whether it shows its last observation once more; by default its info says so.
         """
-        env_ids = np.arange(self.num_envs) if batch.env_ids is None else batch.env_ids
-        observations = batch.observations
-        if self._unseen[env_ids].any():
-            unseen = self._unseen[env_ids] & (_invalid(batch.rows, env_ids) if repeats is None else repeats)
-            observations = [leaf.copy() for leaf in observations]
-            for last, leaf in zip(self._last, observations, strict=True):
-                leaf[unseen] = last[env_ids[unseen]]
-            self._unseen[env_ids] = unseen
+        env_ids = slice(None) if batch.env_ids is None else batch.env_ids
+        if not self._unseen[env_ids].any():
+            return batch
+        env_ids = np.arange(self.num_envs)[env_ids]
+        unseen = self._unseen[env_ids] & (_invalid(batch.rows, env_ids) if repeats is None else repeats)
+        observations = [leaf.copy() for leaf in batch.observations]
         for last, leaf in zip(self._last, observations, strict=True):
-            last[env_ids] = leaf
+            leaf[unseen] = last[env_ids[unseen]]
+        self._unseen[env_ids] = unseen
         return batch._replace(observations=observations)
 
     # --- parts of the batch -----------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ class RecoveringLane:
         return int(self._under_way.sum())
 
     @property
-    def moving(self) -> np.ndarray:
+    def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
         return self._under_way
 
@@ -190,7 +196,7 @@ class RecoveringLane:
             except HubLost:
                 raise
             except Exception:  # of an env, which is not under way any more
-                self._under_way &= lane.moving
+                self._under_way &= lane.are_outstanding
                 raise
 
         return self._with_last(self._wait(wait), None)

@@ -7,11 +7,12 @@ import time
 
 from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.protocol.messages import Made, Op, SetAttr
+from envhub.protocol.messages import Made, SetAttr
 from envhub.values import spaces
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import HubLane
+from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import space_of
 from envhub_client.session.maker import SessionMaker
 
@@ -26,20 +27,18 @@ class SessionRenewal:
 
     def __init__(self, maker: SessionMaker) -> None:
         self._maker = maker
-        self._attributes: dict[tuple[object, ...], SetAttr] = {}  # that were set, by name and rows
+        self._attributes = AttributesSet()
         self._stopped = False
 
     def remember(self, message: SetAttr) -> None:
-        """Have this attribute set again in every session to come, after those that were set before."""
-        key = message.name, *message.rows
-        self._attributes.pop(key, None)
-        self._attributes[key] = message
+        """Have this attribute set again in every session to come; as ``AttributesSet.remember``."""
+        self._attributes.remember(message)
 
     def stop(self) -> None:
         """Renew no more: the envs are being closed."""
         self._stopped = True
 
-    def renew(self, loss: errors.HubLost) -> Lane:
+    def renew(self, loss: errors.HubLost) -> HubLane:
         """Go on in a new session, on the hub that has taken the place of the lost one.
 
         Raises:
@@ -53,7 +52,7 @@ class SessionRenewal:
         try:
             made = self._open_again(loss)
             self._check_same(made, loss)
-            self._set_again()
+            self._attributes.set_again(maker.latest)
             lane = maker.adopt(made)
         finally:
             maker.end_all_but(maker.connection)
@@ -62,7 +61,7 @@ class SessionRenewal:
 
     def _open_again(self, loss: errors.HubLost) -> Made:
         maker = self._maker
-        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again"))
+        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again", hub=loss.hub))
         num_workers = maker.sizing.num_workers if maker.description.vector else None
         timeout = maker.options.reconnect_timeout
         deadline = Deadline(timeout)
@@ -72,9 +71,8 @@ class SessionRenewal:
                 return maker.open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost, num_workers)
             except errors.HubUnreachable as error:
                 if deadline.left_s() <= RENEW_S:
-                    raise errors.HubLost(
-                        f"{loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {error}"
-                    ) from error
+                    why = f"no hub made its envs again within reconnect_timeout={timeout:g} s: {error}"
+                    raise _with(loss, f"and {why}") from error
             except errors.WorkerDied:  # the cause need not be one of the envs
                 deaths += 1
                 if deaths == DEATHS_MAX:
@@ -87,18 +85,11 @@ class SessionRenewal:
         wanted = [description.action_space, description.observation_spaces[0]]
         new = [space_of(blob, made.num_envs, maker.values) for blob in (made.action_space, made.observation_spaces[0])]
         if [*map(spaces.structure, new)] != [*map(spaces.structure, wanted)]:
-            raise errors.HubLost(f"{loss}; the hub that took its place makes envs of other spaces: {new}, not {wanted}")
+            raise _with(loss, f"the hub that took its place makes envs of other spaces: {new}, not {wanted}")
         if description.vector and made.num_workers != maker.sizing.num_workers:
-            raise errors.HubLost(f"{loss}; the hub that took its place divides the vector env among other workers")
+            raise _with(loss, "the hub that took its place divides the vector env among other workers")
 
-    def _set_again(self) -> None:
-        """Set the attributes that were set in the sessions before, in the same order; errors as for ``renew``."""
-        for message in self._attributes.values():
-            try:
-                self._maker.latest.ask(Op.SET_ATTR, message)
-            except errors.HubLost:
-                raise
-            except Exception as error:
-                if not isinstance(errors.raised_by_env(error) or error, errors.EnvHubError):
-                    raise  # of a signal handler
-                log.warning("the attribute %r cannot be set again: %s", message.name, error)
+
+def _with(loss: errors.HubLost, why: str) -> errors.HubLost:
+    """The loss, of the same hub, with the reason why there is no other hub."""
+    return errors.of_hub(errors.HubLost(f"{loss}; {why}"), loss.hub)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,34 @@ class _Sent(NamedTuple):
 
     codes: bytes
     arrays: Sequence[np.ndarray]
+
+
+Begin = Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None]
+
+
+class RowShares(Protocol):
+    """Holder of the actions of envs until those of the others of their share are sent.
+
+    Attributes:
+        held: the envs that were sent and wait for others, ascending.
+    """
+
+    held: list[int]
+
+    @property
+    def missing(self) -> list[int]:
+        """The envs that these wait for, ascending."""
+
+    def give_up(self) -> None:
+        """Forget what is held."""
+
+    def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
+        """Have ``begin`` step the shares that are complete with these envs, and hold the actions of the others.
+
+        Raises:
+            ValueError: an env is held already, or the actions of a share have several dtypes; nothing has changed.
+            Exception: from ``begin``; nothing has changed.
+        """
 
 
 class Shares:
@@ -42,19 +70,8 @@ class Shares:
         """Forget what is held."""
         self._hold({})
 
-    def send(
-        self,
-        env_ids: np.ndarray,
-        codes: bytes,
-        arrays: Sequence[np.ndarray],
-        begin: Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None],
-    ) -> None:
-        """Have ``begin`` step the shares that are complete with these envs, and hold the actions of the others.
-
-        Raises:
-            ValueError: an env is held already, or the actions of a share have several dtypes; nothing has changed.
-            Exception: from ``begin``; nothing has changed.
-        """
+    def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
+        """Have ``begin`` step the complete shares, and hold the others; as ``RowShares.send``."""
         if not self.held and whole_shares(env_ids.tolist(), self._num_envs, self._workers):
             begin(env_ids, codes, arrays)
             return

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from envhub.errors import EnvHubError, printable
 from envhub_client.client import Client, connect
+from envhub_client.tools.rows import print_rows
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
 ANSWER_MAX_S = 10.0  # a hub answers sooner than it makes some envs
@@ -44,7 +43,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
             text = f"{len(names)} envs; of at most {SPACES_MAX} the spaces are listed, too: name them, or a pattern"
             errors.print(text, markup=False, soft_wrap=True)
             return True
-        _print(console, [(name, *_spaces(client, name, timeout)) for name in names])
+        print_rows(console, HEADINGS, [(name, *_spaces(client, name, timeout)) for name in names])
     if not names:
         text = f"of its {len(offered)} envs none matches {' or '.join(patterns)}" if offered else "it offers no env"
         errors.print(text, markup=False, soft_wrap=True)
@@ -67,15 +66,3 @@ def _spaces(client: Client, name: str, timeout: float) -> tuple[str, str]:
 
 def _in_a_line(text: str) -> str:
     return " ".join(str(printable(text)).partition("\n\n")[0].split())
-
-
-def _print(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
-    if not console.is_terminal:
-        for row in rows:
-            print("\t".join(row).rstrip(), file=console.file)  # rich would put spaces in place of tabs
-        return
-    if rows:
-        table = Table(*HEADINGS)
-        for row in rows:
-            table.add_row(*map(Text, row))  # no markup
-        console.print(table)

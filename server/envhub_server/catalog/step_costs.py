@@ -40,6 +40,11 @@ class StepCost:
     fit: bool = False
     alone: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """True if a step waits longer than it computes."""
+        return self.wait_s > self.cpu_s
+
     def __str__(self) -> str:
         """Text such as ``0.01 ms of CPU and 10.1 ms of waiting``."""
         return f"{self.cpu_s * 1e3:.3g} ms of CPU and {self.wait_s * 1e3:.3g} ms of waiting"
@@ -62,9 +67,9 @@ def key(make: Make) -> str:
     if (make.factories or make.runner) and not make.factories_digest:
         return ""
     names = [make.name, make.factories_digest, *make.wrappers]
-    parts = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs, *make.kwargs_each]
-    lengths = ",".join(str(len(part)) for part in parts)
-    return hashlib.sha256(b"".join([lengths.encode(), *parts])).hexdigest()[:KEY_CHARACTERS]
+    fields = [*(name.encode() for name in names), make.kwargs, *make.wrapper_kwargs, *make.kwargs_each]
+    lengths = ",".join(str(len(field)) for field in fields)
+    return hashlib.sha256(b"".join([lengths.encode(), *fields])).hexdigest()[:KEY_CHARACTERS]
 
 
 class StepCosts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.memory_quotas import MemoryQuotas
@@ -57,12 +58,16 @@ class ClientUsage:
     def of(self, holder: Holder) -> Usage:
         """Amounts in use when this client asks for a session."""
         states = [each.state for each in self._directory.sessions]
-        hub_envs = sum(each.make.num_envs for each in states)
+        of_hub = Usage(
+            hub_sessions=len(states),
+            hub_envs=sum(each.make.num_envs for each in states),
+            busy_workers=sum(len(each.slots) for each in states if not each.sizing.waits),
+        )
         if holder.quotas is None:
-            return Usage(hub_envs)
+            return of_hub
         states = [each.state for each in self._directory.sessions if each.owner == holder.name]
-        return Usage(
-            hub_envs,
+        return replace(
+            of_hub,
             sessions=len(states),
             envs=sum(each.make.num_envs for each in states),
             processes=sum(each.processes for each in states),

@@ -108,7 +108,7 @@ class ConnectionSupervisor:
                     continue
                 with contextlib.suppress(OSError):  # its peer has ended it
                     copy.shutdown(socket.SHUT_RDWR)
-            self._access.connections.cut(connection, self._loop.clock.now_s())
+            self._access.connections.disconnect(connection, self._loop.clock.now_s())
             self._access.connections_ended += 1
             log.warning("connection_ended", client=connection.client, host=connection.origin, why=why)
             self._access.audit.write("connection_ended", connection.client, connection.origin, why=why)

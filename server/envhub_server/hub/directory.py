@@ -33,6 +33,7 @@ class Directory:
         by_token: likewise; a session's token is another one after each takeover.
         next_number: the number of the next session.
         restarts_before: how often workers of sessions that have ended were restarted.
+        steps_before: how many steps and resets the envs of sessions that have ended did.
     """
 
     def __init__(self, protocol: HubProtocol, access: Access, events: Events) -> None:
@@ -47,7 +48,7 @@ class Directory:
         self.by_number: dict[int, SessionRuntime] = {}
         self.by_token: dict[bytes, SessionRuntime] = {}
         self.next_number = 1
-        self.restarts_before = 0
+        self.restarts_before = self.steps_before = 0
         self._heard_ns = 0  # when ``heard_peers`` was called last
 
     @property
@@ -74,6 +75,7 @@ class Directory:
         self._access.audit.write("session_ended", runtime.owner, runtime.origin, session=name)
         self.forget(runtime.token)
         self.restarts_before += runtime.state.restarts
+        self.steps_before += runtime.steps
         del self.by_number[runtime.number], self.by_token[runtime.token]
 
     def forget(self, token: bytes) -> None:

@@ -65,17 +65,23 @@ class Executor:
         memory = held.other or held.memory
         if memory is None:
             return
-        client_bell, *bells = memory.bells
         process, slots, layout = instruction.process, held.state.slots, memory.arena.layout
         rows, making = slots[instruction.slot].rows, held.state.making
         recipient = Recipient(process, instruction.slot, rows, len(slots), layout, making, held.log)
-        message, given = instruction.message, []
+        message, given = instruction.message, dict[str, int]()
         for observer in held.observers:
             message, descriptors = observer.arena_given(recipient, message)
-            given += descriptors
-        own = memory.descriptor, bells[instruction.slot], held.done_bell, client_bell
-        held.pool.map_arena(process, message, *own, *given)
-        for descriptor in given:
+            given |= descriptors
+        all_descriptors = control.ArenaDescriptors(
+            memory=memory.descriptor,
+            hub_bell=-1,  # the one of the process, which its handle has
+            client_bell=memory.slot_bells[instruction.slot],
+            hub_done_bell=held.done_bell,
+            client_done_bell=memory.client_bell,
+            **given,
+        )
+        held.pool.map_arena(process, message, all_descriptors)
+        for descriptor in given.values():
             os.close(descriptor)
 
     def keep_replay(self, wanted: instructions.KeepReplay) -> None:
@@ -222,11 +228,15 @@ class Executor:
         self._inputs.post_to_stand_ins()
 
     def take_part(self, instruction: instructions.TakePart) -> None:
-        """Have rows of a part reported once they are done."""
+        """Have rows of partial batches reported once they are done."""
         held = self._held
         held.part_rows = instruction.rows
         assert held.memory is not None
         self._inputs.report_part(held.memory)
+
+    def leave_part(self, _: instructions.LeavePart) -> None:
+        """Report no rows of a part until the next RECEIVE."""
+        self._held.part_rows = 0
 
     # --- rows without a process ---------------------------------------------------------------------------------------
 
@@ -263,7 +273,7 @@ class Executor:
         held.ticket, held.side = b"", None
         spin_us = held.state.sizing.driver_spin_us
         shared = messages.Shared(memory.arena.layout.info_bytes, len(held.state.slots), spin_us)
-        if not held.lane.share(side, shared, [memory.descriptor, *memory.bells], self._inputs):
+        if not held.lane.share(side, shared, [memory.descriptor, memory.client_bell, *memory.slot_bells], self._inputs):
             held.report(stimuli.SideClosed(quiescent=True))
 
     def refuse_side(self, _: instructions.RefuseSide) -> None:
@@ -274,13 +284,13 @@ class Executor:
         """Have the client drive."""
         held = self._held
         assert held.memory is not None
-        held.memory.arena.hand_over(DRIVER_CLIENT)
+        held.memory.arena.set_driver(DRIVER_CLIENT)
 
     def take_drive(self, _: instructions.TakeDrive) -> None:
         """Have the hub drive."""
         held = self._held
         assert held.memory is not None and held.stand_ins is not None
-        held.memory.arena.hand_over(DRIVER_HUB)
+        held.memory.arena.set_driver(DRIVER_HUB)
         held.memory.driver.take_over()
         held.stand_ins.keep_objects()  # which a client that takes over has not seen
 
@@ -330,6 +340,7 @@ class Executor:
             observer.session_ended()
         self._drop_other()
         if held.memory is not None:
+            held.steps = held.memory.steps
             memory, held.memory, held.stand_ins = held.memory, None, None
             self._let_go(memory)
 
@@ -351,12 +362,12 @@ class Executor:
         # The bell is never read, since its client could make that block. By edges each ring is reported once.
         held = self._held
         if held.memory is not None:
-            held.services.poller.register(held.memory.bells[1 + slot], self._inputs, edges=True)
+            held.services.poller.register(held.memory.slot_bells[slot], self._inputs, edges=True)
 
     def _ignore_bell(self, slot: int) -> None:
         held = self._held
         if held.memory is not None:
-            held.services.poller.unregister(held.memory.bells[1 + slot])
+            held.services.poller.unregister(held.memory.slot_bells[slot])
 
 
 EXECUTED: Table[Executor] = dict(
@@ -377,6 +388,7 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.PostStep, Executor.post_step),
         entry(instructions.PostPart, Executor.post_part),
         entry(instructions.TakePart, Executor.take_part),
+        entry(instructions.LeavePart, Executor.leave_part),
         entry(instructions.TakeRows, Executor.take_rows),
         entry(instructions.KeepRows, Executor.keep_rows),
         entry(instructions.FinishSteps, Executor.finish_steps),

@@ -52,7 +52,7 @@ class Gateway:
         self._router, self._protocol, self._access = router, protocol, access
         self._connections, self._leases, self._directory, self._loop = connections, leases, directory, loop
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
-        self._cut_off = access.connections.cut_off
+        self._disconnected = access.connections.disconnected
         self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
         self.requests = 0
 
@@ -81,7 +81,7 @@ class Gateway:
         if frames[-1].more:
             self._refuse_frames(peer, frames)
             return None
-        if self._cut_off and self._cut_off.get(peer, 0.0) > self._loop.clock.now_s():
+        if self._disconnected and self._disconnected.get(peer, 0.0) > self._loop.clock.now_s():
             return None  # libzmq had it before the hub ended the connection
         first, *others = map(_BUFFER, frames)
         if len(first) <= STEP_FRAME_BYTES_MAX:

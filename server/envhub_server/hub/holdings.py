@@ -25,7 +25,7 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import interpreter_of
-from envhub_server.session.state import SessionState
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.stimuli import Stimulus
 
 _log = Logger("envhub.hub")
@@ -70,6 +70,7 @@ class Holdings:
         under_way: the last one that was handled.
         attaching: that of the client that takes the session over.
         part_rows: how many of the rows of SEND the RECEIVE under way waits for.
+        steps: how many its rows had done when its memory was freed.
         has_infos: True if a row of the last move has something to say besides its arrays.
         heard_ns: when the request under way arrived.
         passed_ns: when the last step was heard, rung, done and answered.
@@ -79,7 +80,7 @@ class Holdings:
         self,
         number: int,
         token: bytes,
-        state: SessionState,
+        state: SessionMachine,
         services: Services,
         tickets: bool,
         owner: str,
@@ -114,6 +115,7 @@ class Holdings:
         self.under_way: Incoming | None = None
         self.attaching: Incoming | None = None
         self.part_rows = 0
+        self.steps = 0
         self.has_infos = False
         self.heard_ns = 0
         self.passed_ns = [0, 0, 0, 0]

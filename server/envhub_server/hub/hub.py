@@ -3,7 +3,7 @@
 ::
 
     ROUTER ──frames──▶ HubProtocol ──requests──┐
-    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionState
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
     ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
     workers, arena ◀─────────────────────────── Executor ◀──────────────────┘
@@ -26,6 +26,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
@@ -63,6 +64,7 @@ from envhub_server.loop.schedule import Schedule
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.access import Access
+from envhub_server.network.announcer import Announcer, announcement_of
 from envhub_server.network.audit import Audit
 from envhub_server.network.rights import Holder
 from envhub_server.network.router import Router
@@ -124,7 +126,7 @@ class Hub:
         self._make_sessions(partial(listed, self))
 
     def _make_spinners(self) -> None:
-        hub_spin_us = spin_us(2, usable_cpus(), has_quota())
+        hub_spin_us = spin_us(2, usable_cpus(self.config.cpus), has_quota())
         self._spun_ready: Ready = []  # descriptors that became ready in a spin
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
@@ -151,6 +153,7 @@ class Hub:
         leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
         self._proxy = ProxyRunner(access, self._supervisor, loop, unfinished_bytes_max)
         self._connections = ConnectionSupervisor(router, access, self._proxy, directory, leases, self._unread, loop)
+        self._announcer: Announcer | None = None
         self._gateway = Gateway(router, protocol, access, self._connections, leases, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
@@ -160,15 +163,25 @@ class Hub:
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
         self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
-        held = protocol, self._clock, self._events, self._costs, self._unread, self._compression
-        services = Services(self._poller, self._supervisor, *held)
+        services = Services(
+            poller=self._poller,
+            supervisor=self._supervisor,
+            protocol=protocol,
+            clock=self._clock,
+            events=self._events,
+            costs=self._costs,
+            unread=self._unread,
+            compression=self._compression,
+        )
         self._features = SessionFeatures(config, self._poller)
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
         starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
-        self._status = Status(config, protocol, access, directory, self._gateway, offers, self._supervisor, self._clock)
+        self._status = Status(
+            config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
+        )
         self._requests = HubRequests(
             protocol,
             access,
@@ -213,14 +226,26 @@ class Hub:
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
-        if self.config.owner is not None:
-            self._poller.register(self.config.owner, self)
+        if self.config.program is not None:
+            self._poller.register(self.config.program, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
-            log.info("hub_started", **started, configuration=self.config.said())
+            log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
+        if self.config.announce is not None:
+            self._announce(self.config.announce)
+
+    def _announce(self, folder: Path) -> None:
+        config = self.config
+        capacity = {"cpus": usable_cpus(), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
+        announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
+        self._announcer = Announcer(folder, announcement, self._loop)
+        self._announcer.open()
+        self._status.name = self._announcer.announcement.name
 
     def _close(self, heard: signals.Signals) -> None:
+        if self._announcer is not None:
+            self._announcer.withdraw()
         self._abandon_all()
         # Before the supervisor, which ends all children.
         self._features.close_recordings(partial(self._recording_grace_s, heard))
@@ -234,6 +259,8 @@ class Hub:
             self._audit.close()
             self._router.context.term()
             self._proxy.close()
+        if self._announcer is not None:
+            self._announcer.close()
         log_file.on_left_out(lambda: None)
         log_file.tell_left_out(ends=True)
 
@@ -435,6 +462,8 @@ class Hub:
         log.info("stopping", why=why, sessions=len(self._sessions))
         self._protocol.draining = True
         self._service = service
+        if self._announcer is not None:
+            self._announcer.withdraw()
 
     def _abandon_all(self) -> None:
         self._directory.abandon_all(SHUTTING_DOWN)

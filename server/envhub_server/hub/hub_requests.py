@@ -66,12 +66,14 @@ class HubRequests:
             case Op.HEARTBEAT:
                 answer(request, status.progress(request.token))
             case Op.HELLO:
-                answer(request, status.welcome())
+                answer(request, status.welcome(holder))
             case Op.LIST:
                 if (failure := self._offers.answer(request)) is not None:
                     self.fail(request, failure)
             case Op.STATS:
-                answer(request, messages.Table([{**status.health(holder), **status.counters()}]))
+                capacity = messages.as_map(status.capacity(holder))
+                counters = {**status.health(holder), **status.counters(), "capacity": capacity}
+                answer(request, messages.Table([counters]))
             case Op.HEALTH:
                 answer(request, messages.Table([status.health(holder)]))
             case Op.SESSIONS:

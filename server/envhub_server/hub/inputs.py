@@ -86,8 +86,8 @@ class Inputs:
                 self.on_bell()
             elif held.lane.has(descriptor):
                 held.report(stimuli.SideClosed(held.quiescent))
-            elif held.memory is not None and held.stand_ins is not None and descriptor in held.memory.bells:
-                self.stand_in(held.stand_ins.posted(held.memory.bells.index(descriptor) - 1))
+            elif held.memory is not None and held.stand_ins is not None and descriptor in held.memory.slot_bells:
+                self.stand_in(held.stand_ins.posted(held.memory.slot_bells.index(descriptor)))
         except Exception as error:
             held.broke(error)
 
@@ -111,13 +111,13 @@ class Inputs:
     def report_part(self, memory: SessionMemory) -> None:
         """Report that the rows are done that RECEIVE waits for, once they are."""
         held = self._held
-        parts = memory.driver
-        if parts.done() < held.part_rows:
+        driver = memory.driver
+        if driver.done() < held.part_rows:
             return
         held.part_rows = 0
-        rows, raised = parts.ready()
-        parts.taken(rows if raised is None else raised)
-        small, large = parts.infos(rows)
+        rows, raised = driver.ready()
+        driver.taken(rows if raised is None else raised)
+        small, large = driver.infos(rows)
         if large or raised is not None:
             held.pool.read()  # it was sent before the rows were done, so it is here by now
         held.report(stimuli.PartDone(tuple(rows.tolist()), tuple(small.items()), tuple(large), raised))
@@ -176,10 +176,14 @@ class Inputs:
         for report in reports:
             held.report(report)
         assert held.memory is not None and held.stand_ins is not None
+        truncated, held.stand_ins.truncated = held.stand_ins.truncated, []
+        for rows, why in truncated:
+            for observer in held.observers:
+                observer.rows_truncated(rows, why)
         if not held.stand_ins.unrung:
             return
         held.stand_ins.unrung = False
         if held.state.ownership.driver is Driver.CLIENT:
-            self._client_ringer.ring(held.memory.bells[0])
+            self._client_ringer.ring(held.memory.client_bell)
         else:
             held.report(ROWS_STOOD_IN)  # not by the bell, which a worker may have filled

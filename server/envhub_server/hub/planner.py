@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from envhub.protocol.messages import Failure, Hosting, Make, Recycle
+from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import hosting_of_session
@@ -42,12 +42,15 @@ class Usage:
     """Amounts in use when a session is to be made.
 
     Attributes:
-        hub_envs: envs of all clients.
+        hub_sessions, hub_envs: of all clients.
+        busy_workers: of all clients, those whose envs are not known to wait longer than they compute.
         sessions, envs, processes: of the client that asks.
         memory_excess: why the client may have no more memory in its workers; empty if it may.
     """
 
+    hub_sessions: int = 0
     hub_envs: int = 0
+    busy_workers: int = 0
     sessions: int = 0
     envs: int = 0
     processes: int = 0
@@ -128,6 +131,15 @@ def admit(make: Make, holder: Holder, offer: Offer, usage: Usage, number: int) -
     return Admission(make, recipe, hosting, hides_folders(config, holder), workers_max)
 
 
+def capacity(holder: Holder, config: HubConfig, usage: Usage, cpus: int) -> Capacity:
+    """The resources that this client could have besides what is in use, of a hub that may use these CPUs."""
+    envs, sessions = config.max_envs - usage.hub_envs, config.sessions_max - usage.hub_sessions
+    if (quotas := holder.quotas) is not None:
+        envs = min(envs, quotas.envs_max - usage.envs)
+        sessions = min(sessions, quotas.sessions_max - usage.sessions)
+    return Capacity(cpus, max(0, cpus - usage.busy_workers), max(0, envs), max(0, sessions))
+
+
 def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
     """The reason why a session with these spares exceeds the client's quotas; empty if it does not."""
     quotas = holder.quotas
@@ -176,6 +188,7 @@ def plan(
         cost_known=cost is not None,
         alone=cost is not None and cost.alone,
         info_bytes_max=config.info_bytes_max,
+        waits=cost is not None and cost.waits,
     )
     return SessionPlan(make, admission.recipe, count, machine, rules, workers + admission.spares)
 

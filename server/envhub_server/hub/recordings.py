@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,14 +161,16 @@ class SessionRecording(SessionObserver):
             self._closed = True
             self.handle.give_up()
 
-    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+    def arena_given(
+        self, recipient: Recipient, message: control.MapArena
+    ) -> tuple[control.MapArena, Mapping[str, int]]:
         """Give a line to a process that has none; one of a session that is made waits until the recording is ready."""
         process, rows = recipient.process, recipient.rows
         if self.refused or self._closed or process in self._lines:
-            return message, []
+            return message, {}
         positions = [position for position, row in enumerate(rows) if row in (self.options.env_ids or ())]
         if not positions:
-            return message, []
+            return message, {}
         try:
             self._tell(message)
             numbers = [rows[position] for position in positions]
@@ -182,7 +184,7 @@ class SessionRecording(SessionObserver):
                 raise
         except OSError as error:
             self.refuse(f"{error.strerror or error}")
-            return message, []
+            return message, {}
         self._watch()
         self._lines[process] = self._lines_made
         self._lines_made += 1
@@ -194,7 +196,7 @@ class SessionRecording(SessionObserver):
             "queue_bytes": queue_bytes,
             "wait_s": START_S if recipient.making else 0.0,
         }
-        return replace(message, recording=wanted), [line.detach(), counted]
+        return replace(message, recording=wanted), {"recording_line": line.detach(), "recording_counts": counted}
 
     def _tell(self, message: control.MapArena) -> None:
         """Tell the process, once, what is recorded."""
@@ -325,3 +327,5 @@ class SessionRecording(SessionObserver):
         elif answer["folder"]:
             totals = {"nbytes": answer["nbytes"], "dropped": answer["dropped"]}
             self._log.info("recorded", folder=answer["folder"], episodes=answer["episodes"], **totals)
+        elif not self.refused and not answer["ended"]:
+            self._log.info("not_recorded", why="no episode was to be recorded")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -54,16 +54,18 @@ class ReplayKeeper(SessionObserver):
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
 
-    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+    def arena_given(
+        self, recipient: Recipient, message: control.MapArena
+    ) -> tuple[control.MapArena, Mapping[str, int]]:
         """Have a process that has no journal begin one."""
         if recipient.process in self.journals:
-            return message, []
+            return message, {}
         try:
             descriptor = self._make_journal(recipient.process, len(recipient.rows), recipient.layout)
         except OSError as error:
             recipient.log.warning("journal_not_made", worker=recipient.slot, why=str(error))
-            return message, []
-        return replace(message, journal=True), [descriptor]
+            return message, {}
+        return replace(message, journal=True), {"journal": descriptor}
 
     def _make_journal(self, process: int, rows: int, layout: Layout) -> int:
         """The memory of a journal for a process with this number of rows; the caller owns it.

@@ -1,4 +1,4 @@
-"""A session's I/O: what it holds, the machine that decides about it, and the parts that report to it and obey it.
+"""A session's I/O: what it holds, the machine that decides about it, and the objects that report to it and obey it.
 
 What is to be done is decided by the state machine. What comes of an instruction is put into the hub's queue of events
 as another stimulus; so the state machine is never re-entered, and a session's events are handled in their order.
@@ -97,6 +97,11 @@ class SessionRuntime:
     def arena_bytes(self) -> int:
         """Amount of shared memory the session holds."""
         return 0 if self._held.memory is None else self._held.memory.nbytes
+
+    @property
+    def steps(self) -> int:
+        """Number of steps and resets of its envs."""
+        return self._held.steps if self._held.memory is None else self._held.memory.steps
 
     @property
     def memory(self) -> Mapping[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envhub.arena.layout import Layout
@@ -52,14 +52,16 @@ class SessionObserver:
         """
         return ""
 
-    def arena_given(self, recipient: Recipient, message: control.MapArena) -> tuple[control.MapArena, list[int]]:
+    def arena_given(
+        self, recipient: Recipient, message: control.MapArena
+    ) -> tuple[control.MapArena, Mapping[str, int]]:
         """Add to what a process is told with the arena, also with each later one.
 
         Returns:
-            The message, and descriptors to send with it, in the order in which ``ArenaMapper`` takes them. The caller
-            closes them.
+            The message, and descriptors to send with it, by their names in ``ArenaDescriptors``. The caller closes
+            them.
         """
-        return message, []
+        return message, {}
 
     def slot_assigned(self, process: int) -> None:
         """Note that a process which was made ahead serves a slot from now on."""
@@ -71,6 +73,9 @@ class SessionObserver:
 
     def rows_lost(self, process: int, why: str) -> None:
         """Note that the process of a slot has ended, and the hub completes its rows."""
+
+    def rows_truncated(self, rows: Sequence[int], why: str) -> None:
+        """Note that the hub truncated the step of these rows, which have no process; their results are stored."""
 
     def process_ended(self, process: int, why: str) -> None:
         """Note that a process has ended; ``why`` is empty where that was expected."""

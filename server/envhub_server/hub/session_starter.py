@@ -22,8 +22,8 @@ from envhub_server.ipc.factories_memory import held
 from envhub_server.network import descriptor_guard
 from envhub_server.network.rights import Holder
 from envhub_server.network.side_socket import SideSocket
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.restarts import Restarts
-from envhub_server.session.state import SessionState
 from envhub_server.session.worker_count import SHARE, Machine
 
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
@@ -88,7 +88,7 @@ class SessionStarter:
         if self._features.keeps_replays:
             replays = name_beginning(make.name, holder.name, secrets.token_hex(8))
         cost, name = self._services.costs.find(make), request.token.hex()[:8]
-        planned = planner.plan(admission, _machine(), cost, self._config, name, replays)
+        planned = planner.plan(admission, _machine(self._config.cpus), cost, self._config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)
         return planned
@@ -102,19 +102,28 @@ class SessionStarter:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.Random())
         make, factories = held(planned.make)
         try:
-            sized = planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
-            state = SessionState(make, planned.recipe, *sized)
-            number, tickets = self._directory.next_number, self._side_socket.open
-            owner = holder.name, self._usage.budget(holder)
-            return SessionRuntime(Holdings(number, request.token, state, self._services, tickets, *owner, factories))
+            state = SessionMachine(
+                make, planned.recipe, planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
+            )
+            holdings = Holdings(
+                self._directory.next_number,
+                request.token,
+                state,
+                self._services,
+                tickets=self._side_socket.open,
+                owner=holder.name,
+                budget=self._usage.budget(holder),
+                factories=factories,
+            )
+            return SessionRuntime(holdings)
         except OSError:
             if factories >= 0:
                 os.close(factories)
             raise
 
 
-def _machine() -> Machine:
+def _machine(cpus_max: int | None) -> Machine:
     """Measure what the machine has left for one more session."""
     workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
     affinity = tuple(sorted(os.sched_getaffinity(0)))
-    return Machine(affinity, usable_cpus(), has_quota(), workers_max, memory_available_bytes())
+    return Machine(affinity, usable_cpus(cpus_max), has_quota(), workers_max, memory_available_bytes())

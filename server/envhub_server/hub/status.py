@@ -13,9 +13,11 @@ import envhub
 from envhub.errors import without_folders
 from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import HeartbeatReply, Welcome
+from envhub.protocol.messages import Capacity, HeartbeatReply, Welcome
 from envhub.values import compression
-from envhub_server.config import HubConfig
+from envhub_server.config import HubConfig, usable_cpus
+from envhub_server.hub import planner
+from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.directory import NAME_BYTES, Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.offers import Offers
@@ -29,7 +31,11 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other parts."""
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects.
+
+    Attributes:
+        name: of the hub, for its clients.
+    """
 
     def __init__(
         self,
@@ -37,17 +43,20 @@ class Status:
         protocol: HubProtocol,
         access: Access,
         directory: Directory,
+        usage: ClientUsage,
         gateway: Gateway,
         offers: Offers,
         supervisor: Supervisor,
         clock: Clock,
     ) -> None:
         self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
+        self._usage = usage
+        self.name = config.name_of_hub
         self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
         self._began_s = time.monotonic()
 
-    def welcome(self) -> Welcome:
-        """Description of the hub for a new client."""
+    def welcome(self, holder: Holder) -> Welcome:
+        """Description of the hub for this client."""
         config = self._config
         return Welcome(
             hub=envhub.__version__,
@@ -57,7 +66,13 @@ class Status:
             host=socket.gethostname(),
             pid=os.getpid(),
             compressions=compression.available(),
+            capacity=self.capacity(holder),
+            name=self.name,
         )
+
+    def capacity(self, holder: Holder) -> Capacity:
+        """The resources that the hub could give to further sessions of this client."""
+        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus())
 
     def health(self, holder: Holder) -> dict[str, Any]:
         """Health of the hub, and the envs that it cannot make now, with the reasons."""
@@ -79,6 +94,7 @@ class Status:
             "envs": sum(each.state.make.num_envs for each in sessions),
             "workers": sum(len(each.pids) for each in sessions),
             "restarts": restarts + self._directory.restarts_before,
+            "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
             "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
             "arena_bytes": sum(each.arena_bytes for each in sessions),
             "requests": self._gateway.requests,
@@ -123,6 +139,7 @@ def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
         "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
         "restarts": runtime.state.restarts,
         "recycled": runtime.state.recycled,
+        "steps": runtime.steps,
         "phase": runtime.state.phase.value,
         "lane": runtime.state.ownership.lane.value,
         "leased": leased,

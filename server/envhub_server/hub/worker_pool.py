@@ -20,7 +20,7 @@ class StartedWorker(Protocol):
     @property
     def label(self) -> dict[str, Any]: ...  # noqa: D102
     def send(self, message: object, /, *descriptors: int) -> None: ...  # noqa: D102
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None: ...  # noqa: D102
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None: ...  # noqa: D102
     def ring(self) -> object: ...  # noqa: D102
     def receive_all(self) -> None: ...  # noqa: D102
     def dump_stacks(self) -> None: ...  # noqa: D102
@@ -127,10 +127,10 @@ class WorkerPool:
         if process in self._handles:
             self._handles[process].send(message, *descriptors)
 
-    def map_arena(self, process: int, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Hand over an arena: its descriptor, and the bells by which the process is woken and wakes others."""
+    def map_arena(self, process: int, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Have a process map an arena; the ``hub_bell`` is that of the process."""
         if process in self._handles:
-            self._handles[process].map_arena(message, memory, *bells)
+            self._handles[process].map_arena(message, descriptors)
 
     def ring(self) -> None:
         """Wake the processes that serve slots."""

@@ -6,7 +6,7 @@ A control message is a list of two: its class's name, and a map of its fields as
 from __future__ import annotations
 
 from dataclasses import field, is_dataclass
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Type
 
 from envhub.arena.layout import Layout
 from envhub.frozen import Frozen
@@ -92,6 +92,7 @@ class Build(Frozen):
     setups: List[str] = field(default_factory=list)  # functions that are called before the envs are made
     setup: bytes = b""  # cloudpickle of one more
     info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
+    first_env: int = 0  # index of row 0 in the larger vector env, by which texts name envs
 
 
 class Built(Frozen):
@@ -163,14 +164,40 @@ class StepTimes(Frozen):
     env_bytes: int = 0  # per env, of the memory that this worker shares with no other process
 
 
-class MapArena(Frozen):
-    """Hub to worker, with descriptors: map this arena, and begin a journal and a recording, where they are told of.
+class ArenaDescriptors(NamedTuple):
+    """The descriptors that come with ``MapArena``, in the order in which they are sent; -1 for one that does not come.
 
-    The first five descriptors are the arena, the bells by which the hub (a pipe) and the client wake the worker, and
-    the bells by which the worker wakes them. Then comes the memory of the ``journal``, then the line of the
-    ``recording`` and the memory that counts its episodes. What is recorded is said in ``recording``, which is empty
-    for nothing (see ``envhub_server.worker.episode_writer``). The spaces are those of the session's first env; the
-    spaces of the worker's envs must match them.
+    Attributes:
+        memory: the arena.
+        hub_bell: the pipe by which the hub wakes the worker.
+        client_bell: the eventfd by which the client wakes the worker.
+        hub_done_bell: the eventfd by which the worker wakes the hub.
+        client_done_bell: the eventfd by which the worker wakes the client.
+        journal: the memory of the journal.
+        recording_line: the line to the process that writes the recording.
+        recording_counts: the memory that counts the episodes of the recording.
+    """
+
+    memory: int
+    hub_bell: int
+    client_bell: int
+    hub_done_bell: int
+    client_done_bell: int
+    journal: int = -1
+    recording_line: int = -1
+    recording_counts: int = -1
+
+    @property
+    def sent(self) -> List[int]:
+        """The descriptors that are sent."""
+        return [each for each in self if each >= 0]
+
+
+class MapArena(Frozen):
+    """Hub to worker, with ``ArenaDescriptors``: map this arena, begin a ``journal`` and a recording.
+
+    What is recorded is said in ``recording``, which is empty for nothing (see ``envhub_server.worker.episode_writer``).
+    The spaces are those of the session's first env; the spaces of the worker's envs must match them.
     """
 
     num_envs: int
@@ -183,6 +210,15 @@ class MapArena(Frozen):
     spin_us: int
     journal: bool = False
     recording: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def descriptor_names(self) -> Sequence[str]:
+        """The names of the descriptors that come with this message."""
+        absent = {
+            *(() if self.journal else ("journal",)),
+            *(() if self.recording else ("recording_line", "recording_counts")),
+        }
+        return [name for name in ArenaDescriptors._fields if name not in absent]
 
     def layout(self) -> Layout:
         """The arena's layout.

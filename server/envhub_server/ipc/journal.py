@@ -1,6 +1,6 @@
 """The journal of a worker: the last calls of its envs, in memory that the hub also maps and that outlives the worker.
 
-The hub makes a sealed memfd for each process of a worker; the worker writes (``worker.journal_writer``), and once an
+The hub makes a sealed memfd for each process of a slot; the process writes (``worker.journal_writer``), and once an
 env has failed the hub reads what that env was asked. A **tick** is one batch that the worker served: a step of some or
 all of its rows, or a reset. The memory is::
 
@@ -151,7 +151,7 @@ class History:
     """Calls of one env, or of all envs of a vector env, from a point from which they can be repeated.
 
     Attributes:
-        cut: why it cannot be run again from there, or empty.
+        unrepeatable: why it cannot be run again from there, or empty.
         begins: "made" (from the env's making), "seed" (from a reset with a seed) or "generator" (from a reset whose
             random numbers are known).
         kinds, codes, actions, digests: as in the journal, one per call; ``actions`` per leaf.
@@ -160,7 +160,7 @@ class History:
         rows: how many envs these are.
     """
 
-    cut: str = ""
+    unrepeatable: str = ""
     begins: str = ""
     kinds: bytes = b""
     codes: bytes = b""
@@ -316,20 +316,20 @@ class JournalCopy:
             raise ValueError("the memory is no journal")
         last = begun - 1 if last is None else last
         if not self.lowest <= last + 1 <= begun:
-            return History(cut="the journal has moved on", rows=rows)
+            return History(unrepeatable="the journal has moved on", rows=rows)
         notes = self.notes()
         complete_since = 0 if not self.notes_begin else notes[0].tick + 1 if notes else begun
         own = [note for note in notes if note.position in self.positions and note.tick <= last + 1]
         first, begins = _beginning(own, max(self.lowest, complete_since), last, rows)
         if not begins:
             text = f"its episode is longer than the journal, which holds {self.ticks} batches of its worker"
-            return History(cut=text, rows=rows)
+            return History(unrepeatable=text, rows=rows)
         ticks = np.arange(first, last + 1) % self.ticks
         codes, kinds = self.codes[ticks], self.kinds[ticks]
         asked = (kinds != NOTHING).any(1)
         if (codes[asked & (kinds < AUTORESET).any(1)] == MIXED).any():
             text = "the actions of its worker's envs were of several kinds at one time"
-            return History(cut=text, rows=rows)
+            return History(unrepeatable=text, rows=rows)
         chosen = ticks[asked]
         number = np.cumsum(asked) - 1  # of the call, by tick
         calls = {first + at: int(call) for at, (call, is_asked) in enumerate(zip(number, asked)) if is_asked}

@@ -201,5 +201,5 @@ def _check(replay: Replay) -> None:
     sizes = len(history.kinds), len(history.codes), [len(ring) for ring in history.actions], len(history.digests)
     each = calls * rows
     wanted = each, calls * len(arena.actions), [each * width for width in layout.widths], each * layout.digest_bytes
-    if not history.cut and not (sizes == wanted and 0 <= replay.failed_at <= calls):
+    if not history.unrepeatable and not (sizes == wanted and 0 <= replay.failed_at <= calls):
         raise ValueError("the replay is damaged: its calls have another number than their actions")

@@ -45,25 +45,27 @@ class SessionMemory:
         arena: the mapped memory.
         nbytes: how much of it was reserved.
         descriptor: of the memory, for workers and a client.
-        bells: eventfds: first the one that wakes the client, then one for each worker, by which the client wakes it.
+        client_bell: the eventfd by which workers wake the client.
+        slot_bells: by slot, the eventfd by which the client wakes its process.
         driver: steps in the arena.
         frames: reads the frames of steps, and makes those of replies.
     """
 
-    def __init__(self, layout: Layout, workers: int, budget: ArenaBudget) -> None:
+    def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
         """Allocate and map it, within this budget, in which it counts until ``unread_memory`` finds it unmapped.
 
         Raises:
             OSError: there is no memory, address space, descriptor or budget left; nothing is left behind.
         """
-        self.bells: list[int] = []
-        self.descriptor = -1
+        self.slot_bells: list[int] = []
+        self.client_bell = self.descriptor = -1
         nbytes = self.nbytes = layout.nbytes()  # the rooms, 8 bytes of a row, are not counted
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
-            for _ in range(1 + workers):
-                self.bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            self.client_bell = _new_bell()
+            for _ in range(slots):
+                self.slot_bells.append(_new_bell())
             # A client of the shared lane may write to all of its places, whatever the hub has given rows there.
             self.descriptor = allocate(layout, max(0, budget.left - nbytes))
             self.arena = Arena(layout, self.descriptor)
@@ -95,23 +97,28 @@ class SessionMemory:
             self.grow(row, int(other.arena.info_length[row]), budget)
         self.arena.move_from(other.arena)
 
-    def rows(self, worker: int) -> np.ndarray:
-        """The rows of this worker."""
-        return np.arange(worker, self.arena.layout.rows, len(self.bells) - 1)
+    @property
+    def steps(self) -> int:
+        """Number of steps and resets that its rows have done."""
+        return int(self.arena.done.sum())
 
-    def words(self, worker: int) -> Words:
-        """The arena's words of this worker's rows."""
-        arena, rows = self.arena, self.rows(worker)
+    def rows(self, slot: int) -> np.ndarray:
+        """The rows of this slot."""
+        return np.arange(slot, self.arena.layout.rows, len(self.slot_bells))
+
+    def words(self, slot: int) -> Words:
+        """The arena's words of this slot's rows."""
+        arena, rows = self.arena, self.rows(slot)
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
-    def is_current(self, worker: int, row: int | None, number: int) -> bool:
-        """True if this number is that of the step or reset which this worker's row was posted last."""
-        return row in self.rows(worker).tolist() and int(self.arena.request[row]) == number
+    def is_current(self, slot: int, row: int | None, number: int) -> bool:
+        """True if this number is that of the step or reset which this slot's row was posted last."""
+        return row in self.rows(slot).tolist() and int(self.arena.request[row]) == number
 
-    def progress(self, worker: int) -> Progress:
-        """The row and call that this worker executes, or that it must execute next."""
-        rows, request, done, *_ = self.words(worker)
-        turn = int(self.arena.turn[worker])
+    def progress(self, slot: int) -> Progress:
+        """The row and call that this slot's process executes, or that it must execute next."""
+        rows, request, done, *_ = self.words(slot)
+        turn = int(self.arena.turn[slot])
         row, first = turn & TURN_ROW, bool(turn & TURN_FIRST)
         named = row if row in rows else int(rows[0])
         pending = rows[request != done]
@@ -128,15 +135,17 @@ class SessionMemory:
 
         Workers write this down from the first call on; of a batch before it both are 0.
         """
-        began, ended = (column[: len(self.bells) - 1] for column in (self.arena.began_ns, self.arena.ended_ns))
+        began, ended = (column[: len(self.slot_bells)] for column in (self.arena.began_ns, self.arena.ended_ns))
         began[began == 0] = CLOCKED
         return [0 if time_ns == CLOCKED else time_ns for time_ns in began.tolist()], ended.tolist()
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""
-        for bell in self.bells:
-            os.close(bell)
-        self.bells = []
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        for descriptor in (*self.slot_bells, self.client_bell, self.descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.slot_bells, self.client_bell, self.descriptor = [], -1, -1
+
+
+def _new_bell() -> int:
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -3,7 +3,7 @@
 A worker owns the words and results of its rows from when it serves until it is reaped; then the hub owns them, until
 the next process serves. ``session.failover`` says which row gets which result; this module writes it.
 
-The parts of an observation that have no fixed size (objects) have one place per row in the arena, in front of the info.
+Leaves of an observation that have no fixed size (objects) have one place per row in the arena, in front of the info.
 The arrays have two slots, so the last complete ones survive an env that fails in the middle of the next step; the
 objects do not. So the hub copies them whenever rows are done and no driver may have read them: the step failed, or
 another client attaches. Each copy has the row's ``done`` word, so that a copy of an older observation is never used.
@@ -70,7 +70,8 @@ class StandIns:
     Attributes:
         memory: the session's, with the rows.
         copies: of the objects in observations; None where the observation space has no objects.
-        losses: by worker that has ended, the loss that its rows report.
+        losses: by slot whose process has ended, the loss that its rows report.
+        truncated: rows that were truncated here, with the reason; the runtime tells the observers, and clears this.
         unrung: whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
     """
 
@@ -80,14 +81,15 @@ class StandIns:
         self.memory = memory
         self.copies = copies
         self.losses: dict[int, WorkerLoss] = {}
+        self.truncated: list[tuple[list[int], str]] = []
         self.unrung = False
 
-    def take(self, worker: int, loss: WorkerLoss, resetting: tuple[int, ...] | None) -> list[Stimulus]:
-        """Complete the step of a worker that has ended; its rows are the hub's from now on."""
-        first, self.losses[worker] = worker not in self.losses, loss
+    def take(self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None) -> list[Stimulus]:
+        """Complete the step of a slot whose process has ended; its rows are the hub's from now on."""
+        first, self.losses[slot] = slot not in self.losses, loss
         if not first:
             return []
-        arena, words = self.memory.arena, self.memory.words(worker)
+        arena, words = self.memory.arena, self.memory.words(slot)
         plan = failover.plan(words, resetting, loss.raises)
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
@@ -97,28 +99,28 @@ class StandIns:
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]
 
-    def posted(self, worker: int) -> list[Stimulus]:
-        """Complete the steps posted since to the rows of a worker that has ended, where they report the loss."""
-        loss = self.losses.get(worker)
+    def posted(self, slot: int) -> list[Stimulus]:
+        """Complete the steps posted since to the rows of a slot whose process has ended, where they report the loss."""
+        loss = self.losses.get(slot)
         if loss is None:
             return []
-        lost, waiting = failover.posted(self.memory.words(worker), self._is_batch)
+        lost, waiting = failover.posted(self.memory.words(slot), self._is_batch)
         reports = self._lose(lost, loss)
-        return [*reports, RowsWaiting(worker)] if waiting.size else reports
+        return [*reports, RowsWaiting(slot)] if waiting.size else reports
 
-    def finish(self, worker: int, loss: WorkerLoss) -> list[Stimulus]:
-        """Complete every step that waits for the worker's next process."""
-        rows, request, done, op, _ = self.memory.words(worker)
+    def finish(self, slot: int, loss: WorkerLoss) -> list[Stimulus]:
+        """Complete every step that waits for the slot's next process."""
+        rows, request, done, op, _ = self.memory.words(slot)
         return self._lose(rows[(request != done) & (op != OP_RESET)], loss)
 
-    def keep(self, worker: int) -> list[Stimulus]:
-        """Complete the worker's part of a reset that has none of its rows."""
-        words = self.memory.words(worker)
+    def keep(self, slot: int) -> list[Stimulus]:
+        """Complete the slot's share of a reset that has none of its rows."""
+        words = self.memory.words(slot)
         return self._keep(words.rows[words.request != words.done])
 
-    def release(self, worker: int) -> None:
-        """Give the worker its rows back."""
-        self.losses.pop(worker, None)
+    def release(self, slot: int) -> None:
+        """Give the slot's process its rows back."""
+        self.losses.pop(slot, None)
 
     def _lose(self, rows: np.ndarray, loss: WorkerLoss) -> list[Stimulus]:
         arena = self.memory.arena
@@ -133,6 +135,8 @@ class StandIns:
                 length, template, left = self._put_info(row, loss.info)
                 reports += left
                 truncate(arena, row, length, template)
+        if rows.size and not loss.raises:
+            self.truncated.append((rows.tolist(), loss.failure.message))
         self._done(rows)
         return reports
 
@@ -171,15 +175,15 @@ class StandIns:
 
     # --- objects in observations --------------------------------------------------------------------------------------
 
-    def objects(self, worker: int) -> list[bytes]:
+    def objects(self, slot: int) -> list[bytes]:
         """The objects of the last observation of each of the rows of a worker that has none, or whose worker has left.
 
         Empty if the space has no objects.
         """
         if self.copies is None:
             return []
-        arena, rows = self.memory.arena, self.memory.rows(worker).tolist()
-        self.copies.keep(arena, rows, has_left=worker not in self.losses)
+        arena, rows = self.memory.arena, self.memory.rows(slot).tolist()
+        self.copies.keep(arena, rows, has_left=slot not in self.losses)
         return [self.copies.last(arena, row) for row in rows]
 
     def keep_objects(self) -> None:

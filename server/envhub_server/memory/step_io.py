@@ -92,7 +92,7 @@ class StepFrames:
         return messages.pack_rows(self._out_of_band[row] for row in rows)
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The rows of a part of the batch, and their actions, one array per leaf.
+        """The rows of a partial batch, and their actions, one array per leaf.
 
         Raises:
             ValueError: they do not fit the arena.
@@ -134,7 +134,7 @@ class StepFrames:
         return frames
 
     def rows(self, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
-        """These rows, which were posted as parts of the batch, with their results and infos."""
+        """These rows, which were posted in partial batches, with their results and infos."""
         columns = self._arena.columns(rows)
         observations, rewards, terminations, truncations = self._driver.results(rows)
         results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()

@@ -117,6 +117,11 @@ class Access:
             self.authenticator.prove(address, self._server_key)
 
     @property
+    def server_key(self) -> bytes:
+        """The hub's public key, once its tcp addresses are guarded by it; empty where there are no keys."""
+        return self._server_key
+
+    @property
     def encrypted(self) -> bool:
         """True if CURVE encrypts what comes by tcp."""
         return self._keys is not None

@@ -55,7 +55,7 @@ class Connections:
         self._by_descriptor: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
         # Peers whose connections the hub has ended, and until when messages may come that they had sent before.
-        self.cut_off: dict[bytes, float] = {}
+        self.disconnected: dict[bytes, float] = {}
         self._unread_s = math.inf
 
     def __len__(self) -> int:
@@ -91,10 +91,10 @@ class Connections:
         if connection is not None and connection.peer:
             _note(self._gone, connection.peer, now_s)
 
-    def cut(self, connection: KnownConnection, now_s: float) -> None:
+    def disconnect(self, connection: KnownConnection, now_s: float) -> None:
         """Note that the hub ends this connection: messages that it sent before are not to be handled any more."""
         if connection.peer:
-            _note(self.cut_off, connection.peer, now_s)
+            _note(self.disconnected, connection.peer, now_s)
 
     def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
         """The connection of a message; None where it has ended, and its number may be another's by now."""

@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/server.key          the hub's secret key; of mode 0600
+    DIR/server.key          the hub's secret key; private, as of ``envhub.transport.keys.read_private``
     DIR/clients/NAME.toml   a client's public keys, at most two, its right, and its quotas
 
 Two keys per client let it change its key without a stop: add the new one, use it, remove the old one.
@@ -101,7 +101,9 @@ class KeyFolder:
         """
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
-            if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o022:
+            # The folder of a Secret that Kubernetes mounts has mode 1777, on a mount that no process can write to.
+            is_writable = stat.S_IMODE(status.st_mode) & 0o022 and not os.statvfs(folder).f_flag & os.ST_RDONLY
+            if status.st_uid not in (os.getuid(), 0) or is_writable:
                 raise KeysError(
                     f"{folder} must be a folder of yours that no other user may write to (chmod 700 {folder})"
                 )
@@ -185,6 +187,9 @@ class KeyFolder:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     at = entry.stat(follow_symlinks=False)
+                    if entry.is_symlink():  # Kubernetes changes the file behind it, and not the link
+                        with contextlib.suppress(OSError):
+                            at = entry.stat()
                     states[name] = (at.st_ctime_ns, at.st_size, at.st_ino, at.st_mode, at.st_uid)
         self.passed_over = sorted(passed_over)
         return dict(sorted(states.items()))

@@ -8,20 +8,17 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from envhub.arena.spin import RING
 from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.processes.exit_cause import ExitCause, OutOfMemory, exit_cause
+from envhub_server.loop.poller import Poller
+from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, exit_cause
 from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.processes.worker_output import WorkerOutput
-
-if TYPE_CHECKING:
-    from envhub_server.processes.supervisor import Supervisor
-
+from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.
 BOUNDS: validation.Bounds = {
@@ -39,6 +36,19 @@ BOUNDS: validation.Bounds = {
 }
 
 
+class WorkerSupervisor(Protocol):
+    """The supervisor of a worker: ``Supervisor``, whose attributes and methods are described there."""
+
+    poller: Poller
+    streams: tuple[OutputStream, OutputStream]
+    message_bytes_max: int
+    message_limits: codec.HeaderLimits
+    memory_kills: MemoryKills
+
+    def on_born(self, pid: int) -> None: ...  # noqa: D102
+    def on_end(self, worker: WorkerHandle) -> None: ...  # noqa: D102
+
+
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped.
 
@@ -48,17 +58,17 @@ class WorkerHandle:
         ring: wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
     """
 
-    def __init__(self, owner: Supervisor, worker: tuple[int, int], events: Events) -> None:
+    def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises:
             OSError: there is no descriptor left; nothing is left behind.
         """
         self.pid: int | None = None
-        self._poller = owner.poller
+        self._poller = supervisor.poller
         self._session, self._number = worker
         self._events = events
-        self._owner = owner
+        self._supervisor = supervisor
         self._pidfd = -1
         self.ended = False
         self._killed = False  # by the hub
@@ -69,7 +79,7 @@ class WorkerHandle:
             ours, self._far_end = socket.socketpair()
             undo.callback(ours.close)
             undo.callback(self._far_end.close)
-            self._output = WorkerOutput(owner.streams)
+            self._output = WorkerOutput(supervisor.streams)
             undo.callback(self._output.close)
             # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
             self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -77,8 +87,8 @@ class WorkerHandle:
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
-        self._channel.received_bytes_max = owner.message_bytes_max
-        self._channel.received_limits = owner.message_limits
+        self._channel.received_bytes_max = supervisor.message_bytes_max
+        self._channel.received_limits = supervisor.message_limits
         self._poller.register(ours.fileno(), self)
 
     @property
@@ -116,9 +126,9 @@ class WorkerHandle:
             if self.pid is not None and not self.ended:
                 self._kill_group()  # has no effect on a worker that is ending by itself
 
-    def map_arena(self, message: control.MapArena, memory: int, *bells: int) -> None:
-        """Send the arena's memory, the bell that ``ring`` rings, and these other bells."""
-        self.send(message, memory, self._far_bell, *bells)
+    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Send an arena; the ``hub_bell`` of its descriptors is the one that ``ring`` rings."""
+        self.send(message, *descriptors._replace(hub_bell=self._far_bell).sent)
 
     def dump_stacks(self) -> None:
         """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later.
@@ -207,7 +217,7 @@ class WorkerHandle:
             self._end(ExitCause(f"cannot be watched: {error}"))
             return
         self._poller.register(self._pidfd, self)
-        self._owner.on_born(pid)
+        self._supervisor.on_born(pid)
         self._report(WorkerStarted(self._number, pid))
 
     def _on_exit(self) -> None:
@@ -219,13 +229,13 @@ class WorkerHandle:
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
-        out_of_memory = self._owner.memory_kills.explain() if killed_by_others else OutOfMemory.NO
+        out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else OutOfMemory.NO
         unread = self._last_sent if self._channel.left_unread() else None
         self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail), unread)
 
     def _end(self, cause: ExitCause, unread: object = None) -> None:
         self.discard()
-        self._owner.on_end(self)
+        self._supervisor.on_end(self)
         self._report(WorkerExited(self._number, cause, unread))
 
     def _report(self, event: WorkerEvent) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine
+from envhub_server.loop.poller import Poller, Source
 from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
 from envhub_server.processes.import_folder import import_folder, trusted
 from envhub_server.processes.interpreter import (
@@ -26,11 +27,8 @@ from envhub_server.processes.interpreter import (
     what_is_wrong,
 )
 from envhub_server.processes.worker_handle import WorkerHandle
-from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_output import OutputStream, TimerDescriptor, WorkerOutput
 from envhub_server.processes.zygote_process import ZygoteProcess
-
-if TYPE_CHECKING:
-    from envhub_server.processes.supervisor import Supervisor
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
@@ -39,6 +37,15 @@ IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
+
+
+class ZygoteSupervisor(Source, Protocol):
+    """The supervisor of a zygote, which hears of its end: ``Supervisor``, whose attributes are described there."""
+
+    poller: Poller
+    streams: tuple[OutputStream, OutputStream]
+    private: bool
+    hub: str
 
 
 class ZygoteHandle:
@@ -53,13 +60,13 @@ class ZygoteHandle:
 
     def __init__(
         self,
-        owner: Supervisor,
+        supervisor: ZygoteSupervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],
         process: ZygoteProcess | None = None,
     ) -> None:
-        """Start the process, unless it is given; it guards these workers, and ``owner`` must ``reap`` it.
+        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it.
 
         Raises:
             InterpreterUnusable: there is no such interpreter.
@@ -69,7 +76,7 @@ class ZygoteHandle:
         self.environ = environ
         self.ready = False
         self.problem = ""
-        self._poller = poller = owner.poller
+        self._poller = poller = supervisor.poller
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
@@ -80,13 +87,13 @@ class ZygoteHandle:
                 f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
             )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        self._imports = "" if owner.private and not key.python else trusted(import_folder(key.folder))
+        self._imports = "" if supervisor.private and not key.python else trusted(import_folder(key.folder))
         with contextlib.ExitStack() as undo:
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)
-            executed = process or self._execute(owner.hub, environ, len(guarded))
+            executed = process or self._execute(supervisor.hub, environ, len(guarded))
             undo.callback(executed.discard)
-            self._output = WorkerOutput(owner.streams, executed.outputs)
+            self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
         self._process, self._said, self.pidfd = executed.process, executed.said, executed.pidfd
@@ -95,7 +102,7 @@ class ZygoteHandle:
         self._idle_looks = 0
         self._starting_s = 0.0
         self._timer.start(LOOK_S)
-        poller.register(self.pidfd, owner)
+        poller.register(self.pidfd, supervisor)
         for descriptor in (self._channel.fileno(), self._said, self._timer.fileno()):
             poller.register(descriptor, self)
         self.guard(guarded)

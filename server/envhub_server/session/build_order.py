@@ -25,8 +25,8 @@ class WorkerRules:
         variables. hosting: its settings besides its envs. replays: the prefix of the names of the session's replays;
         empty if none are kept. info_bytes_max: limit of an info without its observation, for a hub that is not private.
         libraries: the libraries that its workers share through their zygote; None until the first workers report
-        theirs. cost_known: True if the cost of a step was measured in an earlier session. alone: True if an earlier
-        session could not make two of its envs in a process.
+        theirs. cost_known: True if the cost of a step was measured in an earlier session. waits: True if steps waited
+        longer than they computed there. alone: True if an earlier session could not make two of its envs in a process.
     """
 
     memory_bytes_max: int = 0
@@ -38,6 +38,7 @@ class WorkerRules:
     cost_known: bool = False
     alone: bool = False
     info_bytes_max: int = control.INFO_BYTES_MAX
+    waits: bool = False
 
 
 NO_RULES = WorkerRules()
@@ -48,16 +49,23 @@ class Place:
     """A worker's place in its session.
 
     Attributes:
-        worker: its number.
+        slot: its index.
         workers: the number of the session's workers; None until it is decided.
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
+        first_env: the index of row 0 in the vector env that the session is a part of.
     """
 
-    worker: int
+    slot: int
     workers: int | None
     rows: Sequence[int]
     cpu: int | None = None
+    first_env: int = 0
+
+    @property
+    def env_indices(self) -> list[int]:
+        """The indices of its envs in the vector env that the session is a part of."""
+        return [self.first_env + row for row in self.rows]
 
 
 def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
@@ -70,19 +78,19 @@ def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
     decided = place.workers is not None
     environment = {
         "ENVHUB_SESSION": rules.session,
-        "ENVHUB_WORKER_INDEX": str(place.worker),
+        "ENVHUB_WORKER_INDEX": str(place.slot),
         "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
-        "ENVHUB_ENV_INDICES": ",".join(map(str, place.rows)) if decided else "",
+        "ENVHUB_ENV_INDICES": ",".join(map(str, place.env_indices)) if decided else "",
     }
     if gpus := rules.hosting.gpus:
-        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.worker % len(gpus)])))
+        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.slot % len(gpus)])))
     return environment
 
 
 def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
     """The order to make the envs of this place; only the first env if the number of workers is not decided."""
     return control.Build(
-        worker=place.worker,
+        worker=place.slot,
         rows=list(place.rows),
         name=recipe.name,
         kwargs=make.kwargs,
@@ -112,6 +120,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
         setup=make.worker_setup_code,
         info_bytes_max=rules.info_bytes_max,
+        first_env=place.first_env,
         **_program_environment(make.world, recipe),
     )
 

@@ -51,7 +51,7 @@ class EnvBuilding:
 
     @property
     def complete(self) -> bool:
-        """True if no part of the phase is outstanding."""
+        """True if no slot's answer in this phase is outstanding."""
         return not any(slot.waiting for slot in self._slots)
 
     def _wait_for_all(self) -> None:
@@ -228,6 +228,7 @@ class EnvBuilding:
             return self._separate(slot, now_s)
         if exited.cause.unready:
             return failure_text.unready(self._make, exited.cause.unready, launcher.rules)
-        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, launcher.rules.hide_folders)
+        hides = launcher.rules.hide_folders
+        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, hides)
         text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
         return replace(failure, message=text)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from envhub.protocol.messages import Close, Failure
 from envhub_server.session import instructions as do
 from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import OVER, LaneName, Phase
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 _TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
 
 
 def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now_s: float) -> Instructions:
     """Let the client drive, if nothing is pending."""
-    if not (state.ownership.lendable and state.idle and connected.quiescent):
+    if not (state.ownership.lendable and state.awaits_request and connected.quiescent):
         return [do.RefuseSide()]
     state.deadlines.sample_at_s = now_s + SAMPLE_S
     state.supervision.begin_idle()
@@ -33,15 +29,15 @@ def on_side_closed(state: SessionState, closed: stimuli.SideClosed, now_s: float
 
 def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -> Instructions:
     """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
-    owner = state.ownership
-    is_first, was_shared = not owner.claimed, owner.lane is LaneName.SHARED
-    owner.claimed = True
+    ownership = state.ownership
+    is_first, was_shared = not ownership.claimed, ownership.lane is LaneName.SHARED
+    ownership.claimed = True
     if state.making:
         return state.answer(do.Fail(_TAKEN_OVER))
     state.deadlines.plan_sample(now_s)
-    instructions = owner.lock_out()
+    instructions = ownership.lock_out()
     if state.phase in OVER:
-        return [*instructions, *owner.refuse()]
+        return [*instructions, *ownership.refuse()]
     if was_shared:  # the former client may have posted rows until now
         state.deadlines.sample_at_s = now_s
     elif is_first:
@@ -50,8 +46,8 @@ def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -
 
 
 def on_other_arena(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
-    """Have all processes move to the second arena."""
-    given = map(state.launcher.give_arena, state.ownership.begin_move(state.slots))
+    """Have all processes change to the second arena."""
+    given = map(state.launcher.give_arena, state.ownership.begin_arena_change(state.slots))
     return [*given, *state.advance_takeover(False, now_s)]
 
 
@@ -69,7 +65,10 @@ def on_other_arena_late(state: SessionState, _: stimuli.OtherArenaMade, now_s: f
 
 def on_close(state: SessionState, close: Close, quiescent: bool, now_s: float) -> Instructions:
     """End the session at its client's request."""
-    state.requests.failure, state.parts.receiving = None, 0  # earlier failures and requests are not reported any more
+    state.requests.failure, state.partial_batches.receiving = (
+        None,
+        0,
+    )  # earlier failures and requests are not reported any more
     return state.close(now_s, close.terminate)
 
 

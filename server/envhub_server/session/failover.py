@@ -24,7 +24,7 @@ its last observation.
 
 If the policy is to raise, the first step of each row that was not done when its worker ended raises, once. The step may
 have been posted before or after the end, and the hub need not have known of the end. A step of the whole batch raises
-once for all of its rows. In parts of a batch, each error replaces one row's result.
+once for all of its rows. In partial batches, each error replaces one row's result.
 """
 
 from __future__ import annotations

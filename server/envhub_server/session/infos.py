@@ -19,7 +19,7 @@ class RowInfos:
 
     Attributes:
         large: infos that were too large for the arena, by row.
-        failures: failures of rows that the client drives, or has sent in parts of a batch, for COLLECT and RECEIVE.
+        failures: failures of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
     """
 
     def __init__(self, slots: SlotTable) -> None:

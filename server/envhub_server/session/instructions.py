@@ -61,7 +61,7 @@ class GiveArena(Instruction):
 class HandOver(Instruction):
     """Give the rows of this slot to its process.
 
-    ``pending`` is the slot's part of the pending request, if it has one.
+    ``pending`` is the slot's message of the pending request, if it has one.
     """
 
     slot: int
@@ -144,8 +144,12 @@ class PostPart(Instruction):
     """Do the same for the rows of SEND; ``PartPosted`` or ``ActionsRefused`` reports it."""
 
 
+class LeavePart(Instruction):
+    """Report no rows posted in parts any more; they are left to the next RECEIVE."""
+
+
 class TakePart(Instruction):
-    """Report by ``PartDone`` once this many of the rows posted in parts are done."""
+    """Report by ``PartDone`` once this many of the rows posted in partial batches are done."""
 
     rows: int
 

@@ -79,7 +79,8 @@ class Launcher:
 
     def _place(self, slot: Slot) -> Place:
         cpu = self._machine.cpu(slot.index) if self._make.pin else None
-        return Place(slot.index, len(self._slots) if self.decided else None, slot.rows, cpu)
+        workers = len(self._slots) if self.decided else None
+        return Place(slot.index, workers, slot.rows, cpu, self._make.first_env)
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 

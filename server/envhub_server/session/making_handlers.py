@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
@@ -12,10 +11,8 @@ from envhub_server.session import stimuli
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Process
+from envhub_server.session.state import SessionState
 from envhub_server.session.supervision import MEMORY_S
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
 
 
 def on_made(state: SessionState, _: stimuli.SessionMade, now_s: float) -> Instructions:

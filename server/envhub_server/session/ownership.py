@@ -13,7 +13,7 @@ LOST = Failure("session_lost", "session", "the session has broken; make another"
 
 
 class Ownership:
-    """Owner of a session.
+    """The lane, the driver and the takeover of a session.
 
     Attributes:
         lane: how the client steps it.
@@ -77,15 +77,15 @@ class Ownership:
         self.claimed = self.other_made = False
         return [*drop, do.FailAttach(why)]
 
-    def begin_move(self, slots: SlotTable) -> list[Process]:
+    def begin_arena_change(self, slots: SlotTable) -> list[Process]:
         """Note that the second arena exists; return the processes that must map it."""
         self.other_made = True
         mapped = [each for each in slots.processes if each.stage in (Stage.SERVING, Stage.MAPPING, Stage.MAPPED)]
         for process in mapped:
-            process.moving = True
+            process.changing_arena = True
         return mapped
 
-    def end_move(self) -> Instructions:
+    def end_arena_change(self) -> Instructions:
         """Use the second arena, which all processes have mapped."""
         self.lent = self.other_made = False
         self.driver = Driver.HUB

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
@@ -22,9 +21,7 @@ from envhub_server.session.making_handlers import go_on
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.request_handlers import on_called
 from envhub_server.session.slots import Process, Slot, Stage
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 
 def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_s: float) -> Instructions:
@@ -70,7 +67,7 @@ def _lose(
     if state.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
         state.calls.on_lost(slot, slot.loss.failure)
         instructions += on_called(state, now_s)
-    return [*instructions, *state.replacement.replace_lost(state.hands_over, now_s)]
+    return [*instructions, *state.replacement.replace_lost(state.changing_arena, now_s)]
 
 
 def on_faulted(state: SessionState, process: Process, fault: control.Faulted, now_s: float) -> Instructions:
@@ -81,21 +78,21 @@ def on_faulted(state: SessionState, process: Process, fault: control.Faulted, no
 
 def on_built_again(state: SessionState, process: Process, _: control.Built, now_s: float) -> Instructions:
     """Hand the arena to a process, or keep it as a spare."""
-    return state.replacement.on_built(process, state.hands_over, now_s)
+    return state.replacement.on_built(process, state.changing_arena, now_s)
 
 
 def on_mapped(state: SessionState, process: Process, _: control.Mapped, now_s: float) -> Instructions:
     """Have a process serve, or advance the takeover for which it mapped the arena."""
-    if process.moving:
-        process.moving = False
+    if process.changing_arena:
+        process.changing_arena = False
         return state.advance_takeover(False, now_s)
-    return state.replacement.on_mapped(process, state.hands_over, now_s)
+    return state.replacement.on_mapped(process, state.changing_arena, now_s)
 
 
 def on_left(state: SessionState, process: Process, left: control.Left, now_s: float) -> Instructions:
     """Have the successor of a process serve."""
-    instructions = state.replacement.on_left(state.slots[process.place], left, state.hands_over, now_s)
-    return [*instructions, *(state.advance_takeover(False, now_s) if state.hands_over else ())]
+    instructions = state.replacement.on_left(state.slots[process.place], left, state.changing_arena, now_s)
+    return [*instructions, *(state.advance_takeover(False, now_s) if state.changing_arena else ())]
 
 
 def on_episodes_done(state: SessionState, process: Process, done: control.EpisodesDone, now_s: float) -> Instructions:
@@ -176,14 +173,14 @@ def on_shared_changed(
 
 def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
     """Do what is due, and supervise the processes."""
-    quiescent, owner, replacement = elapsed.quiescent, state.ownership, state.replacement
+    quiescent, ownership, replacement = elapsed.quiescent, state.ownership, state.replacement
     instructions = [*state.supervision.on_sampled(elapsed.progress, now_s), *replacement.finish_steps(now_s)]
-    idle = owner.driver is Driver.CLIENT and quiescent and not owner.claimed
+    idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.claimed
     state.supervision.plan_next_sample(state.samples, idle, now_s)
     instructions += state.supervision.on_measured(elapsed.memory, now_s)
     state.quiescent = quiescent
-    if owner.lane is LaneName.WIRE and quiescent:
-        instructions += owner.take_drive()
+    if ownership.lane is LaneName.WIRE and quiescent:
+        instructions += ownership.take_drive()
     instructions += state.advance_takeover(quiescent, now_s)
     instructions += replacement.restart(now_s)
     if now_s >= state.deadlines.spares_at_s:

@@ -26,7 +26,7 @@ from envhub_server.session.spares import Spares
 class Replacement:
     """Has another process serve a slot. A handler returns a ``Failure`` if the session has broken.
 
-    While the session ``hands_over``, its processes move to another arena, and none is given its rows.
+    While the processes are ``changing_arena``, none is given its rows.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Replacement:
             The instructions, and the failure if the slot gets no further process.
         """
         rules, number = self._launcher.rules, exited.process
-        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, rules.hide_folders)
+        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
         was_serving = slot.loss is None
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
@@ -69,7 +69,7 @@ class Replacement:
         if delay_s is None:
             return kept, self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
-        slot.loss = failure_text.loss(failure, env_failure, self._make.faults)
+        slot.loss, slot.ending = failure_text.loss(failure, env_failure, self._make.faults), b""
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
         return [*kept, do.TakeRows(slot.index, number, slot.loss, resetting)], None
 
@@ -79,7 +79,7 @@ class Replacement:
         kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return kept, None
-        text = f"env {fault.row} raised {fault.message}"
+        text = f"env {self._make.first_env + fault.row} raised {fault.message}"
         failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
         return kept, self._exhausted(slot, failure)
 
@@ -107,7 +107,7 @@ class Replacement:
 
     # --- the next process ---------------------------------------------------------------------------------------------
 
-    def on_built(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
+    def on_built(self, process: Process, changing_arena: bool, now_s: float) -> Instructions:
         """Hand the arena to a slot's process that has made its envs; a spare is kept, or serves a slot that waits."""
         slot = self._slots.of(process)
         if process.stage is not Stage.BUILDING:
@@ -116,9 +116,9 @@ class Replacement:
         if slot is not None:
             return [self._launcher.map(process)]
         self.spares.on_built()
-        return [*self.replace_lost(hands_over, now_s), *self.recycling.prepare(process)]
+        return [*self.replace_lost(changing_arena, now_s), *self.recycling.prepare(process)]
 
-    def on_mapped(self, process: Process, hands_over: bool, now_s: float) -> Instructions:
+    def on_mapped(self, process: Process, changing_arena: bool, now_s: float) -> Instructions:
         """Have a process that has mapped the arena serve its slot; a successor waits until the other leaves."""
         if process.stage is not Stage.MAPPING:
             return []
@@ -126,19 +126,19 @@ class Replacement:
         slot = self._slots.of(process)
         if slot is not None:
             self._restarts.serves(slot.index, now_s)
-            return [] if hands_over else self.hand_over(slot, now_s)
+            return [] if changing_arena else self.hand_over(slot, now_s)
         process.detector.rest()
         slot = self._slots[process.place]
-        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(hands_over, now_s)
+        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(changing_arena, now_s)
 
-    def hand_over(self, slot: Slot, now_s: float, ending: bytes = b"") -> Instructions:
-        """Have the process of a slot serve its rows; with ``ending`` it ends an episode of the first row."""
-        process, loss = slot.process, slot.loss
+    def hand_over(self, slot: Slot, now_s: float) -> Instructions:
+        """Have the process of a slot serve its rows; with the slot's ``ending`` it ends an episode of the first row."""
+        process, loss, ending = slot.process, slot.loss, slot.ending
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
-        recycled = failure_text.recycled_info(slot.index, slot.rows) if slot.overdue else b""
-        slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
+        recycled = failure_text.recycled_info(self._make, slot.index, slot.rows) if slot.overdue else b""
+        slot.loss, slot.boot_failure, slot.finish_at_s, slot.ending = None, None, math.inf, b""
         slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
         slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf
         seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
@@ -147,7 +147,7 @@ class Replacement:
         serve = control.Serve(seeds, failure, info, ending=ending)
         return [*given, do.HandOver(slot.index, process.number, serve, slot.pending)]
 
-    def replace_lost(self, hands_over: bool, now_s: float) -> Instructions:
+    def replace_lost(self, changing_arena: bool, now_s: float) -> Instructions:
         """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
         instructions: Instructions = []
         for slot in self._slots:
@@ -157,7 +157,7 @@ class Replacement:
             if chosen is None:
                 continue
             if chosen.stage is not Stage.BUILT:
-                instructions += self._succeed(slot, chosen, hands_over, now_s)
+                instructions += self._succeed(slot, chosen, changing_arena, now_s)
                 continue
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the slot's new process was a successor.
@@ -168,18 +168,17 @@ class Replacement:
             instructions += [assigned, self._launcher.tell_place(chosen), self._launcher.map(chosen)]
         return [*instructions, *self.spares.fill(now_s)]
 
-    def on_left(self, slot: Slot, left: control.Left, hands_over: bool, now_s: float) -> Instructions:
+    def on_left(self, slot: Slot, left: control.Left, changing_arena: bool, now_s: float) -> Instructions:
         """Have the successor serve a slot whose process has left; if the successor has ended, the slot is lost."""
         successor = self._slots.successor_of(slot)
         if successor is None:
             assert slot.process is not None
             return [do.Kill(slot.process.number)]
         slot.recycled += 1
-        return self._succeed(slot, successor, hands_over, now_s, left.ending)
+        slot.ending = left.ending
+        return self._succeed(slot, successor, changing_arena, now_s)
 
-    def _succeed(
-        self, slot: Slot, successor: Process, hands_over: bool, now_s: float, ending: bytes = b""
-    ) -> Instructions:
+    def _succeed(self, slot: Slot, successor: Process, changing_arena: bool, now_s: float) -> Instructions:
         """Have the successor serve the slot; the former process closes its envs and ends."""
         left = self._slots.assign(slot, successor)
         instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
@@ -188,10 +187,10 @@ class Replacement:
             instructions.append(do.Tell(left.number, control.CloseEnvs()))
         if successor.stage is Stage.MAPPED:
             self._restarts.serves(slot.index, now_s)
-        if hands_over:
+        if changing_arena:
             return instructions
         if successor.stage is Stage.MAPPED:
-            instructions += self.hand_over(slot, now_s, ending)
+            instructions += self.hand_over(slot, now_s)
         return [*instructions, *self.recycling.recycle(now_s)]
 
     def on_spare_exited(self, was_leaving: bool, now_s: float) -> Instructions:
@@ -202,11 +201,11 @@ class Replacement:
         return []
 
     def serve_mapped(self, now_s: float) -> Instructions:
-        """Have the processes serve that waited for the end of a move to another arena."""
+        """Have the processes serve that waited for the end of a change to another arena."""
         mapped = [slot for slot in self._slots if slot.stage is Stage.MAPPED]
         return [each for slot in mapped for each in self.hand_over(slot, now_s)]
 
-    def serve_moved(self, now_s: float) -> Instructions:
+    def serve_in_other_arena(self, now_s: float) -> Instructions:
         """Have all processes continue in the other arena."""
         instructions: Instructions = []
         for slot in self._slots:

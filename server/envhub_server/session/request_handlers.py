@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
@@ -28,9 +27,7 @@ from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import Driver, Phase
 from envhub_server.session.requests import refusal, stale
 from envhub_server.session.slots import Process
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 _POST_STEP: Instructions = [do.PostStep()]
 _OUTCOME = do.Answer(messages.Done(), arrays=True)  # the answer to a reset or a step
@@ -41,7 +38,7 @@ def on_step(state: SessionState, _: Step, quiescent: bool, now_s: float) -> Inst
     # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
     # A draining hub closes a session without a pending request.
     infos, deadlines = state.infos, state.deadlines
-    if state.ownership.driver is Driver.CLIENT or state.parts.out:
+    if state.ownership.driver is Driver.CLIENT or state.partial_batches.rows_out:
         if problem := state.problem(quiescent):
             return state.answer(do.Fail(problem))
         return [*state.begin(Phase.MOVING, now_s), do.PostStep()]
@@ -54,7 +51,7 @@ def on_step(state: SessionState, _: Step, quiescent: bool, now_s: float) -> Inst
 
 
 def on_actions_refused(state: SessionState, refused: stimuli.ActionsRefused, now_s: float) -> Instructions:
-    """Refuse the actions of a step or of a part of a batch."""
+    """Refuse the actions of a step or of a partial batch."""
     if state.phase is Phase.MOVING:
         state.phase = Phase.READY
     return state.answer(do.Fail(Failure("bad_actions", "request", refused.problem)))
@@ -111,7 +108,7 @@ def on_call_answered(state: SessionState, process: Process, answer: Answer, now_
 
 
 def on_called(state: SessionState, now_s: float) -> Instructions:
-    """Answer the call, once every slot has its part."""
+    """Answer the call, once every slot has answered."""
     if not state.calls.complete:
         return []
     state.phase = Phase.READY
@@ -134,26 +131,27 @@ def on_hops(state: SessionState, _: HopsRequest, quiescent: bool, now_s: float) 
 
 
 def on_send(state: SessionState, send: Send, quiescent: bool, now_s: float) -> Instructions:
-    """Post a part of the batch."""
-    if problem := state.problem(quiescent, in_parts=True) or state.parts.problem(send):
-        return state.answer(do.Fail(problem))
-    return [*state.begin(Phase.READY, now_s), do.PostPart()]
+    """Post a partial batch; a pending RECEIVE ends without an answer."""
+    ended = state.partial_batches.end_receive()
+    if problem := state.problem(quiescent, partial=True) or state.partial_batches.problem(send):
+        return [*ended, *state.answer(do.Fail(problem))]
+    return [*ended, *state.begin(Phase.READY, now_s), do.PostPart()]
 
 
 def on_part_posted(state: SessionState, posted: stimuli.PartPosted, now_s: float) -> Instructions:
     """Answer SEND."""
-    return state.answer(state.parts.on_posted(posted))
+    return state.answer(state.partial_batches.on_posted(posted))
 
 
 def on_receive(state: SessionState, receive: Receive, quiescent: bool, now_s: float) -> Instructions:
-    """Wait for rows of a part of the batch."""
-    wanted = state.parts.on_receive(receive)
+    """Wait for rows of partial batches."""
+    wanted = state.partial_batches.on_receive(receive)
     return state.answer(wanted) if isinstance(wanted, do.Fail) else [wanted]
 
 
 def on_part_done(state: SessionState, done: stimuli.PartDone, now_s: float) -> Instructions:
     """Answer RECEIVE."""
-    answer = state.parts.on_done(done)
+    answer = state.partial_batches.on_done(done)
     return [] if answer is None else state.answer(answer)
 
 

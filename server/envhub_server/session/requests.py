@@ -1,4 +1,4 @@
-"""The pending request: its parts for the slots, its failure and its answer."""
+"""The pending request: its messages for the slots, its failure and its answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Requests:
             self.failure = failure
 
     def tell(self, slot: Slot, message: Any) -> Instructions:
-        """Send a slot its part of the request, now or once its next process serves."""
+        """Send a slot its message of the request, now or once its next process serves."""
         slot.pending, self.has_pending = message, True
         if process := slot.serving:
             return [do.Tell(process.number, message)]
@@ -61,17 +61,17 @@ class Requests:
 
     # --- requests that are refused ------------------------------------------------------------------------------------
 
-    def problem(self, draining: bool, parts_out: int, driven: bool) -> Failure | None:
+    def problem(self, draining: bool, rows_out: int, driven: bool) -> Failure | None:
         """The reason why a request cannot begin now; None if it can.
 
         Args:
             draining: True if the hub shuts down.
-            parts_out: the number of rows that RECEIVE has not returned, for a request of the whole batch.
+            rows_out: the number of rows that RECEIVE has not returned, for a request of the whole batch.
             driven: True if the client drives, and rows are pending.
         """
         if draining:
             return SHUTTING_DOWN
-        if parts_out:
+        if rows_out:
             return refusal("envs are under way that RECEIVE has not returned")
         if driven:
             return refusal("a step that the client drives has not ended; wait for it")

@@ -1,8 +1,8 @@
-"""The restarts of ended workers: their delays and their limit. Pure; the caller passes the time in.
+"""The restarts of slots whose processes end: their delays and their limit. Pure; the caller passes the time in.
 
-A worker that served for a while restarts almost at once. The delay grows with each restart in a row. A worker that ends
-too often, or cannot build its envs, is not restarted. The limit within a window follows Erlang/OTP's restart intensity;
-the growing delay follows supervisord.
+A slot whose process served for a while gets the next one almost at once. The delay grows with each restart in a row. A
+slot whose processes end too often, or cannot build its envs, gets no other. The limit within a window follows
+Erlang/OTP's restart intensity; the growing delay follows supervisord.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ WINDOW_S = 60.0  # an end counts for this long
 DELAY_S = 0.1  # before the first restart in a row; it doubles with each further one
 DELAY_MAX_S = 10.0  # upper limit of the delay
 JITTER = 0.2  # each delay varies by up to this fraction, so that workers do not all start at the same time
-STABLE_S = 1.0  # a worker that has served for this long starts a new row of restarts
-BOOTS_MAX = 3  # consecutive failures of a worker to build its envs
-ALL_MAX = 10  # least limit of restarts of all workers of a session within the window
+STABLE_S = 1.0  # a process that has served for this long starts a new row of restarts
+BOOTS_MAX = 3  # consecutive failures of a slot's processes to build its envs
+ALL_MAX = 10  # least limit of restarts of all slots of a session within the window
 
 
 class Restarts:
-    """The exits of the workers of one session.
+    """The ends of the processes of one session, by slot.
 
-    ``restarts_max`` ends of a worker within the window are each followed by a restart; the next end is final. The ends
-    of all workers together have a limit too: one per env, but no less than the limit of one worker.
+    ``restarts_max`` ends in a slot within the window are each followed by a restart; the next end is final. The ends in
+    all slots together have a limit too: one per env, but no less than the limit of one slot.
     """
 
     def __init__(self, restarts_max: int, num_envs: int, random_: random.Random) -> None:
-        """Count the ends of the workers of ``num_envs`` envs; the jitter is drawn from ``random_``."""
+        """Count the ends of the processes of ``num_envs`` envs; the jitter is drawn from ``random_``."""
         self._restarts_max = restarts_max
         self._all_max = max(ALL_MAX, num_envs, restarts_max)
         self._random = random_
@@ -38,45 +38,45 @@ class Restarts:
         self._serving_since_s: dict[int, float] = {}
         self._count: Counter[int] = Counter()
 
-    def count(self, worker: int) -> int:
-        """Number of times that this worker has ended."""
-        return self._count[worker]
+    def count(self, slot: int) -> int:
+        """Number of ends and rebuilt envs in this slot."""
+        return self._count[slot]
 
-    def count_text(self, worker: int) -> str:
-        """The number of failures of the worker or its env, and of all workers if that number was too high, as text."""
-        text = f"it failed {self._count[worker]} times"
-        if len(self._ends_s[worker]) > self._restarts_max or len(self._all_s) <= self._all_max:
+    def count_text(self, slot: int) -> str:
+        """The number of failures in the slot, and in all slots if that number was too high, as text for users."""
+        text = f"it failed {self._count[slot]} times"
+        if len(self._ends_s[slot]) > self._restarts_max or len(self._all_s) <= self._all_max:
             return text
         return f"{text}, and all workers of this session {len(self._all_s)} times within {WINDOW_S:g} s,"
 
-    def serves(self, worker: int, now_s: float) -> None:
-        """Note that the worker's envs are made."""
-        self._serving_since_s[worker] = now_s
-        self._boots.pop(worker, None)
+    def serves(self, slot: int, now_s: float) -> None:
+        """Note that the envs of the slot are made."""
+        self._serving_since_s[slot] = now_s
+        self._boots.pop(slot, None)
 
-    def ended(self, worker: int, now_s: float) -> float | None:
+    def ended(self, slot: int, now_s: float) -> float | None:
         """Note an end; return the seconds until the restart, or None if the budget is spent."""
-        self._count[worker] += 1
-        since_s = self._serving_since_s.pop(worker, None)
+        self._count[slot] += 1
+        since_s = self._serving_since_s.pop(slot, None)
         if since_s is None:
-            self._boots[worker] += 1
-            if self._boots[worker] >= BOOTS_MAX:
+            self._boots[slot] += 1
+            if self._boots[slot] >= BOOTS_MAX:
                 return None
         elif now_s - since_s >= STABLE_S:
-            self._row.pop(worker, None)
-        if self._is_spent(worker, now_s):
+            self._row.pop(slot, None)
+        if self._is_spent(slot, now_s):
             return None
-        delay_s = min(DELAY_MAX_S, DELAY_S * 2.0 ** min(self._row[worker], 64))
-        self._row[worker] += 1
+        delay_s = min(DELAY_MAX_S, DELAY_S * 2.0 ** min(self._row[slot], 64))
+        self._row[slot] += 1
         return delay_s * (1 + self._random.uniform(-JITTER, JITTER))
 
-    def faulted(self, worker: int, now_s: float) -> bool:
-        """Note that a serving worker rebuilt an env; return True if its budget allows that."""
-        self._count[worker] += 1
-        return not self._is_spent(worker, now_s)
+    def faulted(self, slot: int, now_s: float) -> bool:
+        """Note that a serving process rebuilt an env; return True if the budget of its slot allows that."""
+        self._count[slot] += 1
+        return not self._is_spent(slot, now_s)
 
-    def _is_spent(self, worker: int, now_s: float) -> bool:
-        own_s, all_s = self._ends_s[worker], self._all_s
+    def _is_spent(self, slot: int, now_s: float) -> bool:
+        own_s, all_s = self._ends_s[slot], self._all_s
         return _spent(own_s, self._restarts_max, now_s) or _spent(all_s, self._all_max, now_s)
 
 

@@ -36,6 +36,7 @@ class WorkerSizing:
         driver_spin_us: the microseconds that the driver spins before it parks.
         separated: True if each env has its own process because a second env could not be made in one.
         fit: True if the envs are known to share a process well.
+        waits: True if a step of the envs is known to wait longer than it computes.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class WorkerSizing:
         self.count = count
         self.worker_spin_us = self.driver_spin_us = 0
         self.separated = self.fit = False
+        self.waits = launcher.rules.waits
         self._better_notified = self._shared_notified = False
         self._resize(machine.cpus if count is None else count.workers)
 
@@ -113,6 +115,7 @@ class WorkerSizing:
         if cost is None or self.count is None:
             return []
         rules = self._launcher.rules
+        self.waits = cost.waits
         cost = replace(cost, libraries=rules.libraries, fit=self.fit, alone=self._is_alone(self.count))
         learned: Instructions = [do.LearnCost(cost)]
         workers, num_envs = len(self._slots), self._make.num_envs

@@ -44,7 +44,7 @@ class Process:
         imported: True if it has loaded the code that makes its envs.
         rebuild: True if it is about to be killed, so that the next process makes its envs in another way.
         first, made: its messages about its first env, and about all its envs.
-        moving: True if it was sent the second arena and has not mapped it yet.
+        changing_arena: True if it was sent the second arena and has not mapped it yet.
         late: the env for which it is killed at ``kill_at_s``.
         overrun: the memory that it is killed for; None if it is not.
     """
@@ -61,7 +61,7 @@ class Process:
     rebuild: bool = False
     first: control.FirstBuilt | None = None
     made: control.Built | None = None
-    moving: bool = False
+    changing_arena: bool = False
     late: Late | None = None
     kill_at_s: float = math.inf
     overrun: Overrun | None = None
@@ -73,7 +73,7 @@ class Process:
 
     def leave(self, kill_at_s: float) -> None:
         """Note that another process serves its slot; it is killed at the given time if it has not ended."""
-        self.stage, self.moving, self.kill_at_s = Stage.LEAVING, False, kill_at_s
+        self.stage, self.changing_arena, self.kill_at_s = Stage.LEAVING, False, kill_at_s
 
 
 @dataclass(eq=False)
@@ -88,11 +88,12 @@ class Slot:
         loss: the failure that its rows report after the end of its process, until a replacement serves.
         restart_at_s: the time at which its next process is started.
         boot_failure: the reason why its last process could not make the envs.
-        waiting: True if its part of the phase is outstanding.
+        waiting: True if its answer in this phase is outstanding.
         pending: its message of the pending request, which is sent again to the next process if this one ends.
         results: results of the pending call, by row.
         finish_at_s: the time until which steps wait for its next process.
         serves_since_s: the time at which its process began to serve.
+        ending: the end of an episode that its former process left; its next process completes the step.
         recycled: the number of times that a successor took over from a process that had not ended.
         due_for_recycling: True if its process must be replaced once its envs are between episodes.
         overdue: True if its process must be replaced even during episodes.
@@ -113,6 +114,7 @@ class Slot:
     results: Sequence[tuple[int, bytes]] = ()
     finish_at_s: float = math.inf
     serves_since_s: float = math.inf
+    ending: bytes = b""
     recycled: int = 0
     due_for_recycling: bool = False
     overdue: bool = False
@@ -227,9 +229,9 @@ class SlotTable:
         return bool(self._processes)
 
     @property
-    def moving(self) -> bool:
+    def changing_arena(self) -> bool:
         """True if a process has not mapped the second arena yet."""
-        return any(process.moving for process in self._processes.values())
+        return any(process.changing_arena for process in self._processes.values())
 
     def successor_of(self, slot: Slot) -> Process | None:
         """The successor that can serve this slot at once."""

@@ -1,14 +1,7 @@
-"""One session as a pure state machine: stimuli in, instructions out.
+"""The state of one session: its phase, and objects of one subject each, which know the slots.
 
-It knows no socket, process, memory or clock. ``hub.runtime`` carries out the instructions in their order and reports
-what came of them as further stimuli, after the machine has returned: it is never re-entered. It makes every
-decision about a session: which requests are executed, what a client learns of an ended process and when it is
-replaced, which env hangs, how another client takes over, and when the session ends. It also decides who drives: the hub
-or the client, which posts the rows' requests in the arena.
-
-``SessionState`` keeps the phase, and composes objects of one subject each, which know the slots. The
-handlers decide about a stimulus; ``table.TABLE`` says which of them handles it in which phase, and which
-phases may follow. At most one request is pending, as the protocol guarantees.
+The handlers read and change it; ``machine.SessionMachine`` calls the one that decides about a stimulus. At most one
+request is pending, as the protocol guarantees.
 """
 
 from __future__ import annotations
@@ -25,7 +18,6 @@ from envhub.protocol.messages import (
 )
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import instructions as do
 from envhub_server.session.build_order import NO_RULES, WorkerRules
 from envhub_server.session.building import EnvBuilding
@@ -36,24 +28,20 @@ from envhub_server.session.infos import RowInfos
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.ownership import Ownership
-from envhub_server.session.parts import Parts
+from envhub_server.session.partial_batches import PartialBatches
 from envhub_server.session.phases import MAKING, OVER, Driver, LaneName, Phase
 from envhub_server.session.recycling import Recycling
 from envhub_server.session.replacement import Replacement
 from envhub_server.session.replay_orders import ReplayOrders
-from envhub_server.session.requests import Requests, refusal, stale
+from envhub_server.session.requests import Requests
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.sizing import WorkerSizing
 from envhub_server.session.slots import SlotTable, Stage
 from envhub_server.session.spares import Spares
-from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.supervision import Supervision
-from envhub_server.session.table import TABLE
 from envhub_server.session.worker_count import Machine, WorkerCount
 
 HISTORY_MAX = 100  # last stimuli that are logged with an internal error
-# Messages of a process that are handled before it serves a slot; its other messages are ignored.
-_BEFORE_SERVING = (control.Building, control.Built, control.Mapped)
 
 
 class SessionState:
@@ -65,7 +53,7 @@ class SessionState:
         phase: the state of the session.
         slots, launcher, sizing, building, requests, calls, infos: objects of one subject each, see their classes.
         replacement, supervision, ownership, deadlines, env_history, replays: the same.
-        parts: partial batches.
+        partial_batches: rows that were posted without the others.
         made: the description for the client, once the session is made.
         history: the classes of the last stimuli, for the log; their contents may be large.
     """
@@ -74,13 +62,13 @@ class SessionState:
         self,
         make: Make,
         recipe: Recipe,
-        sizing: WorkerCount | None,
+        count: WorkerCount | None,
         info_bytes: int,
         machine: Machine,
         restarts: Restarts,
         rules: WorkerRules = NO_RULES,
     ) -> None:
-        """Make a session of ``sizing`` workers; if it is None, the first envs decide the number."""
+        """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
         is_vector, hosting = recipe.settings.vector, rules.hosting
         self.make = make
         self.recipe = recipe
@@ -89,12 +77,12 @@ class SessionState:
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, sizing is not None)
-        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, sizing)
+        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, count is not None)
+        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, count)
         self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts)
         self.requests = Requests(make, is_vector, slots)
         self.infos = RowInfos(slots)
-        self.parts = Parts(make, is_vector, slots, self.infos)
+        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos)
         self.ownership = Ownership()
         self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines)
         self.env_history = EnvHistory(make.num_envs)
@@ -102,8 +90,7 @@ class SessionState:
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
         recycling = Recycling(make, is_vector, slots, launcher, spares, deadlines)
-        replaced = launcher, restarts, self.env_history, replays, spares, recycling
-        self.replacement = Replacement(make, slots, *replaced)
+        self.replacement = Replacement(make, slots, launcher, restarts, self.env_history, replays, spares, recycling)
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -144,52 +131,7 @@ class SessionState:
         process = self.slots.process(number)
         return self.phase is Phase.CLOSING or (process is not None and process.stage is Stage.LEAVING)
 
-    # --- dispatch -----------------------------------------------------------------------------------------------------
-
-    def handle(self, stimulus: Stimulus, now_s: float) -> Instructions:
-        """Return the instructions that follow from the stimulus.
-
-        Raises:
-            IllegalStimulus: it cannot come in this phase: a bug of the hub.
-        """
-        if isinstance(stimulus, WorkerSaid):
-            self.history.append(type(stimulus.message))
-            instructions = self._hear(stimulus, now_s)
-        else:
-            kind = type(stimulus.message if isinstance(stimulus, Requested) else stimulus)
-            self.history.append(kind)
-            try:
-                handler = TABLE[kind][self.phase][0]
-            except KeyError:
-                raise IllegalStimulus(f"{kind.__name__} in phase {self.phase.value}") from None
-            if isinstance(stimulus, Requested):
-                self.requests.asked = True
-                instructions = handler(self, stimulus.message, stimulus.quiescent, now_s)
-            else:
-                instructions = handler(self, stimulus, now_s)
-        if self.deadlines.drain_by_s != math.inf:
-            instructions = [*instructions, *self._drained(now_s)]
-        return instructions
-
-    def _hear(self, said: WorkerSaid, now_s: float) -> Instructions:
-        """Handle a message of a process, unless it is stale or irrelevant."""
-        process, kind = self.slots.process(said.process), type(said.message)
-        if process is None:
-            return []
-        slot = self.slots.of(process)
-        if slot is None and kind not in _BEFORE_SERVING:
-            return []
-        if slot is not None and not said.current and slot.loss is None:
-            return [stale(slot, said.message)]  # a message about an abandoned step
-        if process.rebuild:
-            return []  # the process is about to be killed, and its envs are made again
-        if kind not in TABLE and self.phase not in OVER:
-            return self.abandon(refusal(f"worker {process.place} sent a {kind.__name__}"), now_s)
-        rule = TABLE.get(kind, {}).get(self.phase)
-        if rule is None:
-            return []  # sent before the process learned of this phase
-        instructions: Instructions = rule[0](self, process, said.message, now_s)
-        return instructions
+    # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def next_deadline_s(self) -> float:
         """Time at which ``Elapsed`` is due; infinity if there is no deadline."""
@@ -202,42 +144,47 @@ class SessionState:
     @property
     def samples(self) -> bool:
         """True if the arena is sampled: an env may hang, or a row may be done without a bell."""
-        owner = self.ownership
-        busy = self.phase is not Phase.READY or owner.driver is Driver.CLIENT or owner.claimed or self.parts.out > 0
+        ownership = self.ownership
+        busy = (
+            self.phase is not Phase.READY
+            or ownership.driver is Driver.CLIENT
+            or ownership.claimed
+            or self.partial_batches.rows_out > 0
+        )
         return busy or self.supervision.concerns_processes
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def answer(self, answer: do.Answer | do.Fail | do.AnswerHops) -> Instructions:
         """Answer the pending request, if there is one; a client on the shared lane drives again."""
-        requests, owner = self.requests, self.ownership
+        requests, ownership = self.requests, self.ownership
         if not requests.asked:
             return []
         requests.asked = False
         if requests.has_pending:
             requests.clear_pending()
-        self.parts.receiving = 0
-        if owner.lane is LaneName.SHARED and owner.driver is Driver.HUB and self.idle:
-            owner.driver = Driver.CLIENT
+        self.partial_batches.receiving = 0
+        if ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request:
+            ownership.driver = Driver.CLIENT
             self.supervision.begin_idle()
             return [answer, do.GiveDrive()]
         return [answer]
 
     @property
-    def idle(self) -> bool:
-        """True if no request that the hub drives is pending."""
-        return self.phase is Phase.READY and not self.requests.asked and not self.parts.out
+    def awaits_request(self) -> bool:
+        """True if the session is ready and no request that the hub drives is pending."""
+        return self.phase is Phase.READY and not self.requests.asked and not self.partial_batches.rows_out
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        busy = self.requests.asked or self.parts.out or driven
+        busy = self.requests.asked or self.partial_batches.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
-    def problem(self, quiescent: bool, in_parts: bool = False) -> Failure | None:
-        """The reason why a request of the whole batch, or ``in_parts``, cannot begin now; None if it can."""
+    def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
+        """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        return self.requests.problem(self.deadlines.draining, 0 if in_parts else self.parts.out, driven)
+        return self.requests.problem(self.deadlines.draining, 0 if partial else self.partial_batches.rows_out, driven)
 
     def begin(self, phase: Phase, now_s: float) -> Instructions:
         """Begin a request that the hub drives, and that was not refused."""
@@ -255,42 +202,42 @@ class SessionState:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     @property
-    def hands_over(self) -> bool:
-        """True while its processes move to another arena."""
+    def changing_arena(self) -> bool:
+        """True while its processes change to another arena."""
         return self.phase is Phase.HANDING_OVER
 
     def break_down(self, failure: Failure) -> Instructions:
         """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
-        owner, spares = self.ownership, map(do.Kill, self.slots.spares)
-        return [*self.answer(do.Fail(failure)), *owner.revoke(), *owner.refuse(), *spares]
+        ownership, spares = self.ownership, map(do.Kill, self.slots.spares)
+        return [*self.answer(do.Fail(failure)), *ownership.revoke(), *ownership.refuse(), *spares]
 
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
         """Advance a takeover as far as possible now."""
-        owner = self.ownership
-        if not owner.claimed:
+        ownership = self.ownership
+        if not ownership.claimed:
             return []
-        if self.hands_over and owner.other_made and not self.slots.moving:
-            return self._moved(now_s)
+        if self.changing_arena and ownership.other_made and not self.slots.changing_arena:
+            return self._continue_in_other_arena(now_s)
         if self.phase is not Phase.READY or self.requests.asked or not quiescent:
             return []
-        if owner.lent:
+        if ownership.lent:
             self.phase = Phase.HANDING_OVER
             return [do.MakeOtherArena()]
-        self.parts.out = 0
-        return owner.grant()
+        self.partial_batches.rows_out = 0
+        return ownership.grant()
 
-    def _moved(self, now_s: float) -> Instructions:
+    def _continue_in_other_arena(self, now_s: float) -> Instructions:
         """Continue in the second arena; no process reads rows that the former client still posts in the first.
 
         The former client may have posted rows while processes still used the first arena. Rows that are pending there
         stay pending in the second arena, so that no batch is left half done; the takeover waits for them.
         """
         self.phase, self.deadlines.sample_at_s = Phase.READY, now_s
-        return [*self.ownership.end_move(), *self.replacement.serve_moved(now_s)]
+        return [*self.ownership.end_arena_change(), *self.replacement.serve_in_other_arena(now_s)]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -330,7 +277,7 @@ class SessionState:
         """Drop the session at once, after a bug that keeps it from ending by itself."""
         self.phase = Phase.ENDED
 
-    def _drained(self, now_s: float) -> Instructions:
+    def drained(self, now_s: float) -> Instructions:
         """End the session of a draining hub, once no request is pending or the time is up."""
         if self.phase in (Phase.CLOSING, Phase.ENDED):
             self.deadlines.drain_by_s = math.inf
@@ -341,7 +288,3 @@ class SessionState:
         self.deadlines.drain_by_s = math.inf
         answered = self.answer(do.Fail(SHUTTING_DOWN))
         return [*answered, do.Goodbye(SHUTTING_DOWN), *self.close(now_s, terminate=not idle)]
-
-
-class IllegalStimulus(Exception):
-    """A stimulus that cannot come in its session's phase."""

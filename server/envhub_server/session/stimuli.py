@@ -117,7 +117,7 @@ class ActionsRefused(SessionStimulus):
 
 
 class PartPosted(SessionStimulus):
-    """A part of the batch, of this many rows, is with its workers."""
+    """A partial batch, of this many rows, is with its workers."""
 
     rows: int
 

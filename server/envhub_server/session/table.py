@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from envhub.protocol import messages
 from envhub_server.ipc import control
@@ -16,21 +16,31 @@ from envhub_server.session import stimuli
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.phases import MAKING, SERVING, Phase
 from envhub_server.session.slots import Process
-
-if TYPE_CHECKING:
-    from envhub_server.session.state import SessionState
+from envhub_server.session.state import SessionState
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
 Following = Mapping[Phase, tuple[Phase, ...]]  # by phase, the other phases that may follow
-Rule = tuple[Any, ...]  # the handler, and the other phases that may follow
+Handler = Callable[..., Instructions]
+
+
+class Rule(NamedTuple):
+    """The handling of a kind of stimulus in one phase.
+
+    Attributes:
+        handler: the function that decides.
+        following: the other phases that may follow.
+    """
+
+    handler: Handler
+    following: tuple[Phase, ...]
 
 
 class Rules(Generic[M_contra]):
     """Handler of a kind of stimulus in some phases."""
 
-    def __init__(self, handler: Callable[..., Instructions], following: Following) -> None:
-        self.by_phase = {phase: (handler, *others) for phase, others in following.items()}
+    def __init__(self, handler: Handler, following: Following) -> None:
+        self.by_phase = {phase: Rule(handler, others) for phase, others in following.items()}
 
 
 def _to(phases: Collection[Phase], *following: Phase) -> Following:
@@ -192,9 +202,8 @@ def diagram() -> str:
     """The transitions between two phases and the stimuli that may cause them, as a Mermaid state diagram."""
     edges: dict[tuple[str, str], list[str]] = {}
     for kind, rules in TABLE.items():
-        for phase, (_, *following) in rules.items():
-            for other in following:
-                if other is not phase:
-                    edges.setdefault((phase.name, other.name), []).append(kind.__name__)
+        for phase, rule in rules.items():
+            for other in rule.following:
+                edges.setdefault((phase.name, other.name), []).append(kind.__name__)
     lines = [f"    {before} --> {after}: {', '.join(kinds)}" for (before, after), kinds in sorted(edges.items())]
     return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])

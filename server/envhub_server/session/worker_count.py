@@ -33,7 +33,7 @@ from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc.control import FirstBuilt
 
 # The cost of a batch besides the envs, measured on 2 CPUs (tests/benchmarks/NOTES.md). Its proportion to an env's step
-# matters. On more CPUs the workers' parts run in parallel; the driver's part is serial.
+# matters. On more CPUs the workers run in parallel; the driver's share is serial.
 ROW_S = 4e-6  # a worker's CPU time per env
 WORKER_S = 30e-6  # a worker's CPU time per batch: wake, find its rows, report them done, park
 DRIVER_S = 12e-6  # the driver's CPU time per worker: wake it, and read its report
@@ -80,9 +80,9 @@ class Machine:
     workers_max: int = 1 << 20
     memory_bytes: int = 1 << 50
 
-    def cpu(self, worker: int) -> int:
-        """The CPU of this worker, if each has its own."""
-        return self.affinity[worker % len(self.affinity)]
+    def cpu(self, slot: int) -> int:
+        """The CPU of this slot, if each has its own."""
+        return self.affinity[slot % len(self.affinity)]
 
 
 def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
@@ -95,13 +95,13 @@ def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
     return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
 
 
-def lacking(num_envs: int, sizing: WorkerCount, machine: Machine) -> str:
+def lacking(num_envs: int, count: WorkerCount, machine: Machine) -> str:
     """The reason why envs that need their own processes cannot have them; empty if they can."""
     need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
-    if sizing.workers < num_envs:
-        return f"{need}, and there are to be {sizing.workers}, {sizing.reason}"
+    if count.workers < num_envs:
+        return f"{need}, and there are to be {count.workers}, {count.reason}"
     room = max(machine.workers_max, machine.cpus)
-    return f"{need}, and there is room for {room}; num_workers={room} has them share" if sizing.workers > room else ""
+    return f"{need}, and there is room for {room}; num_workers={room} has them share" if count.workers > room else ""
 
 
 def count_in_advance(

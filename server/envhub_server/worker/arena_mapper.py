@@ -31,26 +31,25 @@ class ArenaMapper:
         Raises:
             ValueError: the descriptor is not an arena of the message's layout.
         """
-        memory, *bells = self._channel.take_descriptors(5)
-        journal = self._channel.take_descriptors(1) if mapped.journal else []
-        lines = self._channel.take_descriptors(2) if mapped.recording else []
-        self._bells.replace(bells)
-        arena = Arena(mapped.layout(), memory)
-        os.close(memory)
+        names = mapped.descriptor_names
+        descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
+        self._bells.replace(descriptors)
+        arena = Arena(mapped.layout(), descriptors.memory)
+        os.close(descriptors.memory)
         arena.check()
         if not self._attach(mapped, arena):
             return None
-        self._progress.attach(arena, self._envs.parts[0].index)
+        self._progress.attach(arena, self._envs.groups[0].index)
         for observer in self._envs.observers:
             observer.attach(arena)
-        for descriptor in journal:
-            self._open_journal(arena, descriptor)
+        if mapped.journal:
+            self._open_journal(arena, descriptors.journal)
         if mapped.recording:
-            self._open_recording(arena, mapped.recording, lines)
+            self._open_recording(arena, mapped.recording, descriptors)
         return arena
 
     def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
-        build, part = self._envs.build, self._envs.parts[0]
+        build, group = self._envs.build, self._envs.groups[0]
         columns = Writer(arena.layout.info_bytes, self._send_template) if build.columns else None
         info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
         checks = build.on_invalid != "pass", info_bytes_max
@@ -60,11 +59,11 @@ class ArenaMapper:
                 for blob in (mapped.observation_space, mapped.action_space)
             ]
             self._envs.spaces = SessionSpaces(of_session[0], of_session[1], mapped.observation_mode)
-            for part in self._envs.parts:
-                self._envs.spaces.check(part.env)
-                part.attach(arena, of_session[0], of_session[1], self._channel.send, columns, *checks)
+            for group in self._envs.groups:
+                self._envs.spaces.check(group.env)
+                group.attach(arena, of_session[0], of_session[1], self._channel.send, columns, *checks)
         except BaseException as error:
-            self._reports.send(error, part.index, "factory_failed", arena.request.data[part.index])
+            self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False
         return True
 
@@ -77,16 +76,16 @@ class ArenaMapper:
         os.close(descriptor)
         journal.format()
         writer = JournalWriter if rows > 1 else RowJournalWriter
-        self._envs.observe(writer(journal, arena, self._envs.parts, is_batch=bool(self._envs.build.shares)))
+        self._envs.observe(writer(journal, arena, self._envs.groups, is_batch=bool(self._envs.build.shares)))
 
-    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: list[int]) -> None:
+    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: control.ArenaDescriptors) -> None:
         def gave_up(error: BaseException) -> None:
             self._envs.remove(writer)
             why = f"its worker records no more: {self._reports.in_a_line(error)}"
             self._channel.send(control.Suspicious(self._envs.indices[0], why))
 
         of_one = self._envs.spaces.observation, self._envs.spaces.action
-        parts, build, rendering = self._envs.parts, self._envs.build, self._progress.rendering
-        writer = EpisodeWriter(descriptors, wanted, parts, of_one, build, rendering, gave_up)
+        groups, build, rendering = self._envs.groups, self._envs.build, self._progress.rendering
+        writer = EpisodeWriter(descriptors, wanted, groups, of_one, build, rendering, gave_up)
         self._envs.observe(writer)
         writer.attach(arena)

@@ -16,7 +16,7 @@ class BatchObserver:
     A batch begins with ``begin`` or ``begin_reset``, before its first env is called, and ends with ``end`` or
     ``end_reset``, once the driver was woken. What the driver overwrites after that is copied at the beginning.
     After ``raised`` a row's flags are those of an earlier step. After ``left`` another worker completes the row's step.
-    A part is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the first arena.
+    A group is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the first arena.
     """
 
     @property
@@ -27,8 +27,8 @@ class BatchObserver:
     def attach(self, arena: Arena) -> None:
         """Observe the rows in another arena of the same layout from now on."""
 
-    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
-        """Note that these parts are about to be stepped; ``out_of_band`` has, by row, actions that are not there."""
+    def begin(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
+        """Note that these groups are about to be stepped; ``out_of_band`` has, by row, actions that are not there."""
 
     def end(self) -> None:
         """Note that the steps are done."""
@@ -39,8 +39,8 @@ class BatchObserver:
     def end_reset(self, seeds: Seeds) -> None:
         """Note that the resets are done, which began with these seeds."""
 
-    def truncated(self, part: Any, failure: Mapping[str, Any]) -> None:
-        """Note that the part was truncated in this step, because its env failed so."""
+    def truncated(self, group: Any, failure: Mapping[str, Any]) -> None:
+        """Note that the group was truncated in this step, because its env failed so."""
 
     def raised(self, index: int, failure: Failure) -> None:
         """Note that the row has no result, because its env raised."""
@@ -48,14 +48,14 @@ class BatchObserver:
     def left(self, row: Any) -> None:
         """Note that the row's episode has ended in this step, which another worker completes."""
 
-    def built(self, part: Any) -> None:
-        """Note that the part has a new env."""
+    def built(self, group: Any) -> None:
+        """Note that the group has a new env."""
 
-    def first_reset(self, part: Any, seeds: Sequence[int | None]) -> None:
-        """Note that the new env of this part is about to be reset by these seeds, one per row."""
+    def first_reset(self, group: Any, seeds: Sequence[int | None]) -> None:
+        """Note that the new env of this group is about to be reset by these seeds, one per row."""
 
-    def autoreset(self, part: Any) -> None:
-        """Note that the part is about to be reset because its episode has ended."""
+    def autoreset(self, group: Any) -> None:
+        """Note that the group is about to be reset because its episode has ended."""
 
     def called(self, target: Any, name: str) -> None:
         """Note that an env is about to be called by this name, or to have this attribute set."""

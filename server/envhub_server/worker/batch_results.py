@@ -55,11 +55,11 @@ class BatchResults:
         slots = self._request & 1
         count, slot = len(self._rows[where]), int(slots[0])
         if whole and slots.tobytes() == self._same_slots[slot]:
-            for view, part in zip(self._views[slot], outcome.observations):
-                view[...] = part
+            for view, array in zip(self._views[slot], outcome.observations):
+                view[...] = array
         else:
-            for leaf, part in zip(self._arena.observations, outcome.observations):
-                leaf[slots[where], self._rows[where]] = part
+            for leaf, array in zip(self._arena.observations, outcome.observations):
+                leaf[slots[where], self._rows[where]] = array
         for column, values in zip(self._result_columns, outcome[1:4]):
             if values.shape != (count,):
                 raise ValueError(f"rewards or flags of shape {values.shape} of {count} envs")

@@ -10,10 +10,10 @@ import contextlib
 import os
 import select
 import time
-from typing import Sequence
 
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB
 from envhub.arena.spin import RING, Spinner
+from envhub_server.ipc.control import ArenaDescriptors
 
 RINGS_BYTES = 1 << 16  # more than a pipe can hold
 
@@ -23,28 +23,32 @@ class Bells:
 
     Attributes:
         waking: the hub's and the client's, which wake this worker.
+        hub_bell: the hub's; -1 before the first arena.
         serving: whether the rows in the arena are this worker's; only then the bells are watched.
         spinner: spins before the worker parks; never before the worker serves.
     """
 
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
-        self.waking: list[int] = []
+        self.waking: tuple[int, ...] = ()
+        self.hub_bell = -1
         self.serving = False
         self.spinner = Spinner(0, time.perf_counter_ns)
         self._of_drivers: dict[int, int] = {}
 
-    def replace(self, bells: Sequence[int]) -> None:
-        """Use the bells of another arena: two that wake this worker, then two that wake the hub and the client."""
+    def replace(self, descriptors: ArenaDescriptors) -> None:
+        """Use the bells of another arena."""
         self.unwatch()
         self.close()
-        self.waking, self._of_drivers = list(bells[:2]), dict(zip((DRIVER_HUB, DRIVER_CLIENT), bells[2:]))
+        self.hub_bell = descriptors.hub_bell
+        self.waking = descriptors.hub_bell, descriptors.client_bell
+        self._of_drivers = {DRIVER_HUB: descriptors.hub_done_bell, DRIVER_CLIENT: descriptors.client_done_bell}
 
     def watch(self, spin_us: int) -> None:
         """Begin to be woken by the bells, and to spin for this long before the worker parks."""
-        hubs, clients = self.waking
-        self._poller.register(hubs, select.EPOLLIN)
-        self._poller.register(clients, select.EPOLLIN | select.EPOLLET)
+        hub_bell, client_bell = self.waking
+        self._poller.register(hub_bell, select.EPOLLIN)
+        self._poller.register(client_bell, select.EPOLLIN | select.EPOLLET)
         self.spinner, self.serving = Spinner(spin_us, time.perf_counter_ns), True
 
     def unwatch(self) -> None:
@@ -57,7 +61,7 @@ class Bells:
     def silence(self) -> None:
         """Read the rings from the hub's bell, a pipe, which would otherwise fill."""
         try:
-            os.read(self.waking[0], RINGS_BYTES)
+            os.read(self.hub_bell, RINGS_BYTES)
         except BlockingIOError:
             pass  # a process that an env forked has read them
 

@@ -16,7 +16,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
 from envhub_server.worker.built_description import BuiltDescription
 from envhub_server.worker.context import WorkerContext
-from envhub_server.worker.env_batch import EnvBatch, Part
+from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_sources import adopt_environment, factories, modules_of, named, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt
@@ -75,24 +75,24 @@ class Builder:
             return
         envs.build = replace(envs.build, worker=place.worker, rows=place.rows)
         self._rename_factories()
-        envs.parts, unused = envs.parts[: len(place.rows)], envs.parts[len(place.rows) :]
-        for part, index in zip(envs.parts, place.rows):
-            part.move(index)
-        for part in unused:
-            _close(part)
+        envs.groups, unused = envs.groups[: len(place.rows)], envs.groups[len(place.rows) :]
+        for group, index in zip(envs.groups, place.rows):
+            group.move(index)
+        for group in unused:
+            _close(group)
 
-    def rebuild(self, part: Part) -> None:
-        """Close the env of this part, and build a new one.
+    def rebuild(self, group: RowGroup) -> None:
+        """Close the env of this group, and build a new one.
 
         Raises:
             BaseException: the env's constructor raised it.
         """
-        _close(part)
-        if isinstance(part, EnvBatch):
-            part.rebuilt(self._make_batch(part.indices))
+        _close(group)
+        if isinstance(group, EnvBatch):
+            group.rebuilt(self._make_batch(group.indices))
         else:
-            part.rebuilt(self._runner(adapt(self._make_env(part.index))))
-        self._envs.spaces.check(part.env)
+            group.rebuilt(self._runner(adapt(self._make_env(group.index))))
+        self._envs.spaces.check(group.env)
 
     def close(self) -> None:
         """Free the memory of pickled factories."""
@@ -146,27 +146,27 @@ class Builder:
         sources = rows
         if envs.build.shares:
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
-            envs.parts.append(EnvBatch(rows, batch, mode, envs.allow_pickle))
+            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.first_env))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
-            second = len(envs.parts) == 1 and len(rows) > 1  # a second env may be one too many for a process
+            second = len(envs.groups) == 1 and len(rows) > 1  # a second env may be one too many for a process
             if second or time.monotonic() > sent_s + PROGRESS_S:
                 sent_s = time.monotonic()
-                self._channel.send(control.Building(len(envs.parts)))
+                self._channel.send(control.Building(len(envs.groups)))
         pickled = [self._factories[row] for row in sources] if envs.build.factories else []
         return BuiltDescription(envs).describe(pickled, shareable(self._variables), self._fit())
 
     def _fit(self) -> bool:
         """True if its envs are known to share a process well."""
-        return all(may_share_process(part.env, self._runner) for part in self._envs.parts)
+        return all(may_share_process(group.env, self._runner) for group in self._envs.groups)
 
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def _build_row(self, row: int) -> None:
-        self._row = row
+        self._row, build = row, self._envs.build
         runner = self._runner(adapt(self._make_env(row)))
-        self._envs.parts.append(Row(row, runner, self._envs.build.autoreset_mode, self._envs.allow_pickle))
+        self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.first_env))
 
     def _make_env(self, row: int) -> Any:
         """The env of this row, newly made by its factory."""
@@ -178,27 +178,31 @@ class Builder:
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
                 made = factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
-                    text = f"the factory of env {row} returned an env that this process has already: each is to make"
-                    raise ValueError(f"{text} its own, or with num_workers=num_envs each env has its own process")
+                    text = f"the factory of {self._name(row)} returned an env that this process has already"
+                    own = "each is to make its own, or with num_workers=num_envs each env has its own process"
+                    raise ValueError(f"{text}: {own}")
         except TypeError as error:
             if re.search(r"missing \d+ required .*'num_envs'", str(error)):
                 raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
             raise
-        return as_gymnasium(made, f"the factory of env {row}")
+        return as_gymnasium(made, f"the factory of {self._name(row)}")
+
+    def _name(self, row: int) -> str:
+        return f"env {self._envs.build.first_env + row}"
 
     def _has(self, made: Any, index: int) -> bool:
         """True if another row's env in this process is the same object, perhaps in other wrappers."""
         base = getattr(made, "unwrapped", made)
-        return any(getattr(part.env, "unwrapped", None) is base for part in self._envs.parts if part.index != index)
+        return any(getattr(group.env, "unwrapped", None) is base for group in self._envs.groups if group.index != index)
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         share = Share(rows, self._envs.build.shares)
         return made_by(self._factories[rows[0]], share, self._envs.build.autoreset_mode)
 
 
-def _close(part: Part) -> None:
+def _close(group: RowGroup) -> None:
     """Close an env that is not used any more."""
     try:
-        part.env.close()
+        group.env.close()
     except BaseException:
         traceback.print_exc()  # into the worker's log

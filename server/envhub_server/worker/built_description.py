@@ -22,12 +22,12 @@ class BuiltDescription:
 
     def describe(self, factories: Sequence[Any], libraries: list[str] | None, fit: bool) -> control.Built:
         """The message, with the sources of these pickled factories; the other arguments as in ``Built``."""
-        build, parts = self._build, self._envs.parts
-        first, has_first = parts[0].env, self._envs.number == 0
+        build, groups = self._build, self._envs.groups
+        first, has_first = groups[0].env, self._envs.number == 0
         own = self._spaces_of_all()
         observed, acted = (spaces.nearest(space, self._envs.allow_pickle) for space in own)
         differ = build.observation_mode == "different"
-        described = [part.env.observation_space for part in parts] if differ else own[:1] if has_first else []
+        described = [group.env.observation_space for group in groups] if differ else own[:1] if has_first else []
         leaves = spaces.leaves(observed)
         unknown = codec.as_pickle_or_repr if self._envs.allow_pickle else codec.as_repr
         # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
@@ -54,11 +54,11 @@ class BuiltDescription:
 
     def _spaces_of_all(self) -> tuple[Any, Any]:
         """The observation and the action space for all envs of this worker; wider ones than the envs' in mode "any"."""
-        parts = self._envs.parts
-        first = parts[0].env
+        groups = self._envs.groups
+        first = groups[0].env
         if self._build.observation_mode != "any":
             return first.observation_space, first.action_space
-        alike = len({_structure(part.env.action_space) for part in parts}) == 1
+        alike = len({_structure(group.env.action_space) for group in groups}) == 1
         return spaces.Anything(), first.action_space if alike else spaces.Anything()
 
     def _described(self, space: Any) -> bytes:

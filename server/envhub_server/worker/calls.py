@@ -101,7 +101,7 @@ class EnvCalls:
     def _targets(self, call: CallOrSetAttr) -> Iterator[Target]:
         """The envs of the message, each once the worker begins to call it."""
         is_observed = isinstance(call, control.SetAttrRows) or not call.skip_unreset
-        for target in [target for part in self._envs.parts for target in part.targets(call.rows)]:
+        for target in [target for group in self._envs.groups for target in group.targets(call.rows)]:
             self._progress.begin(target)
             for observer in self._envs.observers if is_observed else ():
                 observer.called(target, call.name)

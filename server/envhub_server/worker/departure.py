@@ -13,7 +13,7 @@ from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.bells import Bells
-from envhub_server.worker.env_batch import Part
+from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.row import SAME_STEP, Row
 
@@ -23,13 +23,13 @@ class Departure:
 
     Attributes:
         awaited: whether a step may be the last before something is due: ``note_step`` has to follow each one.
-        left: the parts that another worker serves now.
+        left: the groups that another worker serves now.
     """
 
     def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
         self._channel, self._envs, self._bells = channel, envs, bells
         self.awaited = False
-        self.left: list[Part] = []
+        self.left: list[RowGroup] = []
         self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
         self._leaving = self._cutting = False
 
@@ -51,14 +51,14 @@ class Departure:
         self.count_episodes(self._envs.build.episodes_max)
         if self._envs.build.autoreset_mode != SAME_STEP:
             self.leave_between_episodes()
-        elif len(self._envs.parts) == 1 and isinstance(self._envs.parts[0], Row):
-            self._envs.parts[0].leaving = True  # with SAME_STEP the env is between episodes only during a step
+        elif len(self._envs.groups) == 1 and isinstance(self._envs.groups[0], Row):
+            self._envs.groups[0].leaving = True  # with SAME_STEP the env is between episodes only during a step
 
-    def note_step(self, parts: Sequence[Part]) -> None:
+    def note_step(self, groups: Sequence[RowGroup]) -> None:
         """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
         if self._episodes_left:
             ended = self._arena.terminations | self._arena.truncations
-            self._episodes_left -= sum(int(ended[index]) for part in parts for index in part.indices)
+            self._episodes_left -= sum(int(ended[index]) for group in groups for index in group.indices)
             if self._episodes_left <= 0:
                 self._episodes_left = 0
                 self._channel.send(control.EpisodesDone(self._leaving))
@@ -77,7 +77,7 @@ class Departure:
                 needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
             self._leave(b"")
 
-    def leave_within_step(self, row: Part, ending: bytes) -> None:
+    def leave_within_step(self, row: RowGroup, ending: bytes) -> None:
         """Leave the only row to another worker, which completes its step with the ``ending`` of ``Left``."""
         for observer in self._envs.observers:
             observer.left(row)
@@ -85,7 +85,7 @@ class Departure:
 
     def _leave(self, ending: bytes) -> None:
         self._bells.unwatch()
-        self.left, self._envs.parts, self._leaving = self._envs.parts, [], False
+        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
         self._await()
         for observer in self._envs.observers:
             observer.close()

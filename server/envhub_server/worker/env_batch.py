@@ -1,6 +1,6 @@
 """A vector env of a worker and its rows' places in the arena: it steps all of its rows in one call.
 
-An ``EnvBatch`` is a part, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
+An ``EnvBatch`` is a row group, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
 once. Its rows begin, step and end together. Only a masked reset, if the env supports it, treats them separately.
 """
 
@@ -36,8 +36,11 @@ _INVALID = codec.encode({"invalid_transition": True})
 class EnvBatch:
     """A vector env of this worker, with its rows."""
 
-    def __init__(self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool) -> None:
+    def __init__(
+        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
+    ) -> None:
         self.env = env
+        self._first_env = first_env
         self._be(rows)
         self._mode = autoreset_mode
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
@@ -203,16 +206,16 @@ class EnvBatch:
     def _stepped(self, pending: np.ndarray) -> Outcome:
         """The results of a step; rows whose episode ends have the results of the session's autoreset mode."""
         if self._mode == DISABLED and pending.any():
-            ended = self._rows[pending == ENDED].tolist()
+            ended = self._numbers(self._rows[pending == ENDED])
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
         observation, rewards, terminations, truncations, infos = self.env.step(self._actions.read())
-        parts = self._checked(observation, len(self.indices))
+        arrays = self._checked(observation, len(self.indices))
         rewards, axes = np.asarray(rewards), None
         if rewards.ndim > 1 and len(rewards) == len(self.indices):
             axes = np.array(rewards, np.float64)
             self.reward_shape = axes.shape[1:]
             rewards = axes.reshape(len(axes), -1).sum(axis=1)
-        outcome = Outcome(parts, rewards, np.asarray(terminations), np.asarray(truncations), infos)
+        outcome = Outcome(arrays, rewards, np.asarray(terminations), np.asarray(truncations), infos)
         if self._finite_only:
             self._check_finite(outcome, self._rows)
         if self._mode == SAME_STEP:
@@ -230,17 +233,17 @@ class EnvBatch:
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
         """Reset the envs whose episode has ended, and add the final observations and infos of Gymnasium's SAME_STEP."""
         # Copied, because the env may write into the arrays that it returned.
-        observations = [np.array(part) for part in outcome.observations]
+        observations = [np.array(array) for array in outcome.observations]
         infos = batch_infos.by_env(copy.deepcopy(outcome.infos), len(self.indices))
         where = np.flatnonzero(ended).tolist()
         first_observations, infos_of_resets = self.env.reset_some(ended, self._none(), None)
         for row, of_reset in zip(where, batch_infos.by_env(infos_of_resets, len(where))):
-            parts = iter([part[row].copy() for part in observations])
-            final = {"final_obs": spaces.assemble(self._observation_space, parts), "final_info": infos[row]}
+            arrays = iter([array[row].copy() for array in observations])
+            final = {"final_obs": spaces.assemble(self._observation_space, arrays), "final_info": infos[row]}
             infos[row] = {**final, **of_reset}
         first = self._of_reset(first_observations, infos_of_resets, self._rows[ended])
-        for part, first_part in zip(observations, first.observations):
-            part[ended] = first_part
+        for array, first_array in zip(observations, first.observations):
+            array[ended] = first_array
         return outcome._replace(observations=observations, infos=infos)
 
     # --- resets -------------------------------------------------------------------------------------------------------
@@ -318,41 +321,45 @@ class EnvBatch:
         Raises:
             ValueError, TypeError: a leaf has another shape or dtype than the space says.
         """
-        parts = []
-        for part, leaf in zip(spaces.flatten(self._observation_space, observation), self._arena.layout.observations):
-            array = part if type(part) is np.ndarray else np.asarray(part)
+        arrays = []
+        for values, leaf in zip(spaces.flatten(self._observation_space, observation), self._arena.layout.observations):
+            array = values if type(values) is np.ndarray else np.asarray(values)
             if array.shape != (count, *leaf.shape):
                 raise ValueError(f"observations of shape {array.shape} of {count} envs whose space has {leaf.shape}")
             if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
                 raise TypeError(f"observations of dtype {array.dtype} where the space has {leaf.dtype}")
-            parts.append(array)
-        return parts
+            arrays.append(array)
+        return arrays
+
+    def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
+        """The numbers by which errors name the envs of these rows."""
+        return [self._first_env + int(row) for row in rows]
 
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)
-        for part in outcome.observations:
-            if part.dtype.kind in "fc":
-                wrong = wrong | ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        for array in outcome.observations:
+            if array.dtype.kind in "fc":
+                wrong = wrong | ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
         if wrong.any():
-            raise NotFinite(f"the observation or the reward of envs {rows[wrong].tolist()} is not finite")
+            raise NotFinite(f"the observation or the reward of envs {self._numbers(rows[wrong])} is not finite")
 
     def _check_final(self) -> None:
         finals = [(row, final) for row, final in zip(self.indices, self.final_observations) if final is not None]
         if wrong := [row for row, final in finals if why_not_finite(self._observation_space, final)]:
-            raise NotFinite(f"the final observation of envs {wrong} is not finite")
+            raise NotFinite(f"the final observation of envs {self._numbers(wrong)} is not finite")
 
-    def _check_space(self, parts: Sequence[np.ndarray]) -> None:
+    def _check_space(self, arrays: Sequence[np.ndarray]) -> None:
         """Compare observations with their space, and plan the next comparison."""
         self._plan.plan_next()
         for number, row in enumerate(self.indices):
-            observation = spaces.assemble(self._observation_space, iter([part[number] for part in parts]))
+            observation = spaces.assemble(self._observation_space, iter([array[number] for array in arrays]))
             if not spaces.contains(self._observation_space, observation):
                 self._send(control.Suspicious(row, "an observation out of its space"))
                 self._plan.stop()
                 return
 
 
-Part = Union[Row, EnvBatch]
+RowGroup = Union[Row, EnvBatch]
 
 
 def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
@@ -362,7 +369,7 @@ def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
     infos = outcome.infos if isinstance(outcome.infos, list) else batch_infos.by_env(outcome.infos, len(chosen))
     flags = (outcome.terminations[chosen], outcome.truncations[chosen])
     picked = [info for info, wanted in zip(infos, chosen) if wanted]
-    return Outcome([part[chosen] for part in outcome.observations], outcome.rewards[chosen], *flags, picked)
+    return Outcome([array[chosen] for array in outcome.observations], outcome.rewards[chosen], *flags, picked)
 
 
 def _with_rewards(infos: Any, axes: np.ndarray) -> Any:

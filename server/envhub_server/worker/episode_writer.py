@@ -21,9 +21,9 @@ from envhub.protocol.messages import Failure
 from envhub.recording.recorder import EpisodeRecorder, Moves, Selection
 from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT
-from envhub_server.ipc.control import Build
+from envhub_server.ipc.control import ArenaDescriptors, Build
 from envhub_server.worker.batch_observer import BatchObserver, Seeds
-from envhub_server.worker.env_batch import Part
+from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
 from envhub_server.worker.slots import SlotOrSlots, Slots, as_slice
 
@@ -55,32 +55,32 @@ class EpisodeWriter(BatchObserver):
 
     def __init__(
         self,
-        descriptors: Sequence[int],
+        descriptors: ArenaDescriptors,
         wanted: Mapping[str, Any],
-        parts: Sequence[Part],
+        groups: Sequence[RowGroup],
         spaces_of_one: tuple[Any, Any],
         build: Build,
         rendering: Rendering,
         gave_up: Callable[[BaseException], None],
     ) -> None:
-        """Record what these parts show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
+        """Record what these groups show, as ``wanted`` by ``MapArena.recording``; ``attach`` has to follow.
 
         Args:
-            descriptors: the line to the process that writes, and the memory that counts episodes; owned from now on.
+            descriptors: those of the recording are owned from now on.
             wanted: see above.
-            parts: all parts of this worker.
+            groups: all groups of this worker.
             spaces_of_one: of observations and of actions.
             build: what the envs were built by.
             rendering: the context in which an env is rendered between its steps.
             gave_up: called once the writer has closed itself, with what was raised.
         """
-        line, counted = descriptors
+        line, counted = descriptors.recording_line, descriptors.recording_counts
         begun = np.frombuffer(mmap.mmap(counted, 0), np.int64)
         os.close(counted)
-        self._parts, self._mode, self._allow_pickle = parts, build.autoreset_mode, build.allow_pickle
+        self._groups, self._mode, self._allow_pickle = groups, build.autoreset_mode, build.allow_pickle
         self._rendering, self._gave_up = rendering, gave_up
-        self._rows = [(part, number) for part in parts for number in range(len(part.indices))]
-        self._positions = {part.indices[number]: position for position, (part, number) in enumerate(self._rows)}
+        self._rows = [(group, number) for group in groups for number in range(len(group.indices))]
+        self._positions = {group.indices[number]: position for position, (group, number) in enumerate(self._rows)}
         filmed = wanted["filmed"]
         selection = Selection(len(self._rows), wanted["recorded"], filmed, wanted["every"], wanted["env_ids"])
         ends = socket.socket(fileno=line)
@@ -93,7 +93,7 @@ class EpisodeWriter(BatchObserver):
         self._seeds: dict[int, int | None] = {}  # of these resets
         self._infos: dict[int, Any] = {}
         self._failed: dict[int, str] = {}
-        self._out_of_band: Mapping[int, Sequence[Any]] = {}  # parts of the actions of this step, by position
+        self._out_of_band: Mapping[int, Sequence[Any]] = {}  # leaves of the actions of this step, by position
 
     @_or_give_up
     def attach(self, arena: Arena) -> None:
@@ -115,12 +115,12 @@ class EpisodeWriter(BatchObserver):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     @_or_give_up
-    def begin(self, parts: Sequence[Part], out_of_band: Mapping[int, bytes]) -> None:
-        """Keep the actions of these parts."""
+    def begin(self, groups: Sequence[RowGroup], out_of_band: Mapping[int, bytes]) -> None:
+        """Keep the actions of these groups."""
         if self._recorder.closed:
             return
-        whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
-        self._note_slots(None if whole else [self._positions[index] for part in parts for index in part.indices])
+        whole = len(groups) == len(self._groups) and self._ops[self._first] != OP_PART
+        self._note_slots(None if whole else [self._positions[index] for group in groups for index in group.indices])
         self._infos, self._failed, self._reset, self._seeds = {}, {}, None, {}
         needs = self._needs_reset.tolist()
         if any(needs):
@@ -150,23 +150,23 @@ class EpisodeWriter(BatchObserver):
             elif need == FRESH or self._mode == NEXT_STEP:
                 self._reset.append(position)
                 if need == FRESH:
-                    part, number = self._rows[position]
-                    self._seeds[position] = part.first_seeds[number]
+                    group, number = self._rows[position]
+                    self._seeds[position] = group.first_seeds[number]
 
     @_or_give_up
     def end(self) -> None:
         """Record the results."""
         if self._recorder.closed or not self._is_open(self._reset):
             return
-        if axes := next((part.reward_shape for part in self._parts if part.reward_shape), ()):
+        if axes := next((group.reward_shape for group in self._groups if group.reward_shape), ()):
             # A data set of Minari has one number for each step.
             raise ValueError(f"rewards of shape {axes}: in a recording a reward is one number")
         _, terminations, truncations = self._flags
         if self._mode == SAME_STEP and b"\1" in (terminations | truncations).tobytes():
             for position in np.flatnonzero(terminations | truncations).tolist():
                 if position not in self._infos:
-                    part, number = self._rows[position]
-                    self._infos[position] = {"final_obs": part.final_observations[number]}
+                    group, number = self._rows[position]
+                    self._infos[position] = {"final_obs": group.final_observations[number]}
         moves = None
         if self._reset is not None or self._failed or self._chosen is not None:
             moves = self._moves()
@@ -206,22 +206,22 @@ class EpisodeWriter(BatchObserver):
 
     def _one_by_one(self) -> list[Any]:
         layout, batches = self._arena.layout, []
-        parts = {position: iter(values) for position, values in self._out_of_band.items()}
+        leaves = {position: iter(values) for position, values in self._out_of_band.items()}
         for buffer, leaf, column in zip(self._arena.actions, layout.actions, self._code_columns):
             batch = np.zeros((len(self._rows), *leaf.shape), leaf.dtype)
             for position, code in enumerate(column.tolist()):
                 if code != actions.OUT_OF_BAND:
                     batch[position] = actions.reader(buffer, leaf, layout.rows, int(self._indices[position]), code)()
-                elif position in parts:
-                    batch[position] = next(parts[position])
+                elif position in leaves:
+                    batch[position] = next(leaves[position])
             batches.append(batch)
         return batches
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
-    def truncated(self, part: Part, failure: Mapping[str, Any]) -> None:
+    def truncated(self, group: RowGroup, failure: Mapping[str, Any]) -> None:
         """Keep the failure, which is part of the info."""
-        for index in part.indices:
+        for index in group.indices:
             self._infos[self._positions[index]] = {**INVALID, "env_failure": failure}
 
     def raised(self, index: int, failure: Failure) -> None:
@@ -278,7 +278,7 @@ class EpisodeWriter(BatchObserver):
     def _rendered(self, positions: Sequence[int]) -> list[np.ndarray]:
         """Frames of the envs at these positions, ascending; an empty array for one that cannot be rendered."""
         frames, indices = [], self._indices[list(positions)].tolist()
-        for target in [target for part in self._parts for target in part.targets(indices)]:
+        for target in [target for group in self._groups for target in group.targets(indices)]:
             with self._rendering(target):
                 try:
                     frames.append(np.asarray(target.env.get_wrapper_attr("render")()))

@@ -1,4 +1,4 @@
-"""The envs that a worker hosts, in parts, and the facts about them that all parts of the worker share."""
+"""The envs that a worker hosts, in groups, and the facts about them that all groups of the worker share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from envhub.values import codec, spaces
 from envhub_server.worker.batch_observer import BatchObserver
-from envhub_server.worker.env_batch import Part
+from envhub_server.worker.env_batch import RowGroup
 
 
 class SessionSpaces(NamedTuple):
@@ -32,7 +32,7 @@ class HostedEnvs:
     Attributes:
         number: the worker's number in its session; None if the worker only lists names.
         build: the message by which the envs are built; None before it came.
-        parts: the envs; empty once another worker serves their rows.
+        groups: the envs; empty once another worker serves their rows.
         observers: see ``batch_observer``; called in this order.
         spaces: of the session; only once an arena is mapped.
     """
@@ -42,13 +42,13 @@ class HostedEnvs:
     def __init__(self) -> None:
         self.number: int | None = None
         self.build: Any = None
-        self.parts: list[Part] = []
+        self.groups: list[RowGroup] = []
         self.observers: tuple[BatchObserver, ...] = ()
 
     @property
     def indices(self) -> list[int]:
         """All rows of the worker."""
-        return [index for part in self.parts for index in part.indices]
+        return [index for group in self.groups for index in group.indices]
 
     @property
     def allow_pickle(self) -> bool:
@@ -75,10 +75,10 @@ class HostedEnvs:
 
     def _set_observers(self, observers: tuple[BatchObserver, ...]) -> None:
         self.observers = observers
-        for part in self.parts:
-            part.observers = observers
+        for group in self.groups:
+            group.observers = observers
 
     def clear(self) -> None:
-        """Forget the parts and the observers, which refer to each other and to the arena."""
+        """Forget the groups and the observers, which refer to each other and to the arena."""
         self._set_observers(())
-        self.parts.clear()
+        self.groups.clear()

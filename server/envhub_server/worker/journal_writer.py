@@ -35,19 +35,19 @@ CHECKPOINT_TICKS = 1000  # interval at which an env's random number generator is
 class JournalWriter(BatchObserver):
     """Writes the journal of one worker."""
 
-    def __init__(self, journal: Journal, arena: Arena, parts: Sequence[Any], is_batch: bool = False) -> None:
-        """Write the calls of these parts, whose rows are in ``arena``; ``is_batch`` if a part is a vector env."""
+    def __init__(self, journal: Journal, arena: Arena, groups: Sequence[Any], is_batch: bool = False) -> None:
+        """Write the calls of these groups, whose rows are in ``arena``; ``is_batch`` if a group is a vector env."""
         self._journal = journal
         self._words, self._kinds = journal.words, journal.kinds
         self._ticks = journal.layout.ticks
-        self._parts, self._is_batch = parts, is_batch
-        self._rows = [(index, part) for part in parts for index in part.indices]
+        self._groups, self._is_batch = groups, is_batch
+        self._rows = [(index, group) for group in groups for index in group.indices]
         self._positions = {index: position for position, (index, _) in enumerate(self._rows)}
         self._checkpoint_tick = 0  # from which on the random numbers of every env are to be noted again, ...
         self._unnoted: set[int] = set()  # ... each at the end of its episode; positions
         self.attach(arena)
-        for part in parts:
-            self.built(part)
+        for group in groups:
+            self.built(group)
 
     def attach(self, arena: Arena) -> None:
         """Go on with these rows of another arena of the same layout."""
@@ -72,22 +72,22 @@ class JournalWriter(BatchObserver):
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
-        """Note the actions of these parts."""
+    def begin(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
+        """Note the actions of these groups."""
         tick = self._words[1]
         place = tick % self._ticks
         if tick >= self._checkpoint_tick:
             self._ask_for_checkpoints(tick)
         if out_of_band:
             self._note_out_of_band(tick, out_of_band)
-        whole = len(parts) == len(self._parts) and self._ops[self._first] != OP_PART
+        whole = len(groups) == len(self._groups) and self._ops[self._first] != OP_PART
         self._slots = self._where.posted(whole)
         if whole:
             self._kinds[place] = self._needs_reset
             for leaf in self._leaves:
                 leaf.take(place)
         else:
-            chosen = [self._positions[index] for part in parts for index in part.indices]
+            chosen = [self._positions[index] for group in groups for index in group.indices]
             self._kinds[place] = NOTHING
             self._kinds[place, chosen] = self._needs_reset[chosen]
             for leaf in self._leaves:
@@ -138,29 +138,29 @@ class JournalWriter(BatchObserver):
         """Digest the observations."""
         self.end()
 
-    def first_reset(self, part: Any, seeds: Sequence[Any]) -> None:
+    def first_reset(self, group: Any, seeds: Sequence[Any]) -> None:
         """Note these seeds, and the random numbers."""
-        for index, seed in zip(part.indices, seeds):
+        for index, seed in zip(group.indices, seeds):
             self._note_reset(self.tick, self._positions[index], FIRST, seed)
 
-    def autoreset(self, part: Any) -> None:
+    def autoreset(self, group: Any) -> None:
         """Note now and then the random numbers that the env has left at the end of an episode."""
-        position = self._positions[part.index]
+        position = self._positions[group.index]
         if position in self._unnoted:
             self._note_reset(self.tick, position, AGAIN, None)
 
     def _note_reset(self, tick: int, position: int, kind: int, seed: Any, options: bytes = b"") -> None:
-        noted_seed, (_, part) = None if seed is None else int(seed), self._rows[position]
+        noted_seed, (_, group) = None if seed is None else int(seed), self._rows[position]
         wanted = noted_seed is None and not self._is_batch
-        generator = _encoded_generator(part.env) if wanted else b""
+        generator = _encoded_generator(group.env) if wanted else b""
         self._unnoted.discard(position)
         self._journal.note(Note(tick, position, kind, noted_seed, options, generator))
 
     # --- what else happens --------------------------------------------------------------------------------------------
 
-    def built(self, part: Any) -> None:
-        """Note that the part has a new env."""
-        for index in part.indices:
+    def built(self, group: Any) -> None:
+        """Note that the group has a new env."""
+        for index in group.indices:
             self._journal.note(Note(self._words[1], self._positions[index], MADE))
 
     def called(self, target: Any, name: str) -> None:
@@ -179,7 +179,7 @@ class RowJournalWriter(JournalWriter):
         leaves = range(len(arena.layout.actions))
         self._action_rows = [_ActionRow(self._journal, arena, number, self._first) for number in leaves]
 
-    def begin(self, parts: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
+    def begin(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
         """Note the action of the row."""
         tick, row = self._words[1], self._first
         place = tick % self._ticks

@@ -23,7 +23,7 @@ def adopt_levels(levels: Any) -> None:
         for name in ("min_level", "MIN_LEVEL"):  # the second is old gym's
             if hasattr(api.logger, name):
                 setattr(api.logger, name, levels["gymnasium"])
-    filters = [_filter(*parts) for parts in levels["warnings"]]
+    filters = [_filter(*fields) for fields in levels["warnings"]]
     warnings.resetwarnings()  # which also makes Python forget what it has decided by other filters
     warnings.filters.extend(filters)  # type: ignore[attr-defined]
 

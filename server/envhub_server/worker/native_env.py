@@ -321,8 +321,8 @@ def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
 
 def unfit_batch(made: Any, num_envs: int) -> str:
     """A description of ``made`` if it is not a vector env with this number of envs; else empty."""
-    parts = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-    missing = [name for name in parts if not hasattr(made, name)]
+    attributes = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+    missing = [name for name in attributes if not hasattr(made, name)]
     if missing:
         is_single = hasattr(made, "step") and not hasattr(made, "num_envs")
         single = "a single env, which vector=True is not for: " if is_single else ""

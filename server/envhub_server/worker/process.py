@@ -85,7 +85,7 @@ class Worker:
                     stepper.serve_rows()
                 for descriptor, _ in self._poller.poll():
                     if descriptor in bells.waking:
-                        if descriptor == bells.waking[0]:
+                        if descriptor == bells.hub_bell:
                             bells.silence()
                         stepper.serve_rows()
                     # Not every other descriptor is the channel: it may be a bell that was replaced since the poll.
@@ -153,11 +153,11 @@ class Worker:
     def _close_envs(self) -> None:
         for observer in self._envs.observers:
             observer.close()  # before an env can hang
-        for part in self._envs.parts or self._departure.left:
+        for group in self._envs.groups or self._departure.left:
             try:
-                part.env.close()
+                group.env.close()
             except BaseException as error:
-                self._stepper.report_closing(error, part)
+                self._stepper.report_closing(error, group)
 
     def close(self) -> None:
         """Free everything except the channel and the arena, of a worker in the program itself."""
@@ -171,8 +171,16 @@ class Worker:
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
         subjects = self._names, self._builder, self._mapper, self._stepper, self._rebuilder, self._calls
-        parts = *self._envs.parts, *self._envs.observers
-        return (*parts, self._envs, self._progress, *subjects, self._departure, self._bells, self)
+        return (
+            *self._envs.groups,
+            *self._envs.observers,
+            self._envs,
+            self._progress,
+            *subjects,
+            self._departure,
+            self._bells,
+            self,
+        )
 
 
 def _assert_never(message: NoReturn) -> NoReturn:

@@ -14,7 +14,7 @@ class ProgressWord:
     Attributes:
         words: of all workers, each at its first row.
         at: the index of this worker's word.
-        turn: counts the calls of envs; its lower bits are free for those of the part that is called.
+        turn: counts the calls of envs; its lower bits are free for those of the group that is called.
     """
 
     words: Any
@@ -32,7 +32,7 @@ class ProgressWord:
         self.turn = self.words[self.at] & ~(TURN_ONE - 1)
 
     def begin(self, target: Any) -> None:
-        """Store that the worker is about to call this part, or this env."""
+        """Store that the worker is about to call this group, or this env."""
         self.turn += TURN_ONE
         self.show(target.turn)
 

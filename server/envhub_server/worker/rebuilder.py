@@ -12,7 +12,7 @@ from envhub_server.ipc.journal import name_of_raised
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import WorkerContext
-from envhub_server.worker.env_batch import Part
+from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.failure_reports import LINE_CHARS_MAX
 from envhub_server.worker.observation_checks import NotFinite
 
@@ -23,18 +23,18 @@ class Rebuilder:
     """Rebuilds the envs of one worker.
 
     Attributes:
-        pending: the parts whose env must be rebuilt.
+        pending: the groups whose env must be rebuilt.
     """
 
     def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
         self._builder, self._calls = builder, calls
-        self.pending: list[Part] = []
+        self.pending: list[RowGroup] = []
         self._count = 0
 
-    def truncate(self, part: Part, error: BaseException, number: int) -> None:
-        """Truncate the part, whose step of this ``request`` raised; its env must be built again."""
-        described = self._reports.describe(error, part.index)
+    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
+        """Truncate the group, whose step of this ``request`` raised; its env must be built again."""
+        described = self._reports.describe(error, group.index)
         tick = self._envs.tick
         failure = EnvFailure(
             "nan" if isinstance(error, NotFinite) else "exception",
@@ -42,28 +42,28 @@ class Rebuilder:
             restarts=self._count,
             exception=described.type,
             traceback=described.traceback,
-            replay=name_of_raised(self._envs.build.replays, part.index, number) if tick >= 0 else "",
+            replay=name_of_raised(self._envs.build.replays, group.index, number) if tick >= 0 else "",
         )
-        part.truncate(failure_info(failure))
+        group.truncate(failure_info(failure))
         for observer in self._envs.observers:
-            observer.truncated(part, failure)
+            observer.truncated(group, failure)
         text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
         # The hub reads short headers only.
         reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
-        self._channel.send(control.Faulted(part.index, text, number, tick, reported))
-        self.pending.append(part)
+        self._channel.send(control.Faulted(group.index, text, number, tick, reported))
+        self.pending.append(group)
 
     def rebuild(self) -> None:
         """Build the pending envs; the driver has their results already."""
         while self.pending:
-            part = self.pending.pop()
+            group = self.pending.pop()
             self._count += 1
-            part.turn |= TURN_FIRST  # the hub allows the time for a build
-            self._progress.begin(part)
+            group.turn |= TURN_FIRST  # the hub allows the time for a build
+            self._progress.begin(group)
             try:
-                self._builder.rebuild(part)
-                self._calls.set_all_again(part.indices)
+                self._builder.rebuild(group)
+                self._calls.set_all_again(group.indices)
             except BaseException:
                 traceback.print_exc()
                 self._host.crash()
-            self._progress.show(part.index)
+            self._progress.show(group.index)

@@ -23,7 +23,7 @@ import numpy as np
 
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
-from envhub.errors import shortened, shown
+from envhub.errors import raised_text, shortened, shown
 from envhub.regular_file import read_regular_file
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
@@ -67,10 +67,10 @@ class Replayer:
         # The file has no environment variables, because some are secrets: this process's variables apply.
         _register(replay.spec)
         build = replace(build, sys_path=[])
-        self.part = _part(replay.row, build) if show is None else _shown_part(replay.row, build)
+        self.group = _group(replay.row, build) if show is None else _shown_group(replay.row, build)
         self._is_batch = bool(build.shares)
         self._rows = mapped.num_envs if self._is_batch else 1
-        self._place = self.part.place if isinstance(self.part, EnvBatch) else slice(0, 1)
+        self._place = self.group.place if isinstance(self.group, EnvBatch) else slice(0, 1)
         arena_layout = replace(mapped, num_envs=self._rows, info_bytes=INFO_BYTES).layout()
         observations, self._leaves = arena_layout.observations, arena_layout.actions
         descriptor = allocate(arena_layout)
@@ -78,7 +78,7 @@ class Replayer:
         os.close(descriptor)
         self._arena.format(1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
-        self.part.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
+        self.group.attach(self._arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
         layout = JournalLayout(self._history.rows, observations, self._leaves)
         descriptor = journal.allocate(layout)
         self._journal = Journal(layout, descriptor)
@@ -113,7 +113,7 @@ class Replayer:
             self._report({"call": number})
             call, observed = self._prepared(number), True
             if number == stop and debugger is not None:
-                if not _debug(debugger, self.part.env, self._is_reset(number), call):
+                if not _debug(debugger, self.group.env, self._is_reset(number), call):
                     return {"left": number}
             else:
                 observed = self._make(call, number)
@@ -131,10 +131,10 @@ class Replayer:
         if self._show is None:
             return
         try:
-            self._show(self.part.env)
+            self._show(self.group.env)
         except Exception as error:
             traceback.print_exc()
-            self._report({"unseen": shortened(f"{type(error).__name__}: {error}", UNSEEN_CHARS_MAX)})
+            self._report({"unseen": shortened(raised_text(type(error).__name__, str(error)), UNSEEN_CHARS_MAX)})
             self._show = None
 
     def _make(self, call: Callable[[], object], number: int) -> bool:
@@ -154,7 +154,7 @@ class Replayer:
             is_step = not (self._kinds[number] == journal.RESET).any()
             if number >= self._replay.failed_at or (is_step and policy == "truncate"):
                 raise
-            self.part.repeat_last()
+            self.group.repeat_last()
             return False
         return True
 
@@ -170,9 +170,9 @@ class Replayer:
     def _prepared(self, number: int) -> Callable[[], object]:
         """Prepare the call."""
         self._arena.request[self._place], self._arena.done[self._place] = number, number - 1
-        if isinstance(self.part, EnvBatch):
-            return self._prepared_batch(number, self.part)
-        return self._prepared_row(number, self.part)
+        if isinstance(self.group, EnvBatch):
+            return self._prepared_batch(number, self.group)
+        return self._prepared_row(number, self.group)
 
     def _prepared_batch(self, number: int, batch: EnvBatch) -> Callable[[], object]:
         notes = self._notes.get(number, ())
@@ -225,7 +225,7 @@ class Replayer:
     def _restore(self, note: Note) -> None:
         """Restore the env's random state before this reset."""
         if note.generator and note.seed is None:
-            bit_generator = bit_generator_of(self.part.env)
+            bit_generator = bit_generator_of(self.group.env)
             if bit_generator is not None:
                 bit_generator.state = codec.decode(note.generator).bit_generator.state
 
@@ -239,7 +239,7 @@ class Replayer:
         return bool((self._journal.digests[0] != self._digests[number])[asked].any())
 
 
-def _part(row: int, build: Build) -> Row | EnvBatch:
+def _group(row: int, build: Build) -> Row | EnvBatch:
     """Make the env of this row, or the vector env."""
     adopt_environment(build)
     set_up(build)
@@ -249,12 +249,12 @@ def _part(row: int, build: Build) -> Row | EnvBatch:
     return Row(0, runner_class(b"")(adapt(factory())), mode, False)
 
 
-def _shown_part(row: int, build: Build) -> Row | EnvBatch:
-    """Make a part as ``_part``, with ``render_mode`` among the arguments if the env takes that."""
+def _shown_group(row: int, build: Build) -> Row | EnvBatch:
+    """Make a group as ``_group``, with ``render_mode`` among the arguments if the env takes that."""
     try:
-        return _part(row, replace(build, kwargs=_shown(build.kwargs)))
+        return _group(row, replace(build, kwargs=_shown(build.kwargs)))
     except TypeError:
-        return _part(row, build)
+        return _group(row, build)
 
 
 def _register(encoded: bytes) -> None:

@@ -9,7 +9,7 @@ from envhub.values import actions, spaces
 
 
 class RowActions:
-    """The place of a row's actions in the arena, and the way of the parts that are not there."""
+    """The place of a row's actions in the arena, and the way of the leaves that are not there."""
 
     def __init__(self, arena: Arena, index: int, space: Any) -> None:
         self._arena, self._index, self._space = arena, index, space
@@ -21,7 +21,7 @@ class RowActions:
         self._out_of_band: Iterator[Any] = iter(())
 
     def read(self, out_of_band: Sequence[Any]) -> Any:
-        """The action that is posted; ``out_of_band`` has the parts that are not in the arena, by leaf."""
+        """The action that is posted; ``out_of_band`` has the leaves that are not in the arena."""
         self._out_of_band = iter(out_of_band)
         for number, words in enumerate(self._code_words):
             if words[self._index] != self._codes[number]:

@@ -20,7 +20,7 @@ from envhub_server.ipc import control
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
-from envhub_server.worker.env_batch import Part
+from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.private_memory import private_bytes
@@ -58,11 +58,11 @@ class Stepper:
         """Serve the rows from now on."""
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
-        for part in self._envs.parts if not serve.moved else ():
-            part.take_place(seeds, failure, serve.info, objects)
+        for group in self._envs.groups if not serve.moved else ():
+            group.take_place(seeds, failure, serve.info, objects)
         self._progress.resume()
         self._bells.watch(spin_us)
-        if len(self._envs.parts) > 1:
+        if len(self._envs.groups) > 1:
             self._shared = SharedState()
         if serve.ending:
             self._complete(serve.ending)
@@ -71,7 +71,7 @@ class Stepper:
 
     def _complete(self, ending: bytes) -> None:
         """Complete the only row's step, whose first half another worker has stored."""
-        (row,) = self._envs.parts
+        (row,) = self._envs.groups
         assert isinstance(row, Row)
         complete = partial(row.complete, codec.decode(ending, self._envs.allow_pickle))
         self._step([row], lambda _: complete())
@@ -82,15 +82,15 @@ class Stepper:
         """True if a row has a pending step that needs no message."""
         return bool(self._my_request != self._my_done and self._posted())
 
-    def _posted(self) -> list[Part]:
-        """The parts with a pending step that needs no message."""
+    def _posted(self) -> list[RowGroup]:
+        """The groups with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
-        parts = []
-        for part in self._envs.parts:  # a comprehension would be one more call
-            index = part.index
-            if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and part.posted:
-                parts.append(part)
-        return parts
+        groups = []
+        for group in self._envs.groups:  # a comprehension would be one more call
+            index = group.index
+            if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and group.posted:
+                groups.append(group)
+        return groups
 
     def serve_rows(self) -> None:
         """Step the envs of the rows that the driver has posted."""
@@ -101,20 +101,20 @@ class Stepper:
         """Step the envs of the pending rows, whose actions are in the message."""
         out_of_band = dict(messages.unpack_rows(step.out_of_band, self._arena.layout.rows))
 
-        def run(part: Part) -> bytes | None:
-            return part.step(codec.decode(out_of_band[part.index], self._envs.allow_pickle))
+        def run(group: RowGroup) -> bytes | None:
+            return group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
 
         # The hub completed the other rows before this worker served.
-        pending = [part for part in self._envs.parts if self._request[part.index] != self._done[part.index]]
+        pending = [group for group in self._envs.groups if self._request[group.index] != self._done[group.index]]
         self._step(pending, run, out_of_band)
 
     def _step(
         self,
-        parts: list[Part],
-        run: Callable[[Part], bytes | None] | None = None,
+        groups: list[RowGroup],
+        run: Callable[[RowGroup], bytes | None] | None = None,
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
-        """Step the envs of these parts, by ``run`` if that is given, and wake the driver."""
+        """Step the envs of these groups, by ``run`` if that is given, and wake the driver."""
         progress, timer, rung = self._progress, self._timer, 0
         clocked = self._began_ns[progress.at]
         if clocked:
@@ -124,20 +124,20 @@ class Stepper:
         if timed:
             timer.start()
         for observer in self._envs.observers:
-            observer.begin(parts, out_of_band)
-        for part in parts:
-            ending = self._finish(part, part.step if run is None else partial(run, part), is_step=True)
+            observer.begin(groups, out_of_band)
+        for group in groups:
+            ending = self._finish(group, group.step if run is None else partial(run, group), is_step=True)
             if ending is not None:
-                self._departure.leave_within_step(part, ending)
+                self._departure.leave_within_step(group, ending)
                 return
-            if self._op[part.index] == OP_PART:
+            if self._op[group.index] == OP_PART:
                 rung += 1
                 self._bells.ring(self._arena.driver)
         progress.words[progress.at] = progress.turn
         if clocked:
             self._ended_ns[progress.at] = time.monotonic_ns()
-        report_due = timed and timer.stop(len(parts))
-        if not rung or rung < len(parts):
+        report_due = timed and timer.stop(len(groups))
+        if not rung or rung < len(groups):
             self._ring_at_end()
         for observer in self._envs.observers:
             observer.end()  # the driver need not wait for it
@@ -146,35 +146,35 @@ class Stepper:
         if self._rebuilder.pending:
             self._rebuilder.rebuild()
         if self._departure.awaited:
-            self._departure.note_step(parts)
+            self._departure.note_step(groups)
 
-    def _finish(self, part: Part, run: Callable[[], bytes | None], is_step: bool = False) -> bytes | None:
-        """Run a part's step or reset, which stores its status; store ``done`` last.
+    def _finish(self, group: RowGroup, run: Callable[[], bytes | None], is_step: bool = False) -> bytes | None:
+        """Run a group's step or reset, which stores its status; store ``done`` last.
 
         Returns:
             Usually None. If another worker completes the step, the result of ``Row.step``: that worker stores ``done``.
         """
         progress = self._progress
         progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
-        progress.words[progress.at] = progress.turn | part.turn
+        progress.words[progress.at] = progress.turn | group.turn
         try:
             ending: bytes | None = run() if self._calls_directly else self._host.call(run)
             if ending is not None:
                 return ending
         except BaseException as error:
-            self._fail(part, error, is_step)
-        self._done[part.place] = self._request[part.place]
+            self._fail(group, error, is_step)
+        self._done[group.place] = self._request[group.place]
         return None
 
-    def _fail(self, part: Part, error: BaseException, is_step: bool) -> None:
-        """Truncate the part, or report the exception, as the session wants it."""
+    def _fail(self, group: RowGroup, error: BaseException, is_step: bool) -> None:
+        """Truncate the group, or report the exception, as the session wants it."""
         build = self._envs.build
         policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
         if is_step and not isinstance(error, self._host.never_truncated) and policy == "truncate":
-            self._rebuilder.truncate(part, error, self._request[part.index])
+            self._rebuilder.truncate(group, error, self._request[group.index])
             return
-        part.repeat_last()
-        for index in part.indices:
+        group.repeat_last()
+        for index in group.indices:
             # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
             failure = self._reports.send(error, index, "env_raised", self._request[index])
             for observer in self._envs.observers:
@@ -206,9 +206,9 @@ class Stepper:
 
         for observer in self._envs.observers:
             observer.begin_reset(seeds, encoded_options)
-        own = {index: seed for part in self._envs.parts for index, seed in part.seeds_of_first(seeds).items()}
-        for part in self._envs.parts:
-            self._finish(part, partial(part.reset_by, seeds, options_of))
+        own = {index: seed for group in self._envs.groups for index, seed in group.seeds_of_first(seeds).items()}
+        for group in self._envs.groups:
+            self._finish(group, partial(group.reset_by, seeds, options_of))
         self._ring_at_end()
         for observer in self._envs.observers:
             observer.end_reset({**seeds, **own})
@@ -217,15 +217,15 @@ class Stepper:
 
     def _report(self) -> None:
         """Send the hub the step times and, once, the shared state that the envs have changed."""
-        self._channel.send(replace(self._timer.times, env_bytes=private_bytes() // len(self._envs.parts)))
+        self._channel.send(replace(self._timer.times, env_bytes=private_bytes() // len(self._envs.groups)))
         if self._shared is not None and (what := self._shared.changed()):
             self._shared = None
             self._channel.send(control.SharedChanged(what))
 
-    def report_closing(self, error: BaseException, part: Part) -> None:
+    def report_closing(self, error: BaseException, group: RowGroup) -> None:
         """Send the hub the exception of an env's ``close``."""
-        number = self._request[part.index] if hasattr(self, "_arena") else 0
-        self._reports.send(error, part.index, "env_raised", number)
+        number = self._request[group.index] if hasattr(self, "_arena") else 0
+        self._reports.send(error, group.index, "env_raised", number)
 
     def close(self) -> None:
         """Free the descriptors."""

@@ -85,7 +85,8 @@ class _WarmUp:
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
         os.set_blocking(rung, False)  # it is never read, and has room for all rings
         noted = journal.allocate(journal.JournalLayout(1, layout.observations, layout.actions))
-        self._tell(mapped, [memory, heard, heard, rung, rung, noted])
+        descriptors = control.ArenaDescriptors(memory, heard, heard, rung, rung, journal=noted)
+        self._tell(mapped, descriptors.sent)
         for descriptor in (memory, heard, rung, noted):
             os.close(descriptor)
         return arena

@@ -1,0 +1,91 @@
+"""The time from the loss of a hub until its rows are on a hub again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from envhub.errors import HubLost
+from envhub_client.federation.part import HubPart
+
+JOIN_S = 5.0  # for the thread to see that it is stopped: it looks once a second
+
+
+class Absence:
+    """The making of envs again on other sessions, in a thread, while the rows of the other hubs go on.
+
+    Attributes:
+        loss: the loss of the hub.
+    """
+
+    def __init__(
+        self,
+        loss: HubLost,
+        patience_s: float,
+        remake: Callable[[Absence], Sequence[HubPart]],
+        clear: Callable[[], None],
+    ) -> None:
+        """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
+
+        Steps wait for that ``patience_s`` seconds in all. ``clear`` is called afterwards, and may take long.
+        """
+        self.loss = loss
+        self._until_s = time.monotonic() + patience_s
+        self._remake, self._clear = remake, clear
+        self._over = threading.Event()
+        self._stopped = False
+        self._parts: Sequence[HubPart] = ()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="envhub-remake", daemon=True)
+
+    def _started(self) -> threading.Event:
+        """The event of the end, once the thread has begun."""
+        if self._thread.ident is None and not self._stopped:
+            self._thread.start()
+        return self._over
+
+    def _run(self) -> None:
+        try:
+            self._parts = self._remake(self)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._over.set()
+            self._clear()
+
+    @property
+    def over(self) -> bool:
+        """True if the rows are on a hub again, or cannot be."""
+        return self._started().is_set()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds for which a step still waits."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the end, at most so long; True if it has come."""
+        return self._started().wait(timeout)
+
+    def parts(self) -> Sequence[HubPart]:
+        """The parts that have the rows, once it is over.
+
+        Raises:
+            HubLost: no hub makes the envs again.
+            Exception: as at the first making.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._parts
+
+    @property
+    def stopped(self) -> bool:
+        """True if the envs are wanted no more."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """Make nothing any more; what is made is left to ``parts``."""
+        self._stopped = True
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)

@@ -1,0 +1,201 @@
+"""The lane of rows whose hub was lost: each is truncated once, and goes on once it is on a hub again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from envhub.env_failure import EnvFailure, failure_info
+from envhub.errors import HubLost, HubTimeout
+from envhub.protocol.messages import Reset
+from envhub.values import codec
+from envhub_client.batch import Batch, joined
+from envhub_client.federation.absence import Absence
+from envhub_client.lanes.base import HubLane
+
+Rows = tuple[np.ndarray, bytes, list[np.ndarray]]
+
+
+class AbsentLane:
+    """A ``HubLane`` of rows that are on no hub, until ``absence`` is over, and then of ``lane_of`` its parts.
+
+    A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
+    absence has patience, and are truncations, too, where they do not return in time. Resets wait for the return.
+    """
+
+    name = "absent"
+
+    def __init__(self, lost: HubLane, loose: bool, absence: Absence, lane_of: Callable[[Absence], HubLane]) -> None:
+        """Continue after a lane that was lost; with ``loose`` observations also have leaves of no fixed size."""
+        self.num_envs, self.leaves = lost.num_envs, lost.leaves
+        self._last = lost.last_observations()  # before the absence begins, which ends the lost session
+        self.absence = absence
+        self._loose = loose
+        self._lane_of = lane_of
+        self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
+        self._untold = np.ones(self.num_envs, bool)  # whether the row's truncation was not returned yet
+        self._sent: np.ndarray = lost.are_outstanding.copy()
+        self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
+        self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
+        self._truncates = False  # whether the step of all rows under way is a truncation
+        self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
+        self._begun = 0
+
+    @property
+    def is_replaceable(self) -> bool:
+        """True if the rows are on a hub again and each has been truncated: that hub's lanes can take its place."""
+        return self.absence.over and not self._untold.any() and not self._sent.any()
+
+    def hub_lane(self) -> HubLane:
+        """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""
+        self._lane = self._lane or self._lane_of(self.absence)
+        return self._lane
+
+    def settle(self) -> bool:
+        """True if some rows are outstanding."""
+        return bool(self._sent.any())
+
+    def give_up(self) -> None:
+        """Give up what was begun, if anything was."""
+        self._begin = None
+        if self._lane is not None:
+            self._lane.give_up()
+
+    def lose(self, loss: HubLost) -> None:
+        """Raise the loss: the rows are being made again already."""
+        raise loss
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun."""
+        return (self._begun,)
+
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the rows' last observations; of those that have none on the hub that has them now, earlier ones."""
+        return [leaf.copy() for leaf in self._last]
+
+    # --- the whole batch ------------------------------------------------------------------------------------------
+
+    def begin_reset(self, reset: Reset) -> None:
+        """Begin a reset, as soon as the rows are on a hub again."""
+        self._truncates, self._begin = False, lambda lane: lane.begin_reset(reset)
+        self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
+        self._begun += 1
+
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
+        """Begin a step. The arrays are copied."""
+        own = [array.copy() for array in arrays]
+        self._truncates, self._unreset = bool(self._untold.any()), None
+        self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
+        self._begun += 1
+
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
+        """The results of what was begun; as ``HubLane.wait``."""
+        into = [np.empty_like(leaf) for leaf in self._last] if into is None else into
+        if not self._truncates and self._begin is not None:
+            self._truncates = not self._begun_on_hub(timeout)
+        if self._truncates:
+            self._untold[:] = False
+            return self._truncation(np.arange(self.num_envs), into)._replace(env_ids=None)
+        batch = self.hub_lane().wait(timeout, into)
+        if self._unreset is not None:
+            for array, last in zip(into, self._last, strict=True):
+                array[self._unreset] = last[self._unreset]
+            self._untold &= self._unreset
+        for array, last in zip(into, self._last, strict=True):
+            last[...] = array
+        return batch
+
+    def _begun_on_hub(self, timeout: float | None) -> bool:
+        """True if what was begun is begun on the hub that has the rows now; False if a step waits no longer for one.
+
+        Raises:
+            HubTimeout: it is not within ``timeout`` seconds.
+            Exception: as for ``Absence.parts``.
+        """
+        patience_s = None if self._unreset is not None else self.absence.patience_s
+        waits_s = min((each for each in (patience_s, timeout) if each is not None), default=None)
+        if not self.absence.wait(waits_s):
+            if patience_s is not None and not self.absence.patience_s:
+                return False
+            raise HubTimeout(f"{self.absence.loss}; its envs are not made again within {timeout:g} s: wait again")
+        assert self._begin is not None
+        self._begin(self.hub_lane())
+        self._begin = None
+        return True
+
+    def _truncation(self, rows: np.ndarray, into: Sequence[np.ndarray]) -> Batch:
+        for array, last in zip(into, self._last, strict=True):
+            array[...] = last[rows]
+        loss = self.absence.loss
+        info = failure_info(EnvFailure("hub_lost", f"{loss}; the env is made again", hub=loss.hub))
+        blob = codec.encode_pair(b"", info) if self._loose else info
+        count = len(rows)
+        flags = np.zeros(count), np.zeros(count, bool), np.ones(count, bool)
+        return Batch(into, *flags, [(row, blob) for row in rows.tolist()], [], rows)
+
+    # --- some rows ------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
+        return int(self._sent.sum())
+
+    @property
+    def are_outstanding(self) -> np.ndarray:
+        """Mask of the envs that are outstanding."""
+        return self._sent
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these rows, of those that were truncated on the hub that has them, or will have them."""
+        self._sent[env_ids] = True
+        later = ~self._untold[env_ids]
+        if later.any():
+            self._waiting.append((env_ids[later], codes, [array[later].copy() for array in arrays]))
+
+    def ask_rows(self) -> None:
+        """Begin what waits for a hub, once there is one, and ask for its results."""
+        if self.absence.over:
+            while self._waiting:
+                self.hub_lane().begin_rows(*self._waiting[0])
+                self._waiting.pop(0)
+            if self._lane is not None:
+                self._lane.ask_rows()
+
+    def _truncated_rows(self) -> np.ndarray:
+        """The outstanding rows that are truncated now."""
+        now: np.ndarray = self._sent & self._untold
+        if not self.absence.over and not self.absence.patience_s:
+            for env_ids, _, _ in self._waiting:
+                now[env_ids] = True
+        rows: np.ndarray = np.flatnonzero(now)
+        return rows
+
+    def done_rows(self) -> int:
+        """Number of outstanding rows whose results can be returned; as ``HubLane.done_rows``."""
+        on_hub = self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
+        return len(self._truncated_rows()) + on_hub
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of the hub's lane; before there is one, none: what waits for that looks again by itself."""
+        return self._lane.descriptors() if self._lane is not None else ()
+
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding rows that are done; as ``HubLane.wait_rows`` of what ``done_rows`` counts."""
+        rows, batches = self._truncated_rows(), []
+        if rows.size:
+            batches.append(self._truncation(rows, [leaf[rows] for leaf in self._last]))
+        if self._lane is not None and self._lane.done_rows():
+            batches.append(batch := self._lane.wait_rows(1, timeout))
+            for array, last in zip(batch.observations, self._last, strict=True):
+                last[batch.env_ids] = array
+        return joined(batches)
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Note that the results of these rows have reached the caller: they are outstanding no more."""
+        if self._lane is not None:
+            on_hub = self._lane.are_outstanding[env_ids]
+            self._lane.taken(env_ids[on_hub])
+        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
+        self._sent[env_ids] = self._untold[env_ids] = False

@@ -1,0 +1,116 @@
+"""A request to several hubs at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from envhub.errors import HubLost, HubTimeout
+from envhub_client.deadline import Deadline
+from envhub_client.federation.part import HubPart
+
+Result = TypeVar("Result")
+Send = Callable[[HubPart], None]
+Wait = Callable[[HubPart, float | None], Result]
+
+ATTEMPTS_MAX = 3  # for one part, each on another hub
+
+log = logging.getLogger("envhub")
+
+
+class JointRequest(Generic[Result]):
+    """One request at a time, of which each hub gets its part; all are sent before any reply is waited for.
+
+    Each hub carries out its part exactly once, also where an interrupt comes between two parts or the caller drops the
+    request: so all envs have been stepped equally often, whatever happens.
+    """
+
+    def __init__(self, lost: Callable[[HubPart, HubLost], None]) -> None:
+        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss."""
+        self._lost = lost
+        self._parts: Sequence[HubPart] = ()
+        self._send: Send = _unused
+        self._wait: Wait[Result] = _unused
+        self._sent = 0  # how many parts are sent
+        self._progress: tuple[int, ...] | None = None  # of the lane to which the next part may be sent already
+        self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
+        self._dropped = False
+
+    def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
+        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again."""
+        self._send, self._wait, self._sent, self._progress, self._dropped = send, wait, 0, None, False
+        self._again = None
+        self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        while self._sent < len(self._parts):
+            part = self._parts[self._sent]
+            before, now = self._progress, part.lane.progress
+            self._progress = now
+            if before in (None, now):
+                try:
+                    self._send(part)
+                except HubLost as loss:
+                    self._lost(part, loss)
+                    self._send(part)
+            self._sent, self._progress = self._sent + 1, None
+
+    def _result(self, part: HubPart, timeout: float | None) -> Result:
+        loss: HubLost | None = None
+        for _ in range(ATTEMPTS_MAX):
+            if self._again is part:
+                self._send(part)
+                self._again = None
+            try:
+                return self._wait(part, timeout)
+            except HubLost as error:
+                loss = error
+                self._again = part  # also after an interrupt from here on
+                self._lost(part, loss)
+        assert loss is not None
+        raise loss
+
+    def results(self, timeout: float | None) -> list[Result]:
+        """The result of each hub, in the order of their rows; they can be had again.
+
+        Raises:
+            HubTimeout: not all of them within ``timeout`` seconds.
+            Exception: the first one that a hub's wait raised, in the order of their rows, once all have ended.
+        """
+        deadline = None if timeout is None else Deadline(timeout)
+        results: list[Result] = []
+        first_error: Exception | None = None
+        for part in self._parts:
+            try:
+                results.append(self._result(part, None if deadline is None else deadline.left_s()))
+            except HubTimeout:
+                raise
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            self._parts = ()
+            raise first_error
+        return results
+
+    def give_up(self) -> None:
+        """Have the results of the pending request dropped, once ``settle`` has waited for them."""
+        self._dropped = True
+
+    def settle(self) -> None:
+        """Wait until each hub has carried out its part of a request that was dropped."""
+        if not self._dropped:
+            return
+        self._send_rest()
+        while self._parts:
+            try:
+                self._result(self._parts[0], None)
+            except Exception as error:
+                log.debug("dropped with a request that was given up: %s", error)
+            self._parts = self._parts[1:]
+        self._dropped = False
+
+
+def _unused(*_: Any) -> NoReturn:
+    raise AssertionError("no request was begun")

@@ -1,0 +1,320 @@
+"""The lane of a session over several hubs: their batches, as one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from envhub.errors import HubLost, HubTimeout
+from envhub.protocol.messages import Reset
+from envhub.values import codec
+from envhub_client.batch import Batch, joined
+from envhub_client.connection.waiter import READABLE, new_waiter
+from envhub_client.deadline import Deadline
+from envhub_client.federation.absent_lane import AbsentLane
+from envhub_client.federation.joint_request import JointRequest
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.slices import out_of_band_of, reset_of
+
+PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
+CHECK_S = 0.5  # between looks at whether a hub is silent
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
+Result = TypeVar("Result")
+_RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
+
+
+class Recovery(Protocol):
+    """Source of the rows of a hub that is lost.
+
+    Attributes:
+        patience_s: the seconds for which the rows of other hubs wait for it.
+    """
+
+    patience_s: float
+
+    def absent_lane(self, part: HubPart, loss: HubLost) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then."""
+
+
+class FederatedLane:
+    """A ``HubLane`` whose rows are on several hubs.
+
+    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
+
+    Attributes:
+        parts: the hubs and their rows, ascending.
+    """
+
+    def __init__(self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: Recovery | None = None) -> None:
+        """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size.
+
+        ``recovery`` begins to make the rows of a part again whose hub is lost; without it the loss is raised.
+        """
+        self.parts = [*parts]
+        self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
+        self._loose = loose
+        self._recovery = recovery
+        self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
+        self._turn = 0
+        self._request: JointRequest[Batch] = JointRequest(self.lost)
+        self._resets = False  # whether the request is a reset
+        self._left_out: list[HubPart] = []  # by the mask of the reset under way
+        self._into: Sequence[np.ndarray] = ()  # for the observations that are waited for
+        self._sent = np.zeros(self.num_envs, bool)
+        self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
+
+    def _new_arrays(self) -> list[np.ndarray]:
+        return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    @property
+    def name(self) -> str:
+        """The lanes of the hubs, such as ``"wire"``, or ``"shared+wire"`` where they differ."""
+        return "+".join(sorted({part.lane.name for part in self.parts}))
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
+        return tuple(number for part in self.parts for number in part.lane.progress)
+
+    def settle(self) -> bool:
+        """Wait for the end of what was given up; returns whether some envs are outstanding."""
+        self._request.settle()
+        return bool(self._sent.any())
+
+    def give_up(self) -> None:
+        """Give up what was begun; its results are dropped."""
+        self._request.give_up()
+
+    def lose(self, loss: HubLost) -> None:
+        """Raise the loss of a hub."""
+        raise loss
+
+    def last_observations(self) -> list[np.ndarray]:
+        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
+        return [
+            np.concatenate(leaf) for leaf in zip(*(part.lane.last_observations() for part in self.parts), strict=True)
+        ]
+
+    # --- the loss of a hub ----------------------------------------------------------------------------------------
+
+    def lost(self, part: HubPart, loss: HubLost) -> None:
+        """Go on without the hub of this part: its rows are truncated, and made again meanwhile.
+
+        Raises:
+            HubLost: this loss, where nothing makes them again.
+        """
+        if self._recovery is None:
+            raise loss
+        if part not in self._absent:
+            self._absent.append(part)
+        part.lane = lane = self._recovery.absent_lane(part, loss)
+        lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
+
+    def present_parts(self) -> list[HubPart]:
+        """All parts, once those whose hub was lost are on a hub again; errors as for ``Absence.parts``."""
+        for part in self._absent:
+            if isinstance(part.lane, AbsentLane):
+                part.lane.absence.wait(None)
+        self._replace_absent()
+        return [each for part in self.parts for each in self._hub_parts(part)]
+
+    def _hub_parts(self, part: HubPart) -> list[HubPart]:
+        if not isinstance(part.lane, AbsentLane):
+            return [part]
+        return [each.moved(part.rows.start) for each in part.lane.absence.parts()]
+
+    def _replace_absent(self) -> None:
+        """Put the parts that are on a hub again in the place of those that were lost."""
+        for part in [*self._absent]:
+            if isinstance(part.lane, AbsentLane) and part.lane.is_replaceable:
+                place = self.parts.index(part)
+                self.parts[place : place + 1] = self._hub_parts(part)
+                self._absent.remove(part)
+
+    # --- the whole batch ------------------------------------------------------------------------------------------
+
+    def begin_reset(self, reset: Reset) -> None:
+        """Begin a reset on the hubs whose rows it has."""
+        if self._absent:
+            self._replace_absent()
+        resets = [reset_of(reset, part.rows) for part in self.parts]
+        wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
+        self._turn, self._resets = 1 - self._turn, True
+        self._left_out = [part for part in self.parts if part not in wanted]
+        self._request.begin([*wanted], lambda part: part.lane.begin_reset(wanted[part]), self._await)
+
+    def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
+        """Begin a step on all hubs."""
+        if self._absent:
+            self._replace_absent()
+        self._turn, self._resets, self._left_out = 1 - self._turn, False, []
+        packed: dict[HubPart, bytes] = {}
+        if out_of_band:
+            of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
+            packed = dict(zip(self.parts, of_each, strict=True))
+
+        def send(part: HubPart) -> None:
+            part.lane.begin_step(codes, [*map(part.take, arrays)], packed.get(part, b""))
+
+        self._request.begin([*self.parts], send, self._await)
+
+    def _await(self, part: HubPart, timeout: float | None) -> Batch:
+        into = [*map(part.take, self._into)]
+        if self._recovery is None:
+            return part.numbered(part.lane.wait(timeout, into))
+        deadline = None if timeout is None else Deadline(timeout)
+        while True:
+            try:
+                return part.numbered(
+                    part.lane.wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()), into)
+                )
+            except HubTimeout:
+                if deadline is not None and not deadline.left_s():
+                    raise
+                self._check_reach(part)
+
+    def _check_reach(self, part: HubPart) -> None:
+        """Check that a part's hub is not silent for longer than envs of other hubs wait for it.
+
+        Raises:
+            HubLost: it is.
+        """
+        if self._recovery is not None and part not in self._absent:
+            part.connection.check_silence(max(self._recovery.patience_s, SILENCE_S_MIN))
+
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
+        """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
+        if into is None:
+            into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
+        observations = self._into = into
+        batches = self._request.results(timeout)
+        rows = [row for batch in batches for row in batch.rows]
+        groups = [group for batch in batches for group in batch.groups]
+        if self._resets:
+            rows = sorted([*rows, *self._last_ones()])
+            return Batch(observations, None, None, None, rows, groups)
+        rewards, terminations, truncations = zip(*map(_RESULTS, batches), strict=True)
+        results = np.concatenate(rewards), np.concatenate(terminations), np.concatenate(truncations)
+        return Batch(observations, *results, rows, groups)
+
+    def _last_ones(self) -> list[tuple[int, bytes]]:
+        """Last observations of the rows that the reset leaves out, and the rows that have some of no fixed size."""
+        unchanged = codec.encode_pair(b"", b"")
+        rows: list[tuple[int, bytes]] = []
+        for part in self._left_out:
+            for array, last in zip(self._into, part.observe()[1], strict=True):
+                part.take(array)[...] = last
+            rows += [(row, unchanged) for row in part.rows] if self._loose else []
+        return rows
+
+    # --- parts of the batch ---------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Number of envs were begun by ``begin_rows`` and not taken."""
+        return int(self._sent.sum())
+
+    @property
+    def are_outstanding(self) -> np.ndarray:
+        """Mask of the envs that are outstanding."""
+        return self._sent
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
+        if self._sent[env_ids].any():
+            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        if self._absent:
+            self._replace_absent()
+        for part in self.parts:
+            places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
+            if places.size:
+                rows, own = env_ids[places], [array[places] for array in arrays]
+                self._sent[rows] = True  # before it is known: at an interrupt, they may be
+                try:
+                    self._begin_rows(part, rows - part.rows.start, codes, own)
+                except Exception:
+                    self._sent[rows] = False
+                    raise
+
+    def _begin_rows(self, part: HubPart, rows: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        try:
+            part.lane.begin_rows(rows, codes, arrays)
+        except HubLost as loss:
+            self.lost(part, loss)
+            part.lane.begin_rows(rows, codes, arrays)
+
+    def ask_rows(self) -> None:
+        """Have the results of the outstanding envs sent as soon as they are done."""
+        for part in self._outstanding_parts():
+            self._of_rows(part, lambda part: part.lane.ask_rows())
+
+    def _outstanding_parts(self) -> list[HubPart]:
+        return [part for part in self.parts if part.take(self._sent).any()]
+
+    def done_rows(self) -> int:
+        """Number of outstanding envs whose results have come; as ``HubLane.done_rows``."""
+        return sum(self._of_rows(part, lambda part: part.lane.done_rows()) for part in self._outstanding_parts())
+
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors that say when to look at ``done_rows``."""
+        return [each for part in self._outstanding_parts() for each in part.lane.descriptors()]
+
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+        deadline = None if timeout is None else Deadline(timeout)
+        while True:
+            left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
+            self.ask_rows()
+            if (done := self.done_rows()) >= min_envs:
+                break
+            if deadline is not None and not left_s:
+                raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
+            if not _parked(self.descriptors(), left_s):
+                for part in self._outstanding_parts():
+                    self._of_rows(part, self._check_reach)
+        batches = [self._of_rows(part, _received) for part in self._outstanding_parts()]
+        return joined([batch for batch in batches if batch is not None])
+
+    def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
+        """Get this of the part; an env of it that raised is not under way any more."""
+        try:
+            return get(part)
+        except HubTimeout:
+            raise
+        except HubLost as loss:
+            self.lost(part, loss)
+            return get(part)
+        except Exception:
+            part.take(self._sent)[...] &= part.lane.are_outstanding
+            raise
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        self._sent[env_ids] = False
+        for part in self.parts:
+            own = env_ids[(part.rows.start <= env_ids) & (env_ids < part.rows.stop)]
+            if own.size:
+                part.lane.taken(own - part.rows.start)
+
+
+def _received(part: HubPart) -> Batch | None:
+    """The results of the part's envs that are done; None if there are none."""
+    return part.numbered(part.lane.wait_rows(1, 0)) if part.lane.done_rows() else None
+
+
+def _parked(descriptors: Sequence[int], seconds: float) -> bool:
+    """Wait until one of these descriptors is readable, at most ``seconds``; True if one is."""
+    if not descriptors:
+        time.sleep(seconds)
+        return False
+    waiter = new_waiter()
+    try:
+        for descriptor in descriptors:
+            waiter.register(descriptor, READABLE)
+        return bool(waiter.poll(seconds))
+    finally:
+        waiter.close()

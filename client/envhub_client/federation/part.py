@@ -1,0 +1,68 @@
+"""The rows of a vector env that are on one hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+
+import numpy as np
+
+from envhub.protocol.messages import Observe, Observed, Op
+from envhub_client.batch import Batch
+from envhub_client.connection.connection import Connection
+from envhub_client.lanes.base import HubLane
+from envhub_client.session.maker import SessionMaker
+
+
+class HubPart:
+    """A session on one hub, which has some rows of a larger vector env.
+
+    Attributes:
+        hub: the name of the hub.
+        rows: the numbers of its rows, without a gap.
+        take: takes them out of an array.
+        maker: of its session.
+        lane: steps its rows, which are numbered from 0 there.
+    """
+
+    def __init__(self, hub: str, rows: range, maker: SessionMaker, lane: HubLane) -> None:
+        self.hub = hub
+        self.rows = rows
+        self.take: Callable[[np.ndarray], np.ndarray] = itemgetter(slice(rows.start, rows.stop))
+        self.maker = maker
+        self.lane = lane
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the hub."""
+        return self.maker.connection
+
+    def moved(self, by: int) -> HubPart:
+        """The same session, with rows whose numbers are greater by ``by``."""
+        return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
+
+    def numbered(self, batch: Batch) -> Batch:
+        """The batch with the numbers that its rows have in the larger vector env."""
+        first = self.rows.start
+        if not first or not (batch.rows or batch.groups or batch.env_ids is not None):
+            return batch
+        return batch._replace(
+            rows=[(row + first, blob) for row, blob in batch.rows],
+            groups=[group._replace(rows=group.rows + first) for group in batch.groups],
+            env_ids=None if batch.env_ids is None else batch.env_ids + first,
+        )
+
+    def observe(self) -> tuple[Observed, list[np.ndarray]]:
+        """The reply to OBSERVE, and the rows' last observations in it, an array for each leaf.
+
+        Raises:
+            EnvHubError: as for ``Connection.ask``.
+        """
+        request = Observe(self.connection.protocol.token, described=True)
+        reply = self.connection.ask(Op.OBSERVE, request)
+        shapes = [(len(self.rows), *leaf.shape) for leaf in self.lane.leaves]
+        arrays = [
+            np.frombuffer(frame, leaf.dtype).reshape(shape)
+            for frame, leaf, shape in zip(reply.frames, self.lane.leaves, shapes, strict=True)
+        ]
+        return reply.message, arrays

@@ -1,0 +1,137 @@
+"""Opening sessions on hubs for some rows of a vector env, and ending them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from envhub import errors
+from envhub.protocol.messages import Make
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.federation.agreement import check_agreement
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.placement import Room, checked_split, divided, placed
+from envhub_client.fleet.members import Member
+from envhub_client.session.maker import SessionMaker, end_sessions
+from envhub_client.session.options import SessionOptions
+
+RowsMake = Callable[[range], Make]  # the request for these rows
+LOOK_S = 0.5  # between looks at whether envs that are built in the background are still wanted
+
+
+class OpenHub(NamedTuple):
+    """A hub to which there is a connection, without a session as yet."""
+
+    member: Member
+    connection: Connection
+
+
+class PartsOpener:
+    """Opens the sessions of one vector env, and ends them."""
+
+    def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
+        """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
+        self.hubs = hubs
+        self.options = options
+        self._make = make
+        self._connections: list[Connection] = []  # every one that may have a session of ours
+        self._lock = threading.Lock()
+
+    def open(self, num_envs: int) -> list[HubPart]:
+        """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
+        hubs = self.hubs()
+        split = self.options.split
+        counts = None if split is None else checked_split(split, num_envs, len(hubs))
+        connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
+        return self.parts(connected, counts or room_for(num_envs, connected), 0)
+
+    def connect(self, hub: Member, timeout: float) -> OpenHub:
+        """Connect to a hub; errors as for ``connect``."""
+        token = secrets.token_bytes(16)
+        connection = connect(hub.address, token, timeout, None, self.options.reconnect_timeout)
+        with self._lock:
+            self._connections.append(connection)
+        return OpenHub(hub, connection)
+
+    def parts(
+        self,
+        hubs: Sequence[OpenHub],
+        counts: Sequence[int],
+        first: int,
+        lost: bytes | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> list[HubPart]:
+        """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
+
+        All are asked before one is waited for. ``lost`` as for ``SessionMaker.begin``.
+
+        Raises:
+            RequestRefused: the hubs disagree.
+            SessionLost: ``is_wanted`` returned False meanwhile.
+            Exception: as for ``Session``, of the first of these hubs.
+        """
+        makers: list[tuple[str, range, SessionMaker]] = []
+        processes = _processes(self.options.num_workers, counts)
+        for hub, count, num_workers in zip(hubs, counts, processes, strict=True):
+            if not count:
+                self.end([hub.connection])
+                continue
+            rows = range(first, first + count)
+            first += count
+            options = replace(self.options, num_workers=num_workers)
+            maker = SessionMaker(hub.member.address, self._make(rows), options)
+            maker.begin(hub.connection, lost=lost)
+            makers.append((hub.member.name, rows, maker))
+        lanes = []
+        for _, _, maker in makers:
+            made = None
+            while made is None:
+                with suppress(errors.HubTimeout):
+                    made = maker.made(LOOK_S)
+                if not is_wanted():
+                    raise errors.SessionLost("the envs are wanted no more")
+            lanes.append(maker.describe(made))
+        check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
+        return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
+
+    def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
+        """End the sessions of these connections, and the connections, unless that was done."""
+        with self._lock:
+            ours = [each for each in connections if each in self._connections]
+        end_sessions(ours, terminate)
+        with self._lock:
+            self._connections = [each for each in self._connections if each not in ours]
+
+    def end_all(self, terminate: bool) -> None:
+        """End all sessions; the one that was opened first last."""
+        self.end(self._connections[::-1], terminate)
+
+
+def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs.
+
+    Raises:
+        RequestRefused: they have no room for them.
+    """
+    try:
+        return placed(num_envs, [_room(hub.connection) for hub in hubs])
+    except ValueError as error:
+        names = ", ".join(hub.member.name for hub in hubs)
+        raise errors.RequestRefused(f"{error} ({names})") from error
+
+
+def _room(connection: Connection) -> Room:
+    capacity = connection.welcome.capacity  # an older hub does not tell
+    return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
+
+
+def _processes(num_workers: Any, counts: Sequence[int]) -> list[Any]:
+    """The number of processes for each hub, by its envs; at least one where it has any."""
+    if not isinstance(num_workers, int):
+        return [num_workers] * len(counts)
+    wanted = min(max(num_workers, sum(map(bool, counts))), sum(counts))
+    return divided(wanted, counts, counts)

@@ -1,0 +1,138 @@
+"""Making the rows of a lost hub again, in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from envhub import errors
+from envhub.values import spaces
+from envhub_client.connection.connection import Connection
+from envhub_client.deadline import Deadline
+from envhub_client.federation.absence import Absence
+from envhub_client.federation.absent_lane import AbsentLane
+from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for
+from envhub_client.federation.slices import set_attr_of
+from envhub_client.lanes.base import HubLane
+from envhub_client.session.attributes_set import AttributesSet
+from envhub_client.session.description import SessionDescription
+
+ANSWER_S = 2.0  # for a hub to say that it is there
+RETRY_S = 0.3  # between tries
+DEATHS_MAX = 3  # of workers that make the envs again, one after the other
+
+log = logging.getLogger("envhub")
+
+
+class Remaker:
+    """A ``Recovery``: makes rows again on the hub that comes back, or on any that has room.
+
+    Attributes:
+        patience_s: the seconds for which the rows of other hubs wait for those of a lost one.
+        attributes: that were set, for the envs to come.
+    """
+
+    def __init__(self, opener: PartsOpener, description: SessionDescription, loose: bool) -> None:
+        """Make envs again as ``description`` describes; with ``loose`` observations have leaves of no fixed size."""
+        self.patience_s = opener.options.faults.restart_wait
+        self._opener = opener
+        self._description = description
+        self._loose = loose
+        self.attributes = AttributesSet()
+        self._absences: list[Absence] = []
+
+    def stop(self) -> None:
+        """Make nothing again any more: the envs are being closed."""
+        for absence in self._absences:
+            absence.stop()
+
+    def absent_lane(self, part: HubPart, loss: errors.HubLost) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then."""
+        log.warning("%s; its envs %s are made again", loss, _text(part.rows))
+        silence_s = part.connection.protocol.silence_s(time.monotonic())
+        gone = [part.connection]
+        if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
+            gone += [each.connection for each in part.lane.absence.parts()]
+        patience_s = max(0.0, self.patience_s - silence_s)
+        absence = Absence(
+            loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
+        )
+        self._absences = [each for each in self._absences if not each.over] + [absence]
+        return AbsentLane(part.lane, self._loose, absence, self._lane_of)
+
+    def _lane_of(self, absence: Absence) -> HubLane:
+        parts = absence.parts()
+        return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._loose, copy=True)
+
+    # --- in the thread of an absence ------------------------------------------------------------------------------
+
+    def _made_again(self, part: HubPart, absence: Absence, gone: Sequence[Connection]) -> Sequence[HubPart]:
+        timeout = self._opener.options.reconnect_timeout
+        deadline, deaths = Deadline(timeout), 0
+        while True:
+            hubs: list[OpenHub] = []
+            why: errors.EnvHubError
+            try:
+                self._connect(part, hubs)
+                if any(hub.member.name == part.hub for hub in hubs):
+                    self._opener.end(gone)  # the hub is there again, and may have no room for both
+                parts = self._opened(part, hubs, absence)
+                log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
+                return [each.moved(-part.rows.start) for each in parts]
+            except errors.WorkerDied as error:  # the cause need not be one of the envs
+                deaths += 1
+                why, is_final = error, deaths == DEATHS_MAX
+            except errors.EnvHubError as error:
+                why, is_final = error, absence.stopped or deadline.left_s() <= RETRY_S
+            self._opener.end([hub.connection for hub in hubs])
+            if is_final:
+                text = f"{absence.loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {why}"
+                raise errors.of_hub(errors.HubLost(text), absence.loss.hub) from why
+            time.sleep(RETRY_S)
+
+    def _connect(self, part: HubPart, hubs: list[OpenHub]) -> None:
+        """Connect to the hubs that may have the part's rows; at least to one.
+
+        Raises:
+            EnvHubError: to none.
+        """
+        anywhere = self._opener.options.on_hub_loss == "redistribute"
+        error: errors.EnvHubError = errors.HubUnreachable(f"the hub {part.hub} is announced no more")
+        # The lost one last, and only where no other answers: it may not come back.
+        for member in sorted(self._opener.hubs(), key=lambda member: member.name == part.hub):
+            if (member.name == part.hub and not hubs) or (member.name != part.hub and anywhere):
+                try:
+                    hubs.append(self._opener.connect(member, ANSWER_S))
+                except errors.EnvHubError as why:
+                    error = why
+        if not hubs:
+            raise error
+
+    def _opened(self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence) -> list[HubPart]:
+        count = len(part.rows)
+        if self._description.vector:  # whose envs are one: on one hub, by as many workers
+            hubs = hubs[:1]
+        counts = room_for(count, hubs) if len(hubs) > 1 else [count]
+        parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped)
+        for each in parts:
+            self._check_same(each)
+            own = partial(set_attr_of, rows=each.rows, num_envs=self._description.num_envs)
+            self.attributes.set_again(each.connection, own)
+        return parts
+
+    def _check_same(self, part: HubPart) -> None:
+        wanted, made = self._description, part.maker.description
+        for mine, other in (
+            (wanted.action_space, made.action_space),
+            (wanted.observation_spaces[0], made.observation_spaces[0]),
+        ):
+            if spaces.structure(mine) != spaces.structure(other):
+                raise errors.RequestRefused(f"the hub {part.hub} makes envs of other spaces: {other}, not {mine}")
+
+
+def _text(rows: range) -> str:
+    return f"{rows.start} to {rows.stop - 1}" if len(rows) > 1 else str(rows.start)

@@ -1,0 +1,217 @@
+"""A session over several hubs, each of which has some rows of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from gymnasium.vector.async_vector_env import AsyncState
+
+from envhub import errors
+from envhub.protocol.client import Reply
+from envhub.protocol.messages import Call, Observed, Op, SetAttr
+from envhub.protocol.prelude import Frame
+from envhub.transport.address import written
+from envhub.values import spaces
+from envhub.values.leaf import OBJECT
+from envhub_client.federation.agreement import joint_description
+from envhub_client.federation.joint_request import JointRequest
+from envhub_client.federation.joint_shares import JointShares
+from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.parts_opener import PartsOpener, RowsMake
+from envhub_client.federation.remaker import Remaker
+from envhub_client.federation.slices import call_of, set_attr_of
+from envhub_client.fleet.members import Member
+from envhub_client.frames import hide_frames
+from envhub_client.session import make_request
+from envhub_client.session.call_results import results_of
+from envhub_client.session.description import Sizing
+from envhub_client.session.in_use import InUse
+from envhub_client.session.lane_session import LaneSession
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.pending import PendingRequest
+from envhub_client.session.value_codec import ValueCodec
+
+log = logging.getLogger("envhub")
+
+
+class FederatedSession(LaneSession):
+    """A ``VectorSession`` on several hubs; that Protocol describes its attributes, and methods without a docstring."""
+
+    def __init__(
+        self,
+        class_name: str,
+        hubs: Callable[[], Sequence[Member]],
+        make: RowsMake,
+        num_envs: int,
+        options: SessionOptions,
+    ) -> None:
+        """Make a session on as many of these hubs as are needed, and wait until all envs are built.
+
+        ``class_name`` is of the class that holds it. ``hubs`` returns those that the names stand for now. ``make`` has
+        the request for some rows. ``options.split`` says how many rows each hub gets; without it that follows from
+        their free CPUs.
+
+        Raises:
+            ValueError: ``split`` does not divide the envs among the hubs.
+            RequestRefused: the hubs disagree, or have no room.
+            Exception: as for ``Session``, of the first hub in the order of ``hubs``.
+        """
+        self._class_name = class_name
+        self.in_use = InUse()
+        self.options, self.values = options, ValueCodec(allow_pickle=False)
+        self._opener = PartsOpener(hubs, make, options)
+        try:
+            parts = self._opener.open(num_envs)
+            self._first = parts[0].maker
+            self.description = joint_description([part.maker.description for part in parts])
+            loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
+            self._remaker = Remaker(self._opener, self.description, loose)
+            recovery = None if options.on_hub_loss == "raise" else self._remaker
+            self.lane = self._lane = FederatedLane(parts, loose, options.copy, recovery)
+            self._request: JointRequest[Reply] = JointRequest(self._lost)
+            self._shares = JointShares(parts)
+            self.pending = PendingRequest(class_name, (self.lane, self._request))
+        except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
+            self._opener.end_all(terminate=True)
+            hide_frames(error)
+            raise
+
+    def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
+        """Have the rows of this part made again, since a request other than a step or reset found its hub lost.
+
+        Raises:
+            HubLost: always.
+        """
+        self._lane.lost(part, loss)
+        raise loss
+
+    @property
+    def address(self) -> str | None:
+        """The addresses or names of the hubs, as they were given but without their keys, separated by commas."""
+        return ", ".join(written(part.maker.hub or "") for part in self._lane.parts)
+
+    @property
+    def token(self) -> str:
+        """Refused: each of the hubs has a session of its own.
+
+        Raises:
+            RequestRefused: always.
+        """
+        self._refuse("no token of its own: each of its hubs has a session")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise errors.RequestRefused(f"a vector env over several hubs has {why}; make one on one hub for that")
+
+    @property
+    def sizing(self) -> Sizing:
+        """Number of processes that host the envs now, on all hubs, and each hub's reason."""
+        sizings = [(part.hub, part.maker.sizing) for part in self._lane.parts]
+        reasons = "; ".join(f"{hub}: {sizing.reason}" for hub, sizing in sizings)
+        return Sizing(sum(sizing.num_workers for _, sizing in sizings), reasons)
+
+    @property
+    def compression(self) -> str:
+        """Compressions of observations on the wire lane, of all hubs; empty for none."""
+        return "+".join(sorted({part.maker.compression for part in self._lane.parts} - {""}))
+
+    def hub_of(self, env: int) -> str | None:
+        """The name of the hub that has this env now; None where it is not known."""
+        return next(part.connection.hub for part in self._lane.parts if env in part.rows)
+
+    def speaks(self, minor: int) -> bool:
+        """True if all hubs speak this minor version of the protocol, or a later one."""
+        return all(part.connection.speaks(minor) for part in self._lane.parts)
+
+    def require(self, minor: int, what: str) -> None:
+        for part in self._lane.parts:
+            make_request.require(part.connection, minor, what)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, call: Call) -> dict[int, Frame]:
+        self._begin_call(call)
+        return self._call_results(call, None)
+
+    def begin_call(self, call: Call) -> None:
+        """Begin a call."""
+        self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
+
+    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+        return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
+
+    def _begin_call(self, call: Call) -> None:
+        self._asked = [
+            (part, own) for part in self._lane.present_parts() if (own := call_of(call, part.rows)) is not None
+        ]
+        self._ask(Op.CALL, dict(self._asked))
+
+    def _ask(self, op: Op, messages: dict[HubPart, Any]) -> None:
+        def send(part: HubPart) -> None:
+            part.connection.send(op, messages[part], keep=True)
+
+        self._request.begin([*messages], send, lambda part, timeout: part.connection.result(timeout))
+
+    def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+        results = {}
+        for (part, own), reply in zip(self._asked, self._request.results(timeout), strict=True):
+            for row, frame in results_of(own, reply, len(part.rows)).items():
+                results[part.rows[row]] = frame
+        return results
+
+    def set_attr(self, message: SetAttr) -> None:
+        """Set an attribute; errors as for ``call``."""
+        count = self.description.num_envs
+        own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
+        self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
+        self._request.results(None)
+        self._remaker.attributes.remember(message)
+
+    def observe(self) -> Reply:
+        """Last observations of the envs, as in a hub's reply to OBSERVE."""
+        observed = [part.observe() for part in self._lane.present_parts()]
+        steps = [count for message, _ in observed for count in message.steps]
+        given = [flag for message, _ in observed for flag in message.given]
+        leaves = zip(*(arrays for _, arrays in observed), strict=True)
+        frames = [b"".join(array.tobytes() for array in leaf) for leaf in leaves]
+        return Reply(Op.OBSERVE, Observed(len(steps), steps, given), frames)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Refuse to leave the session to another process.
+
+        Raises:
+            RequestRefused: always.
+            SessionClosed: after ``close``.
+        """
+        self.check_free("detach")
+        self._refuse("no session that another process could take over")
+
+    def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
+        with self.in_use:
+            self._remaker.stop()
+            try:
+                if self.pending.state is not AsyncState.DEFAULT:
+                    terminate = not finish() or terminate
+            except errors.EnvRaised:
+                raise
+            except errors.EnvHubError as error:
+                log.debug("closing a %s: %s", self._class_name, error)
+            finally:
+                self._opener.end_all(terminate)
+                self.pending.closed = True
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Free a session that was not closed; at the program's end its connections' end does it."""
+        if is_finalizing() or not hasattr(self, "_opener"):
+            return
+        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
+            self._opener.end_all(terminate=True)
+        elif not self.pending.closed:
+            with contextlib.suppress(errors.Forked):  # it is the parent's
+                self.close(terminate=True, finish=lambda: False)

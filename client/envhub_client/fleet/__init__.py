@@ -1,0 +1,1 @@
+"""Fleets: which hubs a name stands for, and what each of them does."""

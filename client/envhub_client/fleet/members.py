@@ -1,0 +1,70 @@
+"""The hubs that a name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envhub.errors import AddressError
+from envhub.fleet.names import hub_name
+from envhub.secret import Secret
+from envhub.transport import address as addresses
+from envhub_client.connection import announced_hubs, dns_hubs, known_hubs, ray_hubs
+
+
+class Member(NamedTuple):
+    """A hub of a fleet.
+
+    Attributes:
+        name: by which the fleet knows it, also when it comes back at another address.
+        address: to connect to, with keys where the hub wants them.
+    """
+
+    name: str
+    address: str | Secret[str]
+
+
+def members(hub: str | Secret[str]) -> tuple[Member, ...]:
+    """The hubs that ``hub`` stands for now, by name.
+
+    ``file:///FOLDER`` stands for the hubs that are announced in the folder, ``dns://NAME:PORT`` for those at the name's
+    addresses, ``ray://FLEET`` for those of the fleet that serve, and any other address or name for one hub. Hubs may
+    come and go between two calls. A warning names the announcements that are left out.
+
+    Raises:
+        AddressError: the folder is not given by its path, or other users may write to it; NAME is no host, or there is
+            no such fleet.
+        HubUnreachable: no hub is announced there, NAME has no address, or none of the fleet serves.
+        KeysError: a hub there wants a key, and this user has none.
+    """
+    if (place := dns_hubs.place_of(hub)) is not None:
+        return tuple(Member(each, known_hubs.address_with_keys_of(place, each)) for each in dns_hubs.places(place))
+    if (fleet := ray_hubs.fleet_of(hub)) is not None:
+        return tuple(Member(hub_name(fleet, index), address) for index, address in ray_hubs.serving(fleet).items())
+    folder = announced_hubs.folder_of(hub)
+    if folder is None:
+        address = addresses.guarded(hub)
+        return (Member(addresses.written(address), address),)
+    hubs = announced_hubs.present(folder)
+    return tuple(Member(each.name, known_hubs.announced_address(each, folder)) for each in hubs)
+
+
+def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
+    """The hubs that a name or each of several names stands for now, in their order; errors as for ``members``.
+
+    Raises:
+        AddressError: a hub is named twice, or none is named.
+    """
+    named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
+    chosen = [member for hub in named for member in members(hub)]
+    names = [member.name for member in chosen]
+    if not names:
+        raise AddressError("hub=[] names no hub")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise AddressError(f"the hub {twice[0]!r} is named twice: each hub has its rows in one session")
+    return tuple(chosen)
+
+
+def stands_for_several(hub: str | Secret[str]) -> bool:
+    """True if this may stand for several hubs: a folder of announcements, a DNS name of many, or a fleet on Ray."""
+    return any(each(hub) is not None for each in (announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of))

@@ -1,0 +1,64 @@
+"""The part of a session that says what may be begun on its lane, on one hub or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from gymnasium.vector.async_vector_env import AsyncState
+
+from envhub.protocol.messages import Reset
+from envhub.vector_errors import NothingPending, SessionBusy
+from envhub_client.lanes.base import Lane
+from envhub_client.session.description import SessionDescription
+from envhub_client.session.maker import SessionMaker
+from envhub_client.session.pending import PendingRequest
+from envhub_client.session.shares import RowShares
+
+
+class LaneSession:
+    """Begins resets and steps on the lane of a ``VectorSession``, whose attributes it has."""
+
+    lane: Lane
+    pending: PendingRequest
+    description: SessionDescription
+    _first: SessionMaker  # of the first envs; its connection is the last to be closed
+    _shares: RowShares
+
+    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
+        """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
+        pending = self.pending
+        if pending.closed or self._first.connection.in_use.closed:
+            raise pending.closed_error()
+        if pending.state is not AsyncState.DEFAULT:
+            raise pending.busy_error(what)
+        if self._shares.held and not among_others and not resets_all:
+            text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
+            raise SessionBusy(f"Calling `{what}` {text}", "send")
+        if self.lane.settle() and not among_others:
+            raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
+
+    def begin_reset(self, reset: Reset, resets_all: bool) -> None:
+        """Begin a reset; one of all envs gives up those that wait for others of their share."""
+        if resets_all:
+            self._shares.give_up()
+        self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs; as ``VectorSession.begin_rows``."""
+        if not self.description.vector:
+            self.lane.begin_rows(env_ids, codes, arrays)
+            return
+        outstanding = self.lane.are_outstanding[env_ids]
+        if outstanding.any():
+            raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
+        self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
+
+    def check_received(self) -> None:
+        """Check that some env is under way; as ``VectorSession.check_received``."""
+        if self.lane.outstanding:
+            return
+        why = "without any prior call to `send` or `async_reset`."
+        if held := self._shares.held:
+            why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
+        raise NothingPending(f"Calling `recv` {why}", "recv")

@@ -1,0 +1,39 @@
+"""The parser of the command line, with all commands."""
+
+from __future__ import annotations
+
+import cyclopts
+from cyclopts import Parameter
+
+from envhub.cli import bench, conformance, fleet, hubs, keys, login, record, replays, serve
+from envhub.cli.parameters import no_empty_path, shown_default
+
+app = cyclopts.App(
+    name="envhub",
+    help="Run Gymnasium environments in a hub, and ask hubs what they do.",
+    version_flags=["--version"],
+    default_parameter=Parameter(negative="", show_default=shown_default),
+    group_arguments=cyclopts.Group("Arguments", validator=no_empty_path),
+    group_parameters=cyclopts.Group("Parameters", validator=no_empty_path),
+)
+app.register_install_completion_command()
+
+keys_app = cyclopts.App(name="keys", help="Admit clients to a hub by keys, list them and remove them.")
+app.command(keys_app)  # before its own commands, which get the groups of ``app`` through it
+keys_app.command(keys.add)
+keys_app.command(keys.list_clients, name="list")
+keys_app.command(keys.remove)
+fleet_app = cyclopts.App(
+    name="fleet", help="Several hubs together: list them and what they do, start and end them on a Ray cluster."
+)
+app.command(fleet_app)
+fleet_app.command(fleet.ls)
+fleet_app.command(fleet.up)
+fleet_app.command(fleet.scale)
+fleet_app.command(fleet.logs)
+fleet_app.command(fleet.down)
+for command in (
+    *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs, record.record),
+    *(bench.demo, bench.bench, conformance.conformance, replays.replays, replays.replay),
+):
+    app.command(command)

@@ -1,0 +1,183 @@
+"""Commands of ``envhub fleet``, for several hubs together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from envhub.cli.consoles import console, errors
+from envhub.cli.parameters import Seconds
+from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
+
+if TYPE_CHECKING:
+    from envhub.fleet import Fleet
+
+RAY = "auto"
+HubCount = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
+    """List the hubs of fleets and what each does; the exit status is 1 if one of them does not answer.
+
+    Parameters
+    ----------
+    hub
+        A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there,
+        ``dns://NAME:PORT`` for those at a name's addresses, ``ray://FLEET`` for a fleet on Ray; without any, that of
+        ENVHUB_ADDRESS.
+    json
+        Print a JSON list, with an object for each hub.
+    timeout
+        Seconds for the answers of all hubs together.
+    """
+    import msgspec
+    from envhub_client.fleet.report import reports, table
+
+    from envhub.errors import EnvHubError
+    from envhub.transport import address
+
+    try:
+        of_environment = address.of_environment()
+        hubs = hub or ([] if of_environment is None else [of_environment])
+        rows = reports(hubs, timeout)
+    except EnvHubError as error:
+        end("fleet ls", error, EXIT_FAILED)
+    if not hubs:
+        end("fleet ls", f"name the hubs to list, or set {address.ENVIRONMENT_VARIABLE}")
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        for line in table(rows):
+            console.print(line, markup=False, soft_wrap=True)
+        for row in rows:
+            if row.why:
+                errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
+    sys.exit(0 if all(row.answers for row in rows) else EXIT_FAILED)
+
+
+def up(
+    *env: str,
+    name: str,
+    hubs: HubCount = 1,
+    cpus_per_hub: float = 1.0,
+    config: Path | None = None,
+    announce: Path | None = None,
+    client: list[str] | None = None,
+    ray: str = RAY,
+) -> None:
+    """Start a fleet on a Ray cluster, and wait until all of its hubs serve. Needs the extra "ray".
+
+    Clients that are connected to Ray, or on a node of it, connect with ``hub="ray://NAME"``.
+
+    Parameters
+    ----------
+    env
+        An env that each hub offers, as ``envhub serve`` takes it. Without any, here and in the file, every registered
+        id.
+    name
+        Name of the fleet.
+    hubs
+        Number of hubs, which Ray spreads over the nodes.
+    cpus_per_hub
+        Number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
+    config
+        A configuration file of ``envhub serve``. Paths in it are those of the nodes.
+    announce
+        Folder that all nodes share, in which the hubs announce themselves, for clients without Ray.
+    client
+        A further client that the hubs admit: ``NAME=KEY``, with the public key that ``envhub keygen`` printed on its
+        machine; may be given more than once.
+    ray
+        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
+    """
+    clients = dict(each.partition("=")[::2] for each in client or ())
+    with connected_to_ray("fleet up", ray) as fleets:
+        fleet = fleets.up(
+            name,
+            env,
+            hubs=hubs,
+            cpus_per_hub=cpus_per_hub,
+            config=config,
+            announce="" if announce is None else announce.absolute(),
+            clients=clients,
+        )
+        _print_hubs(fleet)
+        console.print(f'connect with hub="ray://{name}"')
+
+
+def scale(name: str, hubs: HubCount, *, ray: str = RAY) -> None:
+    """Change the number of hubs of a fleet: start some, or drain those of the highest numbers.
+
+    Parameters
+    ----------
+    name
+        Name of the fleet.
+    hubs
+        Number of hubs that it then has.
+    ray
+        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
+    """
+    with connected_to_ray("fleet scale", ray) as fleets:
+        fleet = fleets(name)
+        fleet.scale(hubs)
+        _print_hubs(fleet)
+
+
+def logs(name: str, *, hub: int = 0, lines: int = 100, ray: str = RAY) -> None:
+    """Print the last lines of the log of a hub of a fleet.
+
+    Parameters
+    ----------
+    name
+        Name of the fleet.
+    hub
+        Number of the hub.
+    lines
+        Number of lines; 2000 are kept.
+    ray
+        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
+    """
+    with connected_to_ray("fleet logs", ray) as fleets:
+        for line in fleets(name).logs(hub, lines):
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def down(name: str, *, ray: str = RAY) -> None:
+    """Drain the hubs of a fleet, and end it.
+
+    Parameters
+    ----------
+    name
+        Name of the fleet.
+    ray
+        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
+    """
+    with connected_to_ray("fleet down", ray) as fleets:
+        fleets(name).down()
+
+
+def _print_hubs(fleet: Fleet) -> None:
+    for hub in fleet.ls():
+        console.print(f"{hub.index}: {hub.state} {hub.address or hub.why}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
+    """Connect to a Ray cluster that exists, and yield ``Fleet``; print an expected error as one line."""
+    with errors_in_a_line(command):
+        from ray import init
+
+        from envhub.fleet import Fleet
+
+        try:
+            init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            yield Fleet
+        except (ConnectionError, ValueError) as error:
+            end(command, error, EXIT_FAILED)

@@ -1,0 +1,215 @@
+"""A hub's announcement, see ``envhub.transport.announcement``: written, renewed and removed.
+
+Files may be on a network, and the hub's loop must not wait for them. So a thread writes them, each time that the loop
+asks it to: the announcement of a hub whose loop is stuck or stopped becomes stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import envhub
+from envhub.errors import AddressError
+from envhub.transport import address as addresses
+from envhub.transport import announcement as announcements
+from envhub.transport.announcement import ADDRESSES_MAX, NAME_CHARS_MAX, PERIOD_S, Announcement
+from envhub.transport.keys import text_of
+from envhub_server.log import Logger
+from envhub_server.loop.loop import Loop
+
+REMOVE_S = 2.0  # for the file to be removed at the hub's end
+_WILDCARDS = ("*", "0.0.0.0", "[::]")
+_ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # for documentation: nothing is sent
+
+log = Logger("envhub.hub")
+
+
+class Announcer:
+    """The announcement of one hub. It owns the file and the thread.
+
+    Attributes:
+        announcement: its content, as it was written last.
+    """
+
+    def __init__(self, folder: Path, announcement: Announcement, loop: Loop) -> None:
+        """Announce it in this folder, once it is opened."""
+        self.announcement = announcement
+        self._folder, self._loop = folder.absolute(), loop
+        self._due, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="envhub-announcer", daemon=True)
+        self._failure = ""  # of the last renewal
+        ports = [addresses.parse(each).port for each in (*announcement.addresses, *announcement.local_addresses)]
+        suffix = f"-{next((port for port in ports if port > 0), announcement.pid)}"
+        self._names = announcement.name, announcement.name[: NAME_CHARS_MAX - len(suffix)] + suffix
+
+    def open(self) -> None:
+        """Write the announcement, and renew it from now on.
+
+        Raises:
+            AddressError: the folder cannot be used, or other hubs have all names that this one may have.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            announcements.check_folder(self._folder)
+            announcements.remove_old(self._folder)
+            self._take_name(self.announcement, self._names)
+        except OSError as error:
+            raise AddressError(f"this hub cannot be announced in {self._folder}: {error.strerror}") from error
+        written = self.announcement
+        log.info("announced", folder=str(self._folder), name=written.name, addresses=written.addresses)
+        self._thread.start()
+        self._plan()
+
+    def renew(self) -> None:
+        """Have the file renewed by the thread; called by the loop."""
+        if self._failure:
+            log.warning("announcement_failed", path=str(self._path(self.announcement)), why=self._failure)
+        self._due.set()
+        self._plan()
+
+    def _plan(self) -> None:
+        self._loop.schedule.set(self.renew, self._loop.clock.now_s() + PERIOD_S)
+
+    def withdraw(self) -> None:
+        """Have the file removed by the thread: the hub takes no new sessions any more."""
+        self._ended = True
+        self._due.set()
+
+    def close(self) -> None:
+        """Wait until the file is removed."""
+        self.withdraw()
+        if self._thread.ident is not None:
+            self._thread.join(REMOVE_S)
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._ended:
+                break
+            try:
+                self._renew()
+                self._failure = ""
+            except (OSError, AddressError) as error:
+                self._failure = str(error)
+        with contextlib.suppress(OSError, ValueError):
+            path = self._path(self.announcement)
+            if announcements.read(path)[0].hub == self.announcement.hub:
+                path.unlink()
+
+    def _renew(self) -> None:
+        renewed = msgspec.structs.replace(self.announcement, renewals=self.announcement.renewals + 1)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if announcements.read(self._path(renewed))[0].hub != renewed.hub:
+                self._take_name(renewed, self._names[1:])  # another hub took the same free name at the same time
+                return
+        os.rename(self._written(renewed), self._path(renewed))
+        self.announcement = renewed
+
+    def _take_name(self, own: Announcement, names: Sequence[str]) -> None:
+        """Write the file under the first of these names that no other hub has.
+
+        Raises:
+            AddressError: other hubs have all of them.
+            OSError: the file cannot be written.
+        """
+        for name in names:
+            named = msgspec.structs.replace(own, name=name)
+            temporary, path = self._written(named), self._path(named)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                if self._is_taken(path):
+                    temporary.unlink()
+                    continue
+                os.rename(temporary, path)
+            else:
+                temporary.unlink()
+            self.announcement = named
+            return
+        raise AddressError(f"other hubs are announced in {self._folder} as {name}: give this one another --name")
+
+    def _is_taken(self, path: Path) -> bool:
+        """True if another hub announces itself by this file, and is not bound where this one is."""
+        other = announcements.announced_by(path)
+        return other is not None and not {*other.addresses} & {*self.announcement.addresses}
+
+    def _path(self, announcement: Announcement) -> Path:
+        return self._folder / announcement.file_name
+
+    def _written(self, announcement: Announcement) -> Path:
+        """Write an announcement into a hidden file, and return it."""
+        path = self._folder / f".{announcement.file_name}.{announcement.hub}"
+        # Another user may read it: its owner is what a client checks.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o644), "wb") as file:
+            file.write(announcements.encode(announcement))
+        return path
+
+
+def announcement_of(name: str, bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:
+    """Return the announcement of the hub of this process, which has this name and is bound to these addresses.
+
+    ``server_key`` is its public key, or empty; ``capacity`` has ``cpus``, ``envs_max`` and ``sessions_max``.
+    """
+    for_others, local = _places(bound)
+    return Announcement(
+        name=_printable(name) or "hub",
+        hub=f"{hub_id:016x}",
+        addresses=for_others,
+        local_addresses=local,
+        server_key=text_of(server_key),
+        host=_printable(socket.gethostname()),
+        boot_id=announcements.boot_id(),
+        pid_namespace=announcements.namespace("pid"),
+        network_namespace=announcements.namespace("net"),
+        pid=os.getpid(),
+        version=envhub.__version__,
+        **capacity,
+    )
+
+
+def _printable(name: str) -> str:
+    return re.sub("[^ -~]", "?", name)[:NAME_CHARS_MAX]
+
+
+def _places(bound: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Addresses for other machines, and for this one alone, of a hub that is bound to these addresses."""
+    for_others: list[str] = []
+    local: list[str] = []
+    for text in bound:
+        parsed = addresses.parse(text)
+        if parsed.is_ipc:
+            local.insert(0, f"ipc://{os.path.abspath(parsed.path)}")
+        elif parsed.is_loopback:
+            local.append(text)
+        elif parsed.host in _WILDCARDS:
+            local.append(f"tcp://127.0.0.1:{parsed.port}")
+            for_others += [f"tcp://{host}:{parsed.port}" for host in _hosts(parsed.is_ipv6)]
+        else:
+            for_others.append(text)
+    return for_others[:ADDRESSES_MAX], local[:ADDRESSES_MAX]
+
+
+def _hosts(is_ipv6: bool) -> list[str]:
+    """The name of this machine, if it resolves here, and the IP address by which it reaches others."""
+    hosts = []
+    with contextlib.suppress(OSError, UnicodeError):
+        socket.getaddrinfo(socket.gethostname(), None)
+        hosts.append(socket.gethostname())
+    for family, anywhere in _ANYWHERE[: 1 + is_ipv6]:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))
+            host = probe.getsockname()[0]
+            hosts.append(f"[{host}]" if family == socket.AF_INET6 else host)
+    return hosts

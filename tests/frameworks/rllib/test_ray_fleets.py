@@ -1,0 +1,291 @@
+"""Fleets on a Ray cluster of three nodes, whose actors, hubs and nodes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from envhub_client.fleet.members import members
+from ray._private.authentication_test_utils import reset_auth_token_state
+from ray.cluster_utils import Cluster
+
+import envhub
+from envhub.errors import AddressError, HubUnreachable
+from envhub.fleet import Fleet
+from envhub.fleet.fleet import fleets
+from envhub.transport.address import runtime_folder
+
+pytestmark = pytest.mark.long
+
+NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
+
+FOLDERS = runtime_folder() / "fleets"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes with two CPUs each, which want a token."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
+        reset_auth_token_state()
+        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        try:
+            for _ in range(2):
+                nodes.add_node(**NODE)
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            ray.init(address=nodes.address, log_to_driver=False)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+    reset_auth_token_state()
+
+
+@pytest.fixture
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    """A fleet of two hubs; after the test nothing is left of it."""
+    fleet = Fleet.up("sims", ["CartPole-v1"], hubs=2, timeout=120)
+    yield fleet
+    fleet.down()
+    assert fleets() == []
+    assert serving_processes() == []
+    assert not [*FOLDERS.iterdir()]
+
+
+def serving_processes() -> list[int]:
+    """The pids of the hubs below this program's nodes."""
+    processes = psutil.process_iter(["cmdline"])
+    return [each.pid for each in processes if any(str(FOLDERS) in part for part in each.info["cmdline"] or ())]
+
+
+def actors_of(fleet: Fleet) -> list[int]:
+    return [psutil.Process(hub.pid).ppid() for hub in fleet.ls()]
+
+
+def await_(what: Callable[[], bool], timeout_s: float = 90.0) -> float:
+    """Wait until it is so, and return the seconds that it took."""
+    started_s = time.monotonic()
+    while not what():
+        assert time.monotonic() - started_s < timeout_s
+        time.sleep(0.05)
+    return time.monotonic() - started_s
+
+
+def steps(fleet: str) -> None:
+    """Step a vector env of four envs of a fleet."""
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 4, hub=fleet)) as envs:
+        envs.reset(seed=1)
+        envs.step([0, 1, 0, 1])
+
+
+def serves_all(fleet: Fleet) -> bool:
+    return all(hub.state == "serving" for hub in fleet.ls())
+
+
+def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet: Fleet) -> None:
+    assert [each.name for each in members("ray://sims")] == ["sims/0", "sims/1"]
+    steps("ray://sims")
+    for access in fleet.access().values():
+        for address, lane in zip(access, ("wire", "shared"), strict=True):
+            with contextlib.closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
+                assert envs.lane == lane
+    addresses = {hub.address for hub in fleet.ls()}
+    with pytest.raises(envhub.AccessDenied):
+        envhub.connect(addresses.pop())
+
+
+def test_fleet_grows_and_shrinks(fleet: Fleet) -> None:
+    before = fleet.ls()
+    fleet.scale(4, timeout=120)
+    assert [hub.index for hub in fleet.ls()] == [0, 1, 2, 3]
+    assert fleet.ls()[:2] == before
+    fleet.scale(1)
+    assert fleet.ls() == before[:1]
+    steps("ray://sims")
+    with pytest.raises(ValueError, match="1 to"):
+        fleet.scale(0)
+
+
+def test_hub_that_is_killed_serves_again_at_its_address(fleet: Fleet) -> None:
+    before = fleet.ls()[0]
+    os.kill(before.pid, signal.SIGKILL)
+    await_(lambda: fleet.ls()[0].pid not in (0, before.pid))
+    took_s = await_(lambda: serves_all(fleet))
+    after = fleet.ls()[0]
+    assert (after.address, after.starts, after.why) == (before.address, 2, "the hub was ended by SIGKILL")
+    steps("ray://sims")
+    print(f"a hub that was killed serves again after {took_s:.1f} s")
+
+
+def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet: Fleet) -> None:
+    before, access = fleet.ls()[0], fleet.access()[0]
+    os.kill(actors_of(fleet)[0], signal.SIGKILL)
+    print(f"its hub has ended after {await_(lambda: not psutil.pid_exists(before.pid)):.1f} s")
+    print(f"another serves after {await_(lambda: fleet.access().get(0, access) != access):.1f} s")
+    assert len(serving_processes()) == 2
+    assert len([*FOLDERS.iterdir()]) == 2
+    steps("ray://sims")
+
+
+def test_hub_has_the_priority_and_the_variables_of_one_started_by_hand(fleet: Fleet) -> None:
+    hub, actor = fleet.ls()[0].pid, actors_of(fleet)[0]
+    node = psutil.Process(actor).ppid()
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in (hub, node)]
+    assert scores[0] == scores[1]
+    assert psutil.Process(hub).nice() == psutil.Process(node).nice() < psutil.Process(actor).nice()
+    of_ray = re.compile("RAY_|OMP_NUM_THREADS$|PYTHONBREAKPOINT$")
+    assert not [*filter(of_ray.match, psutil.Process(hub).environ())]
+
+
+def test_no_key_is_in_an_argument_a_log_or_a_table_of_ray(fleet: Fleet) -> None:
+    secrets = [access.tcp.removeprefix("envhub://").partition("@")[0][43:] for access in fleet.access().values()]
+    table = b"".join(ray._private.state.state._connect_and_get_accessor().get_actor_table(None, None))
+    arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    logs = [path.read_text(errors="replace") for path in (session / "logs").rglob("*.*") if path.is_file()]
+    assert b"sims" in table
+    assert any("hub_started" in log for log in logs)
+    for secret in secrets:
+        assert len(secret) > 20
+        assert secret.encode() not in table
+        assert not [text for text in (*arguments, *logs, *fleet.logs(0), *fleet.logs(1)) if secret in text]
+
+
+PROGRAM = """
+import sys
+import envhub, ray
+from envhub_client.fleet.members import members
+for member in members("ray://sims"):
+    with envhub.connect(member.address) as hub:
+        print(member.name, *hub.envs())
+assert not ray.is_initialized()
+ray.init(log_to_driver=False)
+"""
+
+
+def test_program_that_is_not_connected_to_ray_finds_the_fleet(fleet: Fleet) -> None:
+    started_s = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
+    print(f"took {time.monotonic() - started_s:.1f} s")
+    assert ran.stdout.split() == ["sims/0", "CartPole-v1", "sims/1", "CartPole-v1"]
+
+
+def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "envhub", "fleet", *arguments]
+        started_s = time.monotonic()
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        print(f"envhub fleet {arguments[0]}: {time.monotonic() - started_s:.1f} s")
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    (tmp_path / "hub.toml").write_text('lease = 7.0\n[envs.pole]\nenv = "CartPole-v1"\n')
+    up = run("up", "--name", "farm", "--hubs", "2", "--cpus-per-hub", "2", "--config", str(tmp_path / "hub.toml"))
+    assert up.splitlines()[-1] == 'connect with hub="ray://farm"'
+    try:
+        listed = json.loads(run("ls", "ray://farm", "--json"))
+        assert [(each["name"], each["state"]) for each in listed] == [("farm/0", "ok"), ("farm/1", "ok")]
+        assert "1: serving" not in run("scale", "farm", "1")
+        log = run("logs", "farm")
+        assert '"lease": 7.0' in log and '"cpus": 2' in log
+    finally:
+        run("down", "farm")
+    assert fleets() == serving_processes() == []
+
+
+def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(HubUnreachable, match="No module named 'no_such_sims'"):
+        Fleet.up("broken", ["one=no_such_sims:make"], timeout=120)
+    with pytest.raises(HubUnreachable, match="hub 0 is placing; `ray status`"):
+        Fleet.up("large", ["CartPole-v1"], cpus_per_hub=64, timeout=2)
+    with pytest.raises(ValueError, match="bind"):
+        (tmp_path / "hub.toml").write_text('bind = ["tcp://127.0.0.1:5555"]\n')
+        Fleet.up("bound", config=tmp_path / "hub.toml")
+    with pytest.raises(AddressError, match="no name for a fleet"):
+        Fleet.up("a:b")
+    with pytest.raises(AddressError, match=r"no fleet is up as 'sims' \(up: none yet\)"):
+        envhub.connect("ray://sims")
+    assert serving_processes() == []
+
+
+def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
+    before = fleet.ls()
+    with pytest.raises(AddressError, match="is up as 'sims' already"):
+        Fleet.up("sims", ["CartPole-v1"])
+    assert fleet.ls() == before
+
+
+def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "announced"
+    fleet = Fleet.up("told", ["CartPole-v1"], hubs=2, announce=folder, timeout=120)
+    try:
+        assert len(members(f"file://{folder}")) == 2
+        steps(f"file://{folder}")
+    finally:
+        fleet.down()
+    assert [*folder.glob("*.json")] == []
+
+
+def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cluster) -> None:
+    fleet = Fleet.up("wide", ["CartPole-v1"], hubs=3, cpus_per_hub=2, timeout=120)
+    try:
+        lost = next(iter(cluster.worker_nodes))
+        before = fleet.access()
+        cluster.remove_node(lost, allow_graceful=False)
+        took_s = await_(lambda: len([hub for hub in fleet.ls() if hub.state == "serving"]) == 2)
+        print(f"the loss of the node is known after {took_s:.1f} s")
+        steps("ray://wide")
+        cluster.add_node(**NODE)
+        print(f"the new node serves after {await_(lambda: serves_all(fleet)):.1f} s")
+        after = fleet.access()
+        assert sum(before[index] == after[index] for index in range(3)) == 2
+        steps("ray://wide")
+    finally:
+        fleet.down()
+    assert fleets() == serving_processes() == []
+    assert not [*FOLDERS.iterdir()]
+
+
+def wheel(folder: Path) -> Path:
+    """Make a package of an env, which is installed nowhere."""
+    path = folder / "wheel_sims-1.0-py3-none-any.whl"
+    about = "wheel_sims-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("wheel_sims.py", "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: wheel-sims\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
+    variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
+    runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}
+    fleet = Fleet.up("wheeled", ["one=wheel_sims:make"], runtime_env=runtime_env, timeout=200)
+    try:
+        environ = psutil.Process(fleet.ls()[0].pid).environ()
+        assert {name: environ.get(name) for name in variables} == variables
+        with contextlib.closing(envhub.make_vec("one", 2, hub="ray://wheeled")) as envs:
+            envs.reset(seed=1)
+    finally:
+        fleet.down()
+
+
+def test_hub_that_ray_cannot_start_is_an_error(cluster: Cluster) -> None:
+    runtime_env = {"pip": {"packages": ["/no/such/sims-1.0-py3-none-any.whl"], "pip_check": False}}
+    with pytest.raises(HubUnreachable, match="Ray cannot start hub 0 of 'sims'"):
+        Fleet.up("sims", ["CartPole-v1"], runtime_env=runtime_env, timeout=200)
+    assert fleets() == []

@@ -1,0 +1,60 @@
+"""Reports of fleets: what a hub that answers, or does not, looks like in them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from envhub_client.fleet.report import HubReport, reports, table
+
+from envhub.errors import AddressError, HubUnreachable
+from envhub.transport.keys import text_of
+
+
+def test_hubs_that_do_not_answer_are_waited_for_together_until_one_deadline() -> None:
+    with contextlib.ExitStack() as silent:
+        servers = [silent.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+        addresses = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in servers]
+        began_s = time.monotonic()
+        rows = reports(addresses, timeout=1.0)
+        assert time.monotonic() - began_s < 4.0
+    assert [(row.address, row.state, row.answers) for row in rows] == [
+        (address, "unreachable", False) for address in addresses
+    ]
+    assert all("no hub answered at" in row.why for row in rows)
+
+
+def test_hub_that_is_named_twice_is_asked_once_and_keys_are_not_shown() -> None:
+    address = f"envhub://{text_of(bytes(64))}@127.0.0.1:1"
+    (row,) = reports([address, address], timeout=0.2)
+    assert row.name == row.address == "envhub://***@127.0.0.1:1" and text_of(bytes(64)) not in repr(row)
+
+
+def test_name_that_stands_for_no_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(HubUnreachable, match="cannot be read: No such file"):
+        reports([f"file://{tmp_path}/none"], timeout=0.2)
+    (row,) = reports(["unknown"], timeout=0.2)
+    assert row.state == "unreachable" and "no hub is known as 'unknown'" in row.why
+    with pytest.raises(AddressError, match="names no folder"):
+        reports(["file://elsewhere/hubs"], timeout=0.2)
+
+
+def test_files_that_say_nothing_are_rows_too(tmp_path: Path) -> None:
+    folder = tmp_path / "hubs"
+    folder.mkdir(mode=0o700)
+    (folder / "hub-torn.json").write_text("{")
+    (row,) = reports([f"file://{folder}"], timeout=0.2)
+    assert (row.name, row.state, row.address) == ("hub-torn.json", "unreachable", "") and "no announcement" in row.why
+
+
+def test_table_has_a_dash_for_what_a_hub_does_not_say() -> None:
+    whole = HubReport("a", "tcp://a:1", "box", "ok", "", 1, 64, 4032, 8, 1234.6, 0)
+    older = HubReport("b\x1b", "", "", "ok", "", 1, 64)
+    lines = [line.split() for line in table([whole, older])]
+    assert lines[1] == ["a", "tcp://a:1", "box", "ok", "1", "64", "4032", "8", "1235", "0"]
+    assert lines[2] == ["b\\x1b", "-", "-", "ok", "1", "64", "-", "-", "-", "-"]
+    assert len(lines[0]) == len(lines[1])

@@ -1,0 +1,121 @@
+"""The page of a session's ends, compared with its state machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from envhub_server.ipc.control import CloseEnvs, RowFailed
+from envhub_server.log_events import LOG_EVENTS
+from envhub_server.session import stimuli
+from envhub_server.session.instructions import Answer, Fail, Instructions, Kill, Tell
+from envhub_server.session.phases import OVER, Phase
+from envhub_server.session.table import TABLE
+from sessions import Session, begun, every, ready
+
+from envhub.protocol.hub import SHUTTING_DOWN
+from envhub.protocol.messages import Close, Failure, Faults, Step
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "envhub/docs/session_ends.md").read_text()
+ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]
+ENDS = {end: (stimulus, envs, seen, event) for end, stimulus, envs, seen, event in ROWS[1:]}
+CLOSED = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+KILLED = [Kill(0), Kill(1)]
+LOST = Failure("session_lost", "session", "why")
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def late(session: Session) -> Instructions:
+    session.request(Close())
+    return session.elapsed(session.deadlines.close_by_s)
+
+
+def at_work(session: Session) -> Session:
+    session.request(Step(b"\x04"))
+    return session
+
+
+def failed_making() -> Instructions:
+    session = begun()
+    return session.said(0, RowFailed(Failure("factory_failed", "env", "no", env_index=0)))
+
+
+def broken() -> Instructions:
+    session = at_work(ready(faults=Faults(restarts_max=0)))
+    ended = session.exited(0)
+    assert every(Fail, session.request(Step(b"\x04"))) == every(Fail, ended)  # as every later request
+    return [*ended, *session.request(Close())]
+
+
+def drained(session: Session, now_s: float = 0.0) -> Instructions:
+    draining = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
+    return session.handle(draining, now_s)
+
+
+# By end: what it begins with, the orders to the processes, and the code of the failure that a client sees.
+SHOWN: dict[str, tuple[Callable[[], Instructions], Instructions, str]] = {
+    "the client closes it": (lambda: ready().request(Close()), CLOSED, ""),
+    "the client terminates it": (lambda: ready().request(Close(terminate=True)), KILLED, ""),
+    "its envs do not close within `close_timeout`": (lambda: late(ready()), KILLED, "session_lost"),
+    "its lease runs out": (lambda: ready().handle(stimuli.LeaseExpired(quiescent=True)), CLOSED, ""),
+    "its envs cannot be made": (failed_making, KILLED, "factory_failed"),
+    "a worker fails too often": (broken, [Tell(1, CloseEnvs())], "restarts_exhausted"),
+    "a bug of the hub, or a damaged arena": (
+        lambda: at_work(ready()).handle(stimuli.Abandoned(Failure("internal", "session", "a bug"))),
+        KILLED,
+        "internal",
+    ),
+    "the hub drains": (lambda: drained(ready()), CLOSED, ""),
+    "the hub stops at once": (lambda: at_work(ready()).handle(stimuli.Abandoned(SHUTTING_DOWN)), KILLED, "draining"),
+    "an administrator removes the client's key": (
+        lambda: at_work(ready()).handle(stimuli.Abandoned(LOST)),
+        KILLED,
+        "session_lost",
+    ),
+}
+
+
+def test_every_end_is_shown_and_every_event_is_known() -> None:
+    assert ENDS.keys() == SHOWN.keys()
+    for *_, event in ENDS.values():
+        assert event == "none" or {*names(event)} <= LOG_EVENTS.keys()
+
+
+def test_page_has_every_stimulus_that_may_end_a_session() -> None:
+    ending = {
+        kind.__name__ for kind, rules in TABLE.items() if any({*OVER} & {*rule.following} for rule in rules.values())
+    }
+    # The session is over already when its close timeout ends.
+    assert {name for stimulus, *_ in ENDS.values() for name in names(stimulus)} == ending | {"Elapsed"}
+
+
+@pytest.mark.parametrize("end", SHOWN)
+def test_end_treats_its_envs_and_its_client_as_the_page_says(end: str) -> None:
+    begin, orders, code = SHOWN[end]
+    instructions = begin()
+    assert [each for each in instructions if isinstance(each, (Tell, Kill))] == orders
+    assert [each.failure.code for each in every(Fail, instructions)] == ([code] if code else [])
+    _, envs, seen, _ = ENDS[end]
+    kept = "kept, until the client closes" in envs
+    assert kept or envs.startswith("killed" if isinstance(orders[0], Kill) else "closed")
+    assert not code or f"`{code}`" in seen or code == "factory_failed"
+
+
+def test_envs_at_work_are_killed_when_the_lease_runs_out_or_the_hub_has_drained() -> None:
+    assert every(Kill, at_work(ready()).handle(stimuli.LeaseExpired(quiescent=False))) == KILLED
+    drained(session := at_work(ready()))
+    ended = session.elapsed(10.0)
+    assert every(Kill, ended) == KILLED and every(Fail, ended) == [Fail(SHUTTING_DOWN)]
+
+
+def test_client_that_terminates_gets_its_answer_once_the_processes_have_ended() -> None:
+    session = ready()
+    session.request(Close(terminate=True))
+    session.exited(0)
+    assert every(Answer, session.exited(1)) and session.phase is Phase.ENDED

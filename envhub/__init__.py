@@ -9,6 +9,7 @@ Other modules are imported on first use: a health check needs neither Gymnasium 
 under an old Python imports single modules of this package.
 """
 
+import sys
 from importlib import import_module
 from typing import Any, List
 
@@ -56,6 +57,10 @@ def __getattr__(name: str) -> Any:
         return import_module(f"envhub.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'envhub' has no attribute {name!r}")
+    if name == "serve" and sys.platform != "linux":
+        from envhub.systems import only_linux
+
+        raise AttributeError(only_linux("envhub.serve"))
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import resource
+import sys
+
+if sys.platform != "win32":
+    import resource
 
 
 def write_no_core_file() -> None:
     """Have the kernel write no core file of this process and its children, unless a child allows its own."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if sys.platform != "win32":  # which writes none
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -7,6 +7,9 @@ import os
 import stat
 from typing import BinaryIO
 
+# Opening a pipe waits for a writer without the first flag, which has no effect on a regular file. Windows has others.
+_FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+
 
 def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open the file for reading.
@@ -14,8 +17,7 @@ def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    # Opening a pipe waits for a writer without this flag; it has no effect on a regular file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in _FLAGS))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "this is no regular file", os.fspath(path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
+from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Close, Op, Question
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
@@ -50,6 +53,8 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
     """
     chosen = address or addresses.of_environment()
     if not chosen:
+        if sys.platform != "linux":
+            raise AddressError(only_linux("a hub that is found without an address"))
         chosen = addresses.default_address()
         if addresses.runtime_folder().exists():
             addresses.check_private(addresses.runtime_folder())
@@ -57,11 +62,16 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
 
 class Client(AbstractContextManager["Client"]):
-    """A connection to the hub at ``address``, usable in ``with``; it goes on with a hub that is started there again."""
+    """A connection to the hub at ``address``, usable in ``with``; it goes on with a hub that is started there again.
+
+    Attributes:
+        address: of the hub, without keys.
+        timeout: the seconds for each answer.
+    """
 
     def __init__(self, address: str | Secret[str], timeout: float = CONNECT_TIMEOUT_S) -> None:
         self._hub = addresses.guarded(address)  # as it was given: a name, or with keys
-        self._timeout = timeout
+        self.timeout = timeout
         self._connection = connect_to(address, timeout=timeout)
         self.address = self._connection.address
 
@@ -119,10 +129,10 @@ class Client(AbstractContextManager["Client"]):
 
         session = token_bytes(token)
         if observe:
-            return Observer(connect_to(self._hub, timeout=self._timeout), session, self._timeout)
+            return Observer(connect_to(self._hub, timeout=self.timeout), session, self.timeout)
         if unknown := options.keys() - {"copy", "lane", "compression", "reconnect_timeout"}:
             raise TypeError(f"attach takes no {', '.join(sorted(unknown))}; the session was made already")
-        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self._timeout)
+        attached = Session(HubVectorEnv.__name__, self._hub, Attach(session), SessionOptions(**options), self.timeout)
         return HubVectorEnv(attached)
 
     @hiding_frames
@@ -140,15 +150,13 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
-        import secrets
-
         from envhub_client.observer import token_bytes
 
-        connection = connect_to(self._hub, secrets.token_bytes(16), self._timeout)
+        connection = connect_to(self._hub, secrets.token_bytes(16), self.timeout)
         try:
             connection.send(Op.ATTACH, Attach(token_bytes(session)))
             connection.give_up()  # the session may be long in making, and CLOSE does not wait
-            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self._timeout)
+            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self.timeout)
         finally:
             connection.close()
 
@@ -188,15 +196,15 @@ class Client(AbstractContextManager["Client"]):
     def _ask(self, op: Op) -> Any:
         """The answer to a question; one that was lost with its hub is asked of the next hub at the address."""
         try:
-            return self._connection.ask(op, Question(), timeout=self._timeout).message
+            return self._connection.ask(op, Question(), timeout=self.timeout).message
         except HubLost as lost:
             try:
-                connection = connect_to(self._hub, timeout=min(self._timeout, RETURN_S))
+                connection = connect_to(self._hub, timeout=min(self.timeout, RETURN_S))
             except HubUnreachable:
                 raise lost from None
             self._connection.close()
             self._connection = connection
-        return self._connection.ask(op, Question(), timeout=self._timeout).message
+        return self._connection.ask(op, Question(), timeout=self.timeout).message
 
     def close(self) -> None:
         """Close the connection; vector envs made here live on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,12 +20,11 @@ from envhub.errors import RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
-from envhub.recording.program_recorder import check_packages
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.values import codec
 from envhub_client.envs.origin import Origin
-from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.session import FederatedSession
@@ -83,8 +83,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             A hub other than a private one runs factories only where its operator allows that.
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
-            (not for factories); without that a private hub, which starts and ends with this program. A list of them, or
-            ``file:///FOLDER`` for those that are announced in a folder, divides the envs among several hubs.
+            (not for factories); without that a private hub, which starts and ends with this program. A list of them,
+            ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
+            ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
         split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
             free CPU for each env. Results do not depend on it, except those of ``vector=True``.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
@@ -313,16 +314,10 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself.
-
-    Raises:
-        TypeError: it is neither a text nor a list of them.
-    """
-    if hub is None or isinstance(hub, (str, Secret)):
+    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
-    if not isinstance(hub, Sequence) or not all(isinstance(each, (str, Secret)) for each in hub):
-        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
     several = tuple(addresses.guarded(each) for each in hub)
     return several[0] if len(several) == 1 else several
 
@@ -331,19 +326,32 @@ def _vector_env(
     hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, origin: Origin
 ) -> HubVectorEnv:
     """The vector env of what ``make`` asks for, on one hub or on several."""
-    record = options.record
-    kind: type[HubVectorEnv] = HubVectorEnv
-    if isinstance(record, RecordOptions):
-        check_packages(bool(record.film))
-        kind = RecordedVectorEnv
-    session: VectorSession
+    session_of = partial(_session, hubs, make, num_envs, options)
+    if not isinstance(options.record, RecordOptions):
+        return HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
+    if sys.platform == "linux":
+        from envhub.recording.program_recorder import check_packages
+        from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
+
+        check_packages(bool(options.record.film))
+        return RecordedVectorEnv(session_of(RecordedVectorEnv.__name__), origin, options.record)
+    else:  # noqa: RET505  # for mypy, which leaves out what is for another system
+        raise ValueError(only_linux("record="))
+
+
+def _session(
+    hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, class_name: str
+) -> VectorSession:
+    """The session of a vector env of this class, on one hub or on several.
+
+    Raises:
+        ValueError: an option for several hubs comes with one.
+    """
     if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
-        session = FederatedSession(kind.__name__, partial(all_members, hubs), make, num_envs, options)
-    else:
-        if options.split is not None or options.on_hub_loss == "redistribute":
-            raise ValueError("split and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
-        session = Session(kind.__name__, hubs, make(range(num_envs)), options)
-    return RecordedVectorEnv(session, origin, record) if isinstance(record, RecordOptions) else kind(session, origin)
+        return FederatedSession(class_name, partial(all_members, hubs), make, num_envs, options)
+    if options.split is not None or options.on_hub_loss == "redistribute":
+        raise ValueError("split and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
+    return Session(class_name, hubs, make(range(num_envs)), options)
 
 
 _KEYWORDS = (

@@ -220,8 +220,9 @@ class MakeKeywords(SessionKeywords, total=False):
 
     hub: str | Sequence[str] | None
     """A running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS`` (not
-    for factories); without that a private hub, which starts and ends with this program. A list of them, or
-    ``file:///FOLDER`` for those that are announced in a folder, divides the envs among several hubs.
+    for factories); without that a private hub, which starts and ends with this program. A list of them,
+    ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
+    ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
     """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None

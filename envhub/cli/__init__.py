@@ -6,19 +6,26 @@ import os
 import sys
 
 from envhub.cli import health
-from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, print_error
+from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, end, print_error
 from envhub.errors import FULL_TRACEBACKS
+from envhub.systems import only_linux
 from envhub.transport.socket_owner import user_text
 
 __all__ = ("main",)
 
 
+# They start a hub or processes, or read and write files of a hub.
+ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "conformance", "replays", "replay"}
+
+
 def main() -> None:
     """Run the command line."""
+    if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
+        end(sys.argv[1], only_linux("this command"))
     try:
         _run(sys.argv[1:])
     except PermissionError as error:
-        if error.filename is None or os.environ.get(FULL_TRACEBACKS):
+        if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
             raise
         path = os.fsdecode(error.filename)
         text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"

@@ -154,9 +154,8 @@ class ClientProtocol:
         done = pack_head(REPLY | op, self.hub_id, token, seq)
         self.answer = None
         ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
-        self._pending = pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held)
-        if ended is not None:
-            pending.ended_seq = ended.seq
+        ended_seq = 0 if ended is None else ended.seq
+        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
         self._heard_s = now_s
         return sent
 

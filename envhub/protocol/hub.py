@@ -70,6 +70,7 @@ class _Link:
     ended_seq: int = 0  # of the RECEIVE that the running SEND ended
     carried: Frames | None = None  # the reply to that RECEIVE, which goes behind the reply to the SEND
     connections: set[int] = field(default_factory=set)  # every connection that replies were sent on
+    made: bool = False  # whether a MAKE or an ATTACH has given its token a session
     next_step: bytes = b""  # the expected first frame of the next STEP
 
 
@@ -78,7 +79,8 @@ class HubProtocol:
 
     Attributes:
         outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        failures: the number of failed and refused requests, by the code of the failure.
+        failures: the number of failed and refused requests, by the code of the failure; without requests to sessions
+            that were never made.
         leases: the time at which each lease expires, by token; only sessions without a connected client have one.
         returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
         foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
@@ -228,7 +230,9 @@ class HubProtocol:
             self.outgoing.append((peer, ended.reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
-            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION)
+            # A client also closes what was never made, such as a session of a MAKE that was refused.
+            lost = ended is not None and ended.made
+            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION, self.draining or lost)
             if prelude.op == Op.CLOSE and ended is None:
                 # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
                 _remember(
@@ -316,6 +320,7 @@ class HubProtocol:
                 reply += link.carried
                 link.carried = None
             peer, link.running, link.reply = link.peer, False, reply
+            link.made = link.made or op == REPLY | asked
             if op == REPLY | Op.STEP and seq < SEQ_MAX:
                 link.step = message
                 link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
@@ -335,9 +340,10 @@ class HubProtocol:
         with contextlib.suppress(RemoteProtocolError):
             self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
-    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure) -> None:
+    def _refuse(self, peer: bytes, prelude: Prelude, failure: Failure, counts: bool = True) -> None:
         self.refused += 1
-        self._count(failure)
+        if counts:
+            self._count(failure)
         self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
     def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:

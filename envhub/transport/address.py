@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,10 @@ def runtime_folder() -> Path:
     """This user's folder for sockets; it need not exist yet."""
     if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
+    if sys.platform == "win32":
+        import tempfile
+
+        return Path(tempfile.gettempdir()) / "envhub"
     usual = Path(f"/run/user/{os.getuid()}")
     if usual.is_dir():
         return usual / "envhub"
@@ -210,6 +215,8 @@ def check_private(folder: Path) -> None:
     Raises:
         AddressError: it is not a folder that only this user can write to.
     """
+    if sys.platform == "win32":  # where no hub runs
+        return
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise AddressError(f"{folder} must be a folder of yours with mode 0700; remove it, or name another address")

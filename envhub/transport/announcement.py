@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import urllib.parse
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -180,7 +181,7 @@ def read(path: Path) -> tuple[Announcement, float]:
 
 def _check_owner(status: os.stat_result) -> None:
     """Refuse a file that another user has written: its address decides where actions and code go."""
-    if os.name == "nt":
+    if sys.platform == "win32":  # where a mode says nothing of other users
         return
     if status.st_uid not in (ROOT, os.geteuid()):
         raise ValueError(f"it belongs to another user ({status.st_uid})")

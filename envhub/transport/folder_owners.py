@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def weakness_of(path: str) -> Weakness | None:
 
     None also on Windows, where a mode says nothing of other users.
     """
-    if os.name == "nt":
+    if sys.platform == "win32":
         return None
     real, weakness = Path(os.path.realpath(path)), None
     for place in (real, *real.parents):
@@ -59,6 +60,8 @@ def weakness_of(path: str) -> Weakness | None:
 def _writers(status: os.stat_result) -> str:
     if status.st_mode & stat.S_IWOTH:
         return "every user"
+    if sys.platform == "win32":
+        return ""
     if status.st_mode & stat.S_IWGRP and not any(
         _is_private(status.st_gid, user) for user in (status.st_uid, os.geteuid())
     ):
@@ -68,6 +71,8 @@ def _writers(status: os.stat_result) -> str:
 
 def _is_private(group: int, user: int) -> bool:
     """True if a group is that of root, or has no other member than this user, by the name of both."""
+    if sys.platform == "win32":
+        return True
     import grp
     import pwd
 
@@ -87,6 +92,8 @@ def _is_private(group: int, user: int) -> bool:
 
 
 def _user(number: int) -> str:
+    if sys.platform == "win32":
+        return str(number)
     import pwd  # which Windows has not
 
     with contextlib.suppress(KeyError):
@@ -95,6 +102,8 @@ def _user(number: int) -> str:
 
 
 def _group(number: int) -> str:
+    if sys.platform == "win32":
+        return str(number)
     import grp
 
     with contextlib.suppress(KeyError):

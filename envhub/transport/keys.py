@@ -9,6 +9,7 @@ import base64
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
 from envhub.errors import KeysError
@@ -19,6 +20,12 @@ KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
 SECRET_FILE_BYTES_MAX = 1 << 14
 NOT_SHOWN = "what was given"
+if sys.platform == "win32":
+    _FLAGS = getattr(os, "O_BINARY", 0)  # without it a line would end otherwise than it is written
+    _NO_FOLLOW = 0
+else:
+    _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+    _NO_FOLLOW = os.O_NOFOLLOW
 _MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
 
 
@@ -86,16 +93,18 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _FLAGS, 0o600)
         try:
-            line = text.reveal_secret() if isinstance(text, Secret) else text
-            os.write(descriptor, line.encode() + b"\n")
+            try:
+                line = text.reveal_secret() if isinstance(text, Secret) else text
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)  # Windows neither renames nor removes a file that is open
             if replace:
-                os.rename(temporary, path)
+                os.replace(temporary, path)
             else:
                 os.link(temporary, path)
         finally:
-            os.close(descriptor)
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise KeysError(f"{path} cannot be written: {error}") from error
@@ -116,8 +125,12 @@ def read_private(path: Path) -> str:
         KeysError: there is no such file, or other users can read or replace it.
     """
     try:
-        no_follow = 0 if path.lstat().st_uid in (0, os.getuid()) else os.O_NOFOLLOW
-        descriptor = os.open(path, os.O_RDONLY | no_follow | os.O_CLOEXEC | os.O_NONBLOCK)
+        if sys.platform == "win32" and path.is_symlink():
+            raise KeysError(f"{path} must be a file of yours, and is a link")
+        flags = _FLAGS
+        if sys.platform != "win32" and path.lstat().st_uid not in (0, os.getuid()):
+            flags |= _NO_FOLLOW
+        descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
     try:
@@ -139,6 +152,8 @@ def read_private(path: Path) -> str:
 
 
 def _is_private(status: os.stat_result) -> bool:
+    if sys.platform == "win32":  # it has no mode bits: a file is as private as its folder, that of the user's profile
+        return True
     if status.st_uid == os.getuid():
         return not status.st_mode & 0o077
     return status.st_uid == 0 and not status.st_mode & 0o037

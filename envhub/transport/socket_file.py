@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from io import FileIO
 
 NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket without a listener does
@@ -38,7 +39,7 @@ def open_socket_file(path: str) -> FileIO:
         OtherUsersSocket: another user made it.
         OSError: there is no socket, or this user may not enter its folder.
     """
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
+    if sys.platform != "linux" or not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.ENOTSOCK, "is no socket", path)
     # One call into C opens and stores it: an interrupt in between would leak the descriptor.
     (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pwd
+import contextlib
 import socket
 import struct
+import sys
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 _ALL = 0xFFFFFFFF  # any state; no cookie
@@ -21,6 +22,8 @@ def socket_owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> tu
     Returns:
         None if there is no such socket, or the kernel does not answer.
     """
+    if sys.platform != "linux":
+        return None
     try:
         ports = [port.to_bytes(2, "big") for _, port in (own, peer)]
         hosts = [socket.inet_pton(family, host) for host, _ in (own, peer)]
@@ -39,7 +42,9 @@ def socket_owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> tu
 
 def user_text(user: int) -> str:
     """A user of this machine for a message, such as ``user 1000 (alice)``."""
-    try:
-        return f"user {user} ({pwd.getpwuid(user).pw_name})"
-    except KeyError:
-        return f"user {user}"
+    if sys.platform != "win32":
+        import pwd
+
+        with contextlib.suppress(KeyError):
+            return f"user {user} ({pwd.getpwuid(user).pw_name})"
+    return f"user {user}"

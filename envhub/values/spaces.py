@@ -290,7 +290,7 @@ def _describe_dict(space: Any, describe: Describe) -> Description:
 def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_keys: bool = False) -> Any:
     # A list of pairs keeps the order. Versions with sort_keys need the order, or equal spaces do not compare equal.
     built = gym_spaces.Dict([(key, build(sub)) for key, sub in zip(keys, spaces)])
-    if hasattr(built, "sort_keys"):
+    if hasattr(built, "sort_keys"):  # pragma: no branch  (old versions, which workers may have, lack it)
         built.sort_keys = sort_keys
     return built
 

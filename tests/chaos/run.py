@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     TCP: {"step_timeout": 2.0, "on_exception": "truncate", "on_hub_loss": "recreate"},
     RELAY: {},
 }
+PARTS = 0.2  # share of a trainer's steps
 RESTARTS_MAX = 100_000
 UNBOUNDED = 1 << 60
 
@@ -134,7 +135,7 @@ def _task(seed: int, lane: str) -> Task:
     shapes = (*SHAPES[2 * number :], *SHAPES[: 2 * number])
     options = {"restarts_max": RESTARTS_MAX, **OPTIONS[lane]}
     paces = {"pause_s": PAUSE_S.get(lane, 0.0), "poll_s": POLL_S.get(lane, 0.0)}
-    return Task(seed, UNBOUNDED, shapes=shapes, mode=MODES[lane], options=options, **paces)
+    return Task(seed, UNBOUNDED, shapes=shapes, mode=MODES[lane], options=options, parts=PARTS, **paces)
 
 
 def _total(found: Scene) -> Tally:

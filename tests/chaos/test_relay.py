@@ -41,7 +41,7 @@ def test_requests_that_come_again_after_their_replies_are_answered_and_not_run(h
     address = parse(address_of(admitted(keys, "alice"), hub.tcp))
     with relay(hub.tcp, seed=1, keys=address.keys) as between:
         between.mischief = Mischief(repeat=1.0, recall=0.5)
-        trainer = Trainer(Task(1, STEPS, between.address, rows=3, workers=2))
+        trainer = Trainer(Task(1, STEPS, between.address, rows=3, workers=2, parts=0.3))
         trainer.run()
         assert not trainer.checker.tally.wrong, trainer.checker.tally.findings
         assert trainer.checker.tally.acknowledged >= STEPS and not trainer.endings

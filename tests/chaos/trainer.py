@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,13 @@ import numpy as np
 from chaos.chain_env import MISSTEP, ChainEnv
 from chaos.checker import DISABLED, NEXT_STEP, Batch, Checker, Finding, Kind, Tally
 from chaos.journal import Journal
+from gymnasium.spaces import Box
 
 import envhub
 
 REPORT_S = 0.2
 RETRY_S = 0.05
+PART_WAITS_S = (0.0, 0.0, 0.002, 0.05)
 UNSEEN_S = 1.0  # within which a hub sees that a client is back
 RESET_EVERY = 700  # steps, on average: the trainer's own resets
 MISSTEP_EVERY = 5000  # of one env, where that is not the end
@@ -51,6 +54,7 @@ class Task:
         lease_s: of the hub; within it no session that was answered may be lost. 0 if that is not known.
         patience_s: for any one answer; who waits longer hangs.
         options: of ``make_vec``.
+        parts: the share of steps that it makes by ``send`` and ``recv``, of envs that are not noted.
         waits: whether it begins only when its standard input ends.
         journal: a file by which the next trainer takes over the session of one that was killed; none if empty.
     """
@@ -70,6 +74,7 @@ class Task:
     patience_s: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
     journal: str = ""
+    parts: float = 0.0
     waits: bool = False
 
 
@@ -203,13 +208,31 @@ class Trainer:
         if self._missteps and self._chance.random() < rows / MISSTEP_EVERY:
             numbers[self._chance.randrange(rows)] = MISSTEP
         self._note(envs, numbers)
-        envs.step_async(np.array(list(enumerate(numbers)), np.int64))
-        batch = Batch(*self._waited(envs.step_wait, "step"))
+        actions = np.array(list(enumerate(numbers)), np.int64)
+        if isinstance(envs.single_observation_space, Box) and self._chance.random() < self.task.parts:
+            batch = self._step_by_parts(envs, actions)
+        else:
+            envs.step_async(actions)
+            batch = Batch(*self._waited(envs.step_wait, "step"))
         self.checker.step(numbers, batch)
         over = batch.terminations | batch.truncations
         if self.task.mode == DISABLED and over.any():
             self._reset(envs, over)
         self._tell()
+
+    def _step_by_parts(self, envs: Any, actions: np.ndarray) -> Batch:
+        """Step every env by ``send``, a few at a time, between waits that may time out."""
+        left = self._chance.sample(range(envs.num_envs), envs.num_envs)
+        parts: list[Any] = []
+        while left:
+            count = self._chance.randint(1, len(left))
+            chosen, left = left[:count], left[count:]
+            envs.send(actions[chosen], chosen)
+            with suppress(envhub.HubTimeout):
+                parts.append(envs.recv(timeout=self._chance.choice(PART_WAITS_S)))
+        while sum(len(part[-1]) for part in parts) < envs.num_envs:
+            parts.append(self._waited(partial(envs.recv, 1), "part"))
+        return joined(parts, envs.num_envs)
 
     def _waited(self, wait: Callable[[float], Any], what: str) -> Any:
         begun_s = time.monotonic()
@@ -231,6 +254,26 @@ class Trainer:
         if now_s > self._reported_s + REPORT_S:
             self._reported_s = now_s
             self._report(self)
+
+
+def joined(parts: Sequence[Any], rows: int) -> Batch:
+    """The batch of a step that was made by parts, each with different envs.
+
+    Raises:
+        ValueError: an env is in two parts.
+    """
+    env_ids = np.concatenate([part[-1] for part in parts])
+    if sorted(env_ids.tolist()) != list(range(rows)):
+        raise ValueError(f"of {rows} envs {env_ids.tolist()} were received")
+    arrays = (np.concatenate(batch)[np.argsort(env_ids)] for batch in list(zip(*parts, strict=True))[:4])
+    infos: dict[str, Any] = {}
+    for *_, info, ids in parts:
+        for name, values in info.items():
+            if isinstance(values, np.ndarray):  # the checker looks into no map, such as final_info
+                missing = None if values.dtype == object else 0
+                whole = infos.setdefault(name, np.full((rows, *values.shape[1:]), missing, values.dtype))
+                whole[ids] = values
+    return Batch(*arrays, infos)
 
 
 def told(trainer: Trainer) -> str:

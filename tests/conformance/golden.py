@@ -134,6 +134,7 @@ def exchanges() -> dict[str, list[bytes]]:
     results, were_set = ([messages.pack_rows(enumerate(blobs))] for blobs in ([b"\x01", b"\x02"], [b"", b""]))
     exchange("CALL", Op.CALL, messages.Call("render", codec.encode([[], {}])), messages.Done(), (), results)
     exchange("SET_ATTR", Op.SET_ATTR, messages.SetAttr("gravity", [codec.encode(1.5)]), messages.Done(), (), were_set)
+    found.update(parts(hub, client))
     failure = messages.Failure(
         "env_raised", "env", "no", 1, 0, "builtins.ValueError", codec.encode(["no"]), "Traceback"
     )
@@ -142,7 +143,28 @@ def exchanges() -> dict[str, list[bytes]]:
     ((_, found["GOODBYE"]),) = hub.outgoing
     hub.outgoing.clear()
     exchange("CLOSE", Op.CLOSE, messages.Close(True), messages.Done())
-    found["PING"] = [Prelude(Op.PING, HUB_ID, bytes(16), 0).pack()]
+    return {**found, "PING": [Prelude(Op.PING, HUB_ID, bytes(16), 0).pack()]}
+
+
+def parts(hub: HubProtocol, client: ClientProtocol) -> dict[str, list[bytes]]:
+    """The frames of a SEND, of a RECEIVE, and of a SEND that ends the RECEIVE after the hub has answered it."""
+    found: dict[str, list[bytes]] = {}
+    rows = [np.array([1]).tobytes(), bytes(8), bytes(10)]
+    ends = messages.Send([0], b"\x04", ends_receive=True)
+    for name, op, message, sent, answered in (
+        ("SEND", Op.SEND, messages.Send([1], b"\x04"), [bytes(8)], ()),
+        ("RECEIVE", Op.RECEIVE, messages.Receive(1), (), rows),
+        ("SEND that ends the RECEIVE", Op.SEND, ends, [bytes(8)], ()),
+    ):
+        request = client.request(op, message, sent, 0.0)
+        incoming = hub.receive(b"peer", 1, request)
+        assert incoming is not None
+        hub.answer(incoming, messages.Done(), answered)
+        ((_, response),) = hub.outgoing
+        hub.outgoing.clear()
+        if op is Op.SEND:  # the client has not heard the reply to RECEIVE
+            assert client.receive(response, 0.0) is not None
+        found[f"{name} request"], found[f"{name} reply"] = request, response
     return found
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,24 @@ def test_hub_that_drains_is_not_announced_while_its_requests_end(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_clients_on_other_systems_read_announcements(tmp_path: Path, folder: Path, platform: str) -> None:
+    program = f"""
+import other_platform
+other_platform.become({platform!r})
+from envhub_client.fleet.members import members
+print(members("file://{folder}"))
+import envhub
+print(envhub.connect("file://{folder}").health()["status"])
+"""
+    with announced(tmp_path, "--name", "sim", "--insecure", binds=("tcp://0.0.0.0:0",)) as hub:
+        place = hub.tcp.replace("0.0.0.0", "127.0.0.1")
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+        assert ran.stdout.splitlines() == [f"(Member(name='sim', address='{place}'),)", "ok"], ran.stderr
+
+
+@pytest.mark.long
 def test_envs_go_on_at_the_hub_that_comes_back_at_another_port(tmp_path: Path, folder: Path) -> None:
     with announced(tmp_path, "--name", "sim") as first:
         options = {"hub": f"file://{folder}", "on_hub_loss": "recreate", "num_workers": 1}
@@ -185,6 +204,9 @@ def test_announcement_is_renewed_and_one_of_a_stopped_hub_is_not(
             written_s = (folder / "hub-sim.json").stat().st_mtime - (PERIODS_MAX + 1) * PERIOD_S
             os.utime(folder / "hub-sim.json", (written_s, written_s))
             assert listed(capsys, f"file://{folder}")[1]["sim"]["why"].startswith("it is stale: last renewed 2")
+            began_s = time.monotonic()
+            assert run("fleet", "ls", hub.tcp, "--timeout", "1") == 1 and "unreachable" in capsys.readouterr().out
+            assert time.monotonic() - began_s < 5.0
         finally:
             hub.process.send_signal(signal.SIGCONT)
         assert wait_until(lambda: announcement_in(folder, "sim").renewals > before, timeout=2 * PERIOD_S)

@@ -21,7 +21,7 @@ from envhub_client.tools.bench.result import Result, SizeResults
 from envhub_client.tools.bench.timing import Summary, interleave, summarize
 from rich.console import Console
 
-from envhub import cli
+from envhub.cli import commands
 from envhub.errors import RequestRefused
 
 WAYS = [
@@ -196,7 +196,7 @@ def test_durations_have_three_digits(us: float, shown: str) -> None:
 )
 def test_bench_refuses_numbers_that_measure_nothing(wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.bench.bench(["CartPole-v1"], **wrong)
+        commands.bench.bench(["CartPole-v1"], **wrong)
     assert ended.value.code == 2 and "envhub bench: -n takes numbers of envs" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sims
 from envhub_client.connection.connection import connect
-from hubs import ServedHub, serve, wait_until
+from hubs import ServedHub, free_port, serve, wait_until
 
 import envhub
 from envhub.env_failure import EnvFailure, failure_info
@@ -88,6 +88,22 @@ def test_private_hub_has_no_name() -> None:
         with pytest.raises(ValueError) as raised:
             envs.step([0, 1])
         assert isinstance(raised.value.__cause__, envhub.EnvRaised) and raised.value.__cause__.hub is None
+
+
+@pytest.mark.long
+def test_truncation_by_the_loss_of_a_hub_names_that_hub_and_later_ones_the_next(tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    options: dict[str, Any] = {"num_workers": 2, "on_hub_loss": "recreate", "restart_wait": 60.0}
+    with serve(tmp_path, "naughty=sims:Naughty", "--name", "first", binds=[address]) as hub:
+        envs = envhub.make_vec("naughty", 2, hub=address, **options)
+        envs.reset()
+        hub.stop(signal.SIGKILL)
+    with closing(envs), serve(tmp_path, "naughty=sims:Naughty", "--name", "second", binds=[address]):
+        failures = envs.step([0, 0])[-1]["env_failure"]
+        assert [(failure.cause, failure.hub) for failure in failures] == [("hub_lost", "first")] * 2
+        envs.step([0, 0])
+        failure = envs.step([0, 3])[-1]["env_failure"][1]
+        assert (failure.cause, failure.hub) == ("crash", "second")
 
 
 def test_loss_of_a_hub_is_named_after_the_lost_one() -> None:

@@ -307,7 +307,9 @@ def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
             with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
                 envhub.make_vec("CartPole-v1", 1, hub=alice)
             refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
-            with envhub.connect(alice), envhub.connect(alice), refused:
+            with envhub.connect(alice) as client, envhub.connect(alice), refused:
+                capacity = client.stats()["capacity"]
+                assert (capacity["envs_free"], capacity["sessions_free"]) == (0, 0)
                 envhub.connect(alice)
             envs.step(np.zeros(8, int))
 

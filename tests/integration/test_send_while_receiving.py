@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import sims
 from chaos.chaos_proxy import ChaosProxy, proxy
+from chaos.interrupts import Interrupt
 from hubs import ServedHub, interrupted_after, stopped
 
 import envhub
@@ -154,6 +155,28 @@ def test_interrupted_send_is_finished_by_the_next_wait(
     assert received(envs) == {0: 7}
 
 
+@pytest.mark.parametrize(
+    "stride", [101, pytest.param(7, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
+)
+def test_interrupt_anywhere_in_a_send_loses_no_result_and_doubles_none(envs: envhub.HubVectorEnv, stride: int) -> None:
+    pid, counts = envs.call("pid")[0], np.zeros(3, int)
+    for turn in range(1, 1000):
+        interrupt = Interrupt(turn * stride)
+        with stopped(pid):
+            envs.send([7], [0])
+            times_out(envs)
+            interrupt.during(lambda: envs.send([9], [1]))
+            if turn % 2:
+                times_out(envs)
+        rewards = received(envs)
+        assert rewards in ({0: 7, 1: 9}, {0: 7}), rewards
+        counts[[*rewards]] += 1
+        assert envs.get_attr("count") == tuple(counts)
+        if not interrupt.raised:
+            break
+    assert not interrupt.raised and turn * stride > 100
+
+
 def test_results_are_received_once_whatever_becomes_of_the_connection(hub: ServedHub) -> None:
     rng = np.random.default_rng(7)
     with proxy(hub.tcp) as wire:
@@ -161,7 +184,7 @@ def test_results_are_received_once_whatever_becomes_of_the_connection(hub: Serve
         with contextlib.closing(envhub.make_vec("naughty", hub=wire.address, **options)) as envs:
             envs.reset()
             sent, counts, late = dict[int, int](), np.zeros(4, int), 0
-            for turn in range(120):
+            for turn in range(80):
                 free = [env for env in range(4) if env not in sent]
                 chosen = rng.permutation(free)[: rng.integers(0, len(free) + 1)]
                 if chosen.size:

@@ -96,8 +96,7 @@ def arguments_of(pod: Mapping[str, Any], volumes: Volumes) -> list[str]:
     arguments += ["--security-opt", "no-new-privileges"] if confined.get("allowPrivilegeEscalation") is False else []
     arguments += [f"--cap-drop={each}" for each in confined.get("capabilities", {}).get("drop", [])]
     if limits := container.get("resources", {}).get("limits"):
-        cpus = min(int(limits["cpu"]), os.cpu_count() or 1)  # the engine refuses more than there are
-        arguments += ["--cpus", str(cpus), "--memory", limits["memory"].removesuffix("i").lower()]
+        arguments += ["--cpus", str(cpu_limit(pod)), "--memory", limits["memory"].removesuffix("i").lower()]
     for at in container["volumeMounts"]:
         (volume,) = (each for each in pod["volumes"] if each["name"] == at["name"])
         arguments += volumes.mount(volume, at)
@@ -106,6 +105,12 @@ def arguments_of(pod: Mapping[str, Any], volumes: Volumes) -> list[str]:
     program, *rest = container.get("command", [""])
     arguments += ["--entrypoint", program] if program else []
     return [*arguments, IMAGE, *rest, *container.get("args", [])]
+
+
+def cpu_limit(pod: Mapping[str, Any]) -> int:
+    """Return the limit of a pod's CPUs, or all of this machine: the engine refuses more than there are."""
+    (container,) = pod["containers"]
+    return min(int(container["resources"]["limits"]["cpu"]), os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)

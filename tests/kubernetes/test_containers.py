@@ -20,7 +20,7 @@ import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import wait_until
 from manifests import FOLDER, pod, probes, trainer, trainer_program
-from pods import IMAGE, Pod, Volumes, docker, running
+from pods import IMAGE, Pod, Volumes, cpu_limit, docker, running
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(600)]
 
@@ -41,6 +41,9 @@ for line in sys.stdin:
         if act == "make":
             made[name] = envhub.make_vec(rest[0], 2, hub=rest[1], **rest[2])
             outcome = made[name].reset(seed=1)[0].tolist()
+        elif act == "connect":
+            envhub.connect(name).close()
+            outcome = "connected"
         elif act == "fleet":
             outcome = [{"name": each.name, "state": each.state} for each in reports([name], 20.0)]
         else:
@@ -136,6 +139,10 @@ class Client:
         self.begin("step", name, actions)
         return self.outcome()
 
+    def connect(self, name: str) -> str:
+        self.begin("connect", name)
+        return str(self.outcome())
+
     def fleet(self, name: str) -> list[dict[str, str]]:
         self.begin("fleet", name)
         return list(self.outcome())
@@ -162,6 +169,10 @@ def test_hub_is_confined_and_its_probes_succeed(network: str, volumes: Volumes) 
         assert facts["Uid"].split() == [str(user)] * 4 and facts["Groups"].split() == [str(user)]
         assert {facts[name] for name in ("CapEff", "CapPrm", "CapBnd")} == {"0" * 16}
         assert facts["NoNewPrivs"] == "1" and facts["Seccomp"] == "2"
+        cpus = started.run(
+            "python", "-c", "from envhub_server import config; print(config.usable_cpus(), config.has_quota())"
+        )
+        assert cpus.stdout == f"{cpu_limit(pod())} True\n"
         for path in ("/", "/opt/envhub", "/etc/envhub", "/etc/envhub/keys", "/etc/envhub/keys/clients"):
             assert "Read-only" in started.run("touch", f"{path}/x").stderr, path
         assert started.run("touch", "/tmp/x").returncode == 0
@@ -227,14 +238,46 @@ def test_client_continues_with_a_hub_that_comes_back_at_another_address(
 
 
 def test_one_name_stands_for_all_hubs(network: str, volumes: Volumes, client: Client) -> None:
+    """Also for a hub that comes back at another address: a vector env on both goes on, with that hub's envs again."""
     names = ("hub-0", "hub-1")
-    with hub("hub-0", network, volumes), hub("hub-1", network, volumes) as second:
-        listed = client.fleet("dns://hubs:5555")
-        # The engine's own names, as a StatefulSet's pods have theirs.
-        assert [each["name"] for each in listed] == [f"{RUN}-{name}.{network}:5555" for name in names]
-        assert [each["state"] for each in listed] == ["ok", "ok"]
-        assert second.stop() == 0
-        assert wait_until(lambda: len(client.fleet("dns://hubs:5555")) == 1)
+    options = {"split": [1, 1], "on_hub_loss": "recreate", "reconnect_timeout": 100, "restart_wait": 0}
+    with hub("hub-0", network, volumes):
+        with hub("hub-1", network, volumes) as first:
+            listed = client.fleet("dns://hubs:5555")
+            # The engine's own names, as a StatefulSet's pods have theirs.
+            assert [each["name"] for each in listed] == [f"{RUN}-{name}.{network}:5555" for name in names]
+            assert [each["state"] for each in listed] == ["ok", "ok"]
+            assert "stands for 2 hubs" in client.connect("dns://hubs:5555")
+            assert client.make("all", "slow", "dns://hubs:5555", **options) == [0, 0]
+            assert client.step("all", 0, 0)[:2] == [[1, 1], [False, False]]
+            before = first.address
+            assert first.stop() == 0
+            assert wait_until(lambda: client.connect("dns://hubs:5555") == "connected")
+            observations, truncations, infos = client.step("all", 0, 0)
+            assert observations[0] == 2 and truncations == [False, True] and "env_failure" in infos
+        with running(f"{RUN}-taker", network, pod(), volumes) as taker, hub("hub-1", network, volumes) as second:
+            assert taker.address == before != second.address
+            steps = [2]
+            assert wait_until(lambda: advanced(client.step("all", 0, 0)[0], steps))
+
+
+def test_other_hubs_take_the_envs_of_a_hub_that_is_killed(network: str, volumes: Volumes, client: Client) -> None:
+    options = {"split": [1, 1], "on_hub_loss": "redistribute", "reconnect_timeout": 100, "restart_wait": 60}
+    with hub("hub-0", network, volumes) as other, hub("hub-1", network, volumes) as lost:
+        assert client.make("all", "slow", "dns://hubs:5555", **options) == [0, 0]
+        docker("kill", lost.name)
+        observations, truncations, infos = client.step("all", 0, 0)
+        assert observations[0] == 1 and truncations == [False, True] and "env_failure" in infos
+        steps = [1]
+        assert wait_until(lambda: advanced(client.step("all", 0, 0)[0], steps))
+        assert other.log.count('"event": "session_made"') == 2
+
+
+def advanced(observations: list[int], steps: list[int]) -> bool:
+    """True if the second env counts its steps again, as the first one has never ceased to do."""
+    steps[0] += 1
+    assert observations[0] == steps[0]
+    return observations[1] == 3
 
 
 def test_trainer_of_the_page_uses_three_hubs(network: str, volumes: Volumes) -> None:
@@ -245,8 +288,8 @@ def test_trainer_of_the_page_uses_three_hubs(network: str, volumes: Volumes) -> 
     own.write(0o440, trainer={"hubs": address})
     own.write(0o644, trainer_program={"trainer.py": trainer_program()})
     with ExitStack() as opened:
-        for number in range(3):
-            opened.enter_context(hub(f"hub-{number}", network, volumes))
+        hubs = [opened.enter_context(hub(f"hub-{number}", network, volumes)) for number in range(3)]
         pod_of_trainer = opened.enter_context(running(f"{RUN}-trainer", network, spec, own))
         assert pod_of_trainer.exit_status == 0, pod_of_trainer.log
         assert pod_of_trainer.log.endswith("stepped 24 envs\n")
+        assert all('"event": "session_made"' in each.log for each in hubs)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from envhub_server.serve import check_config
 from image_files import HEALTH, config, instruction
 from kubernetes_validate.utils import SchemaNotFoundError
 from manifests import FILES, FOLDER, KUSTOMIZATION, container, objects, one, pod, probes, trainer
+from pages import blocks
 
 from envhub.transport import address
 
@@ -133,6 +137,25 @@ def test_kubectl_builds_the_kustomization() -> None:
     assert by_kind["ConfigMap"]["data"] == {"hub.toml": (FOLDER / "hub.toml").read_text()}
     volumes = by_kind["StatefulSet"]["spec"]["template"]["spec"]["volumes"]
     assert {"configMap": {"name": by_kind["ConfigMap"]["metadata"]["name"]}, "name": "config"} in volumes
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_commands_of_the_page_make_the_secrets_that_are_mounted(tmp_path: Path) -> None:
+    (block,) = (each for each in blocks("sh", [FOLDER / "README.md"]) if "hub-key" in each)
+    without_cluster = (
+        'kubectl() { echo ---; [ "$1" != create ] || command kubectl "$@" --dry-run=client --output=yaml; }'
+    )
+    program = f"{without_cluster}\n{block}"
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-ec", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    made = [each for each in yaml.safe_load_all(ran.stdout) if each]
+    secrets = {each["metadata"]["name"]: each["data"] for each in made if each["kind"] == "Secret"}
+    files = {"hub-key": ["server.key"], "hub-clients": ["trainer.toml"], "trainer": ["hubs"]}
+    assert {name: [*data] for name, data in secrets.items()} == files
+    assert base64.b64decode(secrets["trainer"]["hubs"]).endswith(b"@hubs:5555\n")
 
 
 def test_each_manifest_selects_the_hubs_pods() -> None:

@@ -53,6 +53,12 @@ class Shows(gym.Env[Any, Any]):
         return observation, 0.5, False, False, info
 
 
+class Lives(Shows):
+    """Has no action that ends its process."""
+
+    action_space = spaces.Discrete(1)
+
+
 def shows(kind: str = "info", sizes: tuple[int, ...] = (1 << 12,)) -> Shows:
     """An env as a hub serves it."""
     return Shows(kind, tuple(sizes))
@@ -118,3 +124,13 @@ class Goals(Objectives):
     """Takes two actions, neither of which does it harm."""
 
     action_space = spaces.Discrete(2)
+
+
+class Ratings(Objectives):
+    """Observes nothing of its process, and takes every action, so that two runs can be compared."""
+
+    def act(self, action: int) -> None:
+        pass
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, self.objectives], np.float64)

@@ -218,6 +218,13 @@ def test_age_of_a_file_is_by_the_clock_of_its_folder(folder: Path) -> None:
     assert skipped.why.startswith("it is stale: last renewed 17 s ago")
 
 
+def test_clock_that_a_killed_reader_has_left_is_set(folder: Path) -> None:
+    write(folder, announced("old"), STALE_S + 2.0)
+    (folder / f".clock-{os.geteuid()}").touch()
+    os.utime(folder / f".clock-{os.geteuid()}", (0, 0))
+    assert [each.file for each in announcements.read_folder(folder)[1]] == ["hub-old.json"]
+
+
 def test_without_a_clock_the_newest_file_is_the_measure(folder: Path) -> None:
     (folder / f".clock-{os.geteuid()}").mkdir()  # so that no file can be made there, as in a folder for reading only
     newer, old = announced("newer"), announced("old")
@@ -464,13 +471,20 @@ def test_hub_takes_the_name_of_a_stale_announcement(folder: Path) -> None:
         assert one.announcement.name == "sim"
 
 
-def test_hub_that_loses_a_race_for_a_free_name_takes_another_one(folder: Path) -> None:
-    with announcer(folder) as one:
-        winner = announced("sim", hub="0" * 15 + "9")
+@pytest.mark.parametrize("bound", ["tcp://127.0.0.1:5555", "tcp://192.0.2.7:5555"])
+def test_hub_that_loses_a_race_for_a_free_name_takes_another_one(folder: Path, bound: str) -> None:
+    with announcer(folder, bound) as one:
+        winner = announced("sim", hub="0" * 15 + "9", addresses=one.announcement.addresses)
         write(folder, winner)
         renew(one)
         assert one.announcement.name == "sim-5555"
     assert os.listdir(folder) == ["hub-sim.json"] and announcements.read(folder / "hub-sim.json")[0] == winner
+
+
+def test_file_of_another_hub_outlives_this_one(folder: Path) -> None:
+    with announcer(folder):
+        write(folder, announced("sim", hub="0" * 15 + "9"))
+    assert os.listdir(folder) == ["hub-sim.json"]
 
 
 def test_announcement_that_somebody_removed_is_written_again(folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,3 +116,21 @@ def test_infos_of_one_form_are_read_at_once_and_others_by_template(arena: Arena)
     assert [each.template for each in arena.columns(np.arange(3))] == [9]
     arena.info_template[:] = 0
     assert arena.columns(np.arange(3)) == []
+
+
+def test_rows_of_which_one_has_another_length_have_no_form(arena: Arena) -> None:
+    arena.status[:], arena.info_template[:], arena.info_length[:] = STATUS_INFO, 7, 8
+    arena.info_length[1] = 4
+    assert arena.info_form() is None
+
+
+@pytest.mark.parametrize("in_children", [False, True])
+def test_children_of_a_process_get_its_arena_only_where_that_is_wanted(in_children: bool) -> None:
+    descriptor = allocate(LAYOUT, 0)
+    arena = Arena(LAYOUT, descriptor, in_children)
+    inode = os.fstat(descriptor).st_ino
+    os.close(descriptor)
+    mappings = re.split(r"^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    (flags,) = [each.rpartition("VmFlags:")[2].split() for each in mappings if f" {inode} " in each.partition("\n")[0]]
+    assert ("dc" not in flags) is in_children  # Linux: the mapping is not copied at a fork
+    assert arena.done.tolist() == [0, 0, 0]

@@ -114,6 +114,12 @@ def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
         opened(serve(dribble))
 
 
+def test_path_without_a_socket_says_how_a_hub_is_started_there(tmp_path: Path) -> None:
+    sockets = LocalSockets(str(tmp_path / "hub.sock"))
+    sockets.place()
+    assert f"start a hub as this user with `envhub serve --bind ipc://{tmp_path}/hub.sock`" in sockets.why_silent()
+
+
 def test_folder_in_the_place_of_a_socket_is_none_and_costs_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     path = tmp_path / "hub.sock"

@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, variables
+from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
 from sessions import RECIPE
 
 from envhub.protocol.messages import Faults, Hosting, Make, Recycle, World
@@ -63,7 +64,8 @@ def test_worker_is_told_all_that_the_client_asked_for() -> None:
         columns=True,
     )
     told = build(make, RECIPE, NO_RULES, Place(0, 1, [0, 1]))
-    shared = {field.name for field in fields(Make)} & {field.name for field in fields(told)} - {"name", "kwargs_each"}
+    own = {"name", "kwargs_each", "first_env"}
+    shared = {field.name for field in fields(Make)} & {field.name for field in fields(told)} - own
     assert len(shared) == 9
     for name in shared:
         assert getattr(told, name) == getattr(make, name) != getattr(Make(2), name), name
@@ -102,3 +104,9 @@ def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_th
     assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
     assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "8"
     assert told.environ["MKL_NUM_THREADS"] == "1"
+
+
+def test_interpreter_of_a_session_has_the_options_of_its_program() -> None:
+    own = InterpreterKey()
+    assert interpreter_of(own, None) == own
+    assert interpreter_of(own, World([], "", {}, flags=["-O"])).flags == ("-O",)

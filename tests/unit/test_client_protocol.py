@@ -268,6 +268,7 @@ def test_reply_to_a_step_is_a_sign_of_life() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.client.disconnected(0.0)
+    pair.client.disconnected(prelude.AWAY_WARNING_S)  # the time counts from the first end
     assert pair.client.trouble(prelude.AWAY_WARNING_S) == "the connection to it is lost"
     assert say(pair, REPLY | Op.STEP, 2) is not None and pair.client.trouble(pair.now_s + 100.0) == ""
 
@@ -344,3 +345,28 @@ def test_time_out_of_reach_counts_from_the_end_of_the_connection() -> None:
     pair.client.disconnected(away_s)
     assert pair.client.loss(begun_s + prelude.RECONNECT_S) == ""
     assert "reconnect_timeout" in pair.client.loss(away_s + prelude.RECONNECT_S)
+
+
+# --- what several hubs need -------------------------------------------------------------------------------------------
+
+
+def test_last_number_is_that_of_the_pending_request_else_of_the_one_that_ended() -> None:
+    pair = joined()
+    before = pair.client.last_seq
+    step_on_its_way(pair)
+    assert pair.client.last_seq == before + 1
+    assert say(pair, REPLY | Op.STEP, before + 1) is not None
+    assert pair.client.last_seq == before + 1
+
+
+def test_silence_lasts_from_the_request_or_the_loss_of_the_connection() -> None:
+    pair = joined()
+    assert pair.client.silence_s(pair.now_s + 9) == 0  # nothing is pending
+    step_on_its_way(pair)
+    assert pair.client.silence_s(pair.now_s + 2) == 2
+    assert say(pair, REPLY | Op.STEP, pair.client.last_seq) is not None
+    assert pair.client.silence_s(pair.now_s + 9) == 0
+    pair.client.disconnected(pair.now_s)
+    assert pair.client.silence_s(pair.now_s + 3) == 3
+    pair.client.connected()
+    assert pair.client.silence_s(pair.now_s + 9) == 0

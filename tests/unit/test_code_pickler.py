@@ -81,3 +81,11 @@ def test_module_that_no_import_finds_goes_by_value_and_is_registered_no_longer(
     monkeypatch.delitem(sys.modules, "made_by_hand")
     assert pickle.loads(pickled)().step()() == 1
     assert "made_by_hand" not in code_pickler.cloudpickle.list_registry_pickle_by_value()
+
+
+def test_module_under_another_name_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("envhub_first_name")
+    exec("def act(): return 4", vars(module))  # noqa: S102
+    module.act.__module__ = "envhub_second_name"
+    monkeypatch.setitem(sys.modules, "envhub_second_name", module)
+    assert b"envhub_second_name" in code_pickler.dumps(module.act)

@@ -243,3 +243,11 @@ def test_plain_items_are_packed_without_work_for_each() -> None:
     finally:
         sys.setprofile(None)
     assert calls < 100
+
+
+def test_generator_of_random_bits_that_only_a_program_knows_is_not_sent() -> None:
+    class Own(np.random.PCG64):
+        pass
+
+    with pytest.raises(codec.EncodeError, match="Generator cannot be sent"):
+        codec.encode(np.random.Generator(Own(1)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_client.connection import known_hubs
-from envhub_client.fleet import dns_hubs
+from envhub_client.connection import dns_hubs, known_hubs
 from envhub_client.fleet.members import Member, members
 
 from envhub.errors import AddressError, HubUnreachable
@@ -51,3 +50,5 @@ def test_each_hub_gets_the_keys_that_are_kept_for_the_name() -> None:
     assert isinstance(address, Secret) and address.reveal_secret() == f"envhub://{TOKEN}@192.0.2.7:5"
     ((_, address),) = members("dns://192.0.2.7:6")
     assert address == "tcp://192.0.2.7:6"
+    assert known_hubs.resolve("dns://192.0.2.7:5").keys is not None
+    assert known_hubs.resolve("dns://192.0.2.7:6").text == "tcp://192.0.2.7:6"

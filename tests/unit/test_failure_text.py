@@ -24,6 +24,7 @@ from envhub_server.session.hang_detector import Late
 from envhub.protocol.messages import Failure, Faults, Make
 
 ROWS = [3, 7]
+MAKE = Make(8)
 CRASH = ExitCause(
     "was ended by SIGSEGV", "SIGSEGV", None, 'File "/home/a/sim.py"\nThread 0x7 (most recent call first):'
 )
@@ -42,9 +43,17 @@ def test_worker_is_named_with_its_envs() -> None:
     assert named(1, [3]) == "worker 1 (env 3)" and named(1, ROWS) == "worker 1 (envs 3, 7)"
 
 
+def test_envs_of_a_part_are_named_as_in_the_whole_vector_env() -> None:
+    part = Make(8, first_env=100)
+    crash, late = (failure(part, 1, ROWS, CRASH, why, hide_folders=False) for why in (None, Late("step", 7, 6.0, 5.0)))
+    assert crash.message == "worker 1 (envs 103, 107) was ended by SIGSEGV" and crash.env_index == 3
+    assert late.message.startswith("env 107 did not finish") and "(envs 103, 107)" in late.message
+    assert late.env_index == 7
+
+
 def test_crash_is_told_of_the_workers_first_env_with_the_end_of_its_output() -> None:
     long = ExitCause(CRASH.how, CRASH.signal, None, "x" + "y" * LOG_TAIL_CHARS_MAX)
-    told = failure(1, ROWS, long, None, hide_folders=False)
+    told = failure(MAKE, 1, ROWS, long, None, hide_folders=False)
     assert told == Failure(
         "worker_died",
         "request",
@@ -53,11 +62,11 @@ def test_crash_is_told_of_the_workers_first_env_with_the_end_of_its_output() -> 
         worker=1,
         log_tail="y" * LOG_TAIL_CHARS_MAX,
     )
-    assert "/home/a" not in failure(1, ROWS, CRASH, None, hide_folders=True).log_tail
+    assert "/home/a" not in failure(MAKE, 1, ROWS, CRASH, None, hide_folders=True).log_tail
 
 
 def test_late_env_is_told_by_its_own_number_with_its_limit() -> None:
-    told = failure(1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
+    told = failure(MAKE, 1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
     assert (told.code, told.env_index, told.worker, told.log_tail) == ("env_timeout", 7, 1, CRASH.log_tail)
     assert told.message == ("env 7 did not finish its step within step_timeout=5 s; its worker 1 (envs 3, 7) was ended")
     found = env_failure(told, CRASH, Late("step", 7, 6.0, 5.0), restarts=2)
@@ -77,7 +86,7 @@ def test_late_env_is_told_by_its_own_number_with_its_limit() -> None:
     ],
 )
 def test_worker_with_too_much_memory_is_told_with_the_limit_that_it_broke(overrun: Overrun, text: str) -> None:
-    told = failure(1, ROWS, CRASH, overrun, hide_folders=False)
+    told = failure(MAKE, 1, ROWS, CRASH, overrun, hide_folders=False)
     assert told.message == f"worker 1 (envs 3, 7) {text}"
     assert (told.code, told.env_index, told.worker) == ("worker_died", 3, 1)
     found = env_failure(told, CRASH, overrun, restarts=0)
@@ -85,8 +94,8 @@ def test_worker_with_too_much_memory_is_told_with_the_limit_that_it_broke(overru
 
 
 def test_policy_of_the_cause_decides_whether_a_step_raises() -> None:
-    crash = failure(1, ROWS, CRASH, None, hide_folders=False)
-    late = failure(1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
+    crash = failure(MAKE, 1, ROWS, CRASH, None, hide_folders=False)
+    late = failure(MAKE, 1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
     found = env_failure(crash, ExitCause("exited with status 3", status=3), None, restarts=0)
     assert (found.signal, found.exit_status) == ("", 3)
     for faults, raising in ((Faults(on_crash="raise"), crash), (Faults(on_timeout="raise"), late)):
@@ -96,7 +105,7 @@ def test_policy_of_the_cause_decides_whether_a_step_raises() -> None:
 
 
 def test_end_of_the_restarts_is_of_the_session_and_keeps_what_is_known() -> None:
-    crash = replace(failure(1, ROWS, CRASH, None, hide_folders=False), replay="an-env-1")
+    crash = replace(failure(MAKE, 1, ROWS, CRASH, None, hide_folders=False), replay="an-env-1")
     told = exhausted(crash, "it ended 5 times in 60 s")
     assert told.replay == env_failure(crash, CRASH, None, restarts=0).replay == "an-env-1"
     assert (told.code, told.scope, told.env_index, told.worker) == ("restarts_exhausted", "session", 3, 1)
@@ -109,5 +118,5 @@ def test_log_has_the_class_the_env_and_the_replay_of_an_exception_without_a_text
     assert logged(raised) == {"code": "env_raised", "env": 3, "why": "AssertionError", "replay": "arm-1"}
     keyed = replace(raised, message="'pose'", type="builtins.KeyError", replay="")
     assert logged(keyed) == {"code": "env_raised", "env": 3, "why": "KeyError: 'pose'"}
-    crash = failure(1, ROWS, CRASH, None, hide_folders=False)
+    crash = failure(MAKE, 1, ROWS, CRASH, None, hide_folders=False)
     assert logged(crash) == {"code": "worker_died", "why": crash.message}

@@ -205,6 +205,26 @@ def test_request_to_no_session_leaves_its_token_for_a_make_of_any_number() -> No
     assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"))]) is not None
 
 
+def test_lost_session_is_counted_only_if_it_was_made() -> None:
+    hub = HubProtocol(HUB_ID)
+    refused_make = hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1), OTHER)])
+    assert refused_make is not None
+    hub.fail(refused_make, Failure("unknown_env", "request", "there is none"))
+    hub.forget(OTHER)
+    hub.outgoing.clear()
+    for token in (OTHER, bytes(15) + b"\x01"):  # of a MAKE that was refused, and of none
+        assert hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close(), token)]) is None and refused(hub) == "session_lost"
+        hub.outgoing.clear()
+    assert (hub.failures, hub.refused) == ({"unknown_env": 1}, 2)
+    made = hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1))])
+    assert made is not None
+    hub.answer(made, Done())
+    hub.forget(TOKEN)
+    hub.outgoing.clear()
+    assert hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset())]) is None and refused(hub) == "session_lost"
+    assert hub.failures == {"unknown_env": 1, "session_lost": 1}
+
+
 def test_closes_of_ended_sessions_take_no_place_of_tokens_that_were_closed_early() -> None:
     hub = HubProtocol(HUB_ID)
     early = bytes(15) + b"\x01"

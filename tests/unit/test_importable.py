@@ -27,3 +27,13 @@ def test_finder_that_raises_hides_no_module(monkeypatch: pytest.MonkeyPatch, tmp
     __import__("behind_a_finder")
     monkeypatch.setattr(sys, "meta_path", [Broken(), object(), *sys.meta_path])
     assert is_importable("behind_a_finder")
+
+
+def test_part_of_a_package_that_is_not_there_is_found_by_no_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    part = ModuleType("made_by_hand.part")
+    part.__file__ = str(tmp_path / "part.py")
+    monkeypatch.setitem(sys.modules, "made_by_hand", ModuleType("made_by_hand"))
+    monkeypatch.setitem(sys.modules, "made_by_hand.part", part)
+    assert not is_importable("made_by_hand.part")

@@ -19,6 +19,8 @@ from envhub.values.info_columns import (
     EXAMPLE_BYTES_MAX,
     NESTING_MAX,
     TEMPLATES_MAX,
+    VECTOR_REWARD,
+    BatchWriter,
     NotInColumns,
     Rows,
     Template,
@@ -236,3 +238,22 @@ def test_frame_has_at_most_a_group_for_each_row() -> None:
 def test_a_template_of_other_things_is_refused() -> None:
     with pytest.raises(NotInColumns):
         Template({"text": "x"})
+
+
+def test_template_without_the_reward_reads_the_same_records() -> None:
+    template = Template({VECTOR_REWARD: np.zeros(2), "a": 1})
+    assert set(template.without_reward().tree) == {"a"}
+    assert template.without_reward().dtype == template.dtype and set(template.tree) == {VECTOR_REWARD, "a"}
+
+
+def test_info_with_what_no_column_holds_has_no_template() -> None:
+    writer = Writer(ROW_BYTES, lambda number, example: None)
+    assert writer.template_of({"a": 1}) is not None and writer.template_of({"a": object()}) is None
+
+
+def test_array_of_another_type_than_its_first_info_is_in_no_column() -> None:
+    writer = Writer(ROW_BYTES, lambda number, example: None)
+    batch = BatchWriter(writer, np.zeros((2, ROW_BYTES), np.uint8), slice(0, 2))
+    assert batch.write({"a": np.zeros(2, np.float32)}, lambda: {"a": 1.0}) == (0, 0)
+    assert batch.write({"a": np.zeros(2)}, lambda: {"a": 1.0})[1] == 8
+    assert batch.write({"b": np.zeros(2)}, lambda: {"b": object()}) == (0, 0)

@@ -362,6 +362,13 @@ def test_every_request_but_hello_is_refused_by_another_hub(op: Op) -> None:
     hub = HubProtocol(HUB_ID + 1)
     assert hub.receive(b"peer", 1, [Prelude(op, HUB_ID, TOKEN, 1).pack() + b"\x80"]) is None
     assert messages.unpack(Failure, bytes(hub.outgoing[0][1][0])[40:]).code == "stale_hub"
+    assert hub.stale == [TOKEN]
+
+
+def test_request_of_no_session_for_a_dead_hub_names_no_stale_session() -> None:
+    hub = HubProtocol(HUB_ID + 1)
+    assert hub.receive(b"peer", 1, [Prelude(Op.LIST, HUB_ID, prelude.NO_SESSION, 1).pack() + b"\x80"]) is None
+    assert messages.unpack(Failure, bytes(hub.outgoing[0][1][0])[40:]).code == "stale_hub" and not list(hub.stale)
     assert hub.refused == 1
 
 

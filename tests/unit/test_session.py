@@ -31,6 +31,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     SharedChanged,
     StepTimes,
+    Suspicious,
 )
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
@@ -1647,3 +1648,31 @@ def test_workers_are_told_how_many_have_a_share() -> None:
     assert session.launcher.order(session.slots[1]).shares == 2
     session = begun()
     assert session.launcher.order(session.slots[1]).shares == 0
+
+
+# --- what changes nothing ---------------------------------------------------------------------------------------------
+
+
+def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
+    session = ready(3, 2)
+    assert session.said(0, RowInfo(1, b"of worker 1")) == []
+    assert session.said(1, Suspicious(1, "an info")) == []
+
+
+def test_second_client_that_takes_over_waits_like_the_first() -> None:
+    session = ready(3, 2)
+    session.request(Step(b"\x04"))
+    session.handle(stimuli.Attached(quiescent=False))
+    again = session.handle(stimuli.Attached(quiescent=False))
+    assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.claimed
+
+
+def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:
+    session = ready(3, 2)
+    assert [session.slots.worker(session.number(worker)) for worker in range(2)] == [0, 1]
+
+
+def test_session_that_is_discarded_has_ended() -> None:
+    session = ready(3, 2)
+    session.discard()
+    assert session.phase is Phase.ENDED

@@ -645,11 +645,23 @@ def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_a
     session.said(2, Mapped())
     attached(session)
     session.handle(stimuli.OtherArenaMade())
-    assert Assign(1, 2, recycled=True) in session.said(1, Left())
+    assert Assign(1, 2, recycled=True) in session.said(1, Left(b"what is left of it"))
     session.said(0, Mapped())
     instructions = session.said(1, Mapped())
     assert UseOtherArena() in instructions
-    assert [each.slot for each in every(HandOver, instructions)] == [1]
+    handed = only(HandOver, instructions)
+    assert (handed.slot, handed.message.ending, session.slots[1].ending) == (1, b"what is left of it", b"")
+
+
+def test_end_of_an_episode_is_dropped_with_the_worker_that_was_to_complete_it() -> None:
+    session = shared(**WORN)
+    session.said(1, EpisodesDone())
+    session.said(2, built())
+    session.said(2, Mapped())
+    attached(session)
+    session.handle(stimuli.OtherArenaMade())
+    session.said(1, Left(b"what is left of it"))
+    assert only(TakeRows, session.exited(1)).slot == 1 and session.slots[1].ending == b""
 
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:

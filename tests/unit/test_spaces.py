@@ -441,3 +441,28 @@ def test_anything_has_no_samples_and_equals_another() -> None:
 def test_space_without_a_form_is_another_structure() -> None:
     with pytest.raises(spaces.SpacesDiffer):
         spaces.check_equivalent(Sampled(object()), gym_spaces.Discrete(2), "different")
+
+
+def test_space_of_another_library_travels_as_the_one_that_it_is_like() -> None:
+    two = SimpleNamespace(n=2)
+    assert spaces.native(SimpleNamespace(spaces=[two, two])) == gym_spaces.Tuple([gym_spaces.Discrete(2)] * 2)
+
+
+def test_space_in_its_wire_form_is_nearest_to_what_it_describes() -> None:
+    class Discrete:
+        n, start, dtype = 3, 0, np.dtype(np.int64)
+
+    assert spaces.nearest(Discrete()) == gym_spaces.Discrete(3)
+
+
+def test_space_of_another_library_without_known_fields_travels_as_its_samples() -> None:
+    class Space:
+        """The name by which a space of any library is known."""
+
+    class Words(Space):
+        def seed(self, seed: int) -> None: ...
+
+        def sample(self) -> str:
+            return "go"
+
+    assert isinstance(spaces.native(Words()), gym_spaces.Text)

@@ -22,8 +22,8 @@ from envhub_server.network import access, connections, router
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
-from envhub import cli
 from envhub.arena import layout
+from envhub.cli import commands
 from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
@@ -208,7 +208,7 @@ def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
     assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
     of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
     assert told == of_level
-    timeout_s = inspect.signature(cli.conformance.conformance).parameters["timeout"].default
+    timeout_s = inspect.signature(commands.conformance.conformance).parameters["timeout"].default
     limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
     assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import multiprocessing
 import threading
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -164,9 +165,55 @@ def empty_cell() -> Callable[[], Any]:
 LOCKED = {threading.Lock(): 1}
 
 
+class Stateful:
+    """Its state is no dict."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Listing, (), threading.Lock()
+
+
+class Named:
+    """Pickled by the name of a global that does not exist."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return "no_such_global"
+
+
+def module_by_hand() -> types.ModuleType:
+    module = types.ModuleType("envhub_made_by_hand")
+    module.lock = threading.Lock()  # type: ignore[attr-defined]
+    return module
+
+
+def test_object_that_pickles_by_a_name_has_no_part_to_blame() -> None:
+    assert why(Named()).startswith("it cannot be pickled: ")
+
+
+def test_class_is_named_as_one() -> None:
+    whole = [Slotted]
+
+    def dumps(value: Any) -> bytes:
+        if value is Slotted or value is whole:
+            raise TypeError("no")
+        return b""
+
+    sentence = why_unpicklable("it", whole, dumps, TypeError("no"))
+    assert f"is the class {__name__}.Slotted, which cannot be pickled: no" in sentence
+
+
+class Mapped:
+    """Its items are a mapping's."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (), None, None, iter([("lock", threading.Lock())])
+
+
 @pytest.mark.parametrize(
     "value, path",
     [
+        (Stateful(), "its state"),
+        (module_by_hand(), "global 'lock'"),
+        (Mapped(), "item 'lock'"),
         (Held().run, "its object"),
         (classmethod(functools.partial(print, threading.Lock())), "its function"),  # type: ignore[arg-type]
         (property(functools.partial(print, threading.Lock())), "its fget"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 
 from envhub.transport.address import Address
 from envhub.transport.socket_owner import socket_owner
@@ -38,10 +39,10 @@ def other_user(address: Address) -> int | None:
     """The id of the other user of this machine whose hub is at this address of loopback.
 
     Returns:
-        None where it is no address of loopback, where this user or no process listens, or where the listener sends no
-        greeting.
+        None where it is no address of loopback, where this user or no process listens, where the listener sends no
+        greeting, and on other systems than Linux, which do not say whose a socket is.
     """
-    if not address.is_loopback:
+    if sys.platform != "linux" or not address.is_loopback:
         return None
     try:
         with _connected(address) as probe:

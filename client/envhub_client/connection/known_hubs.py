@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
@@ -42,12 +44,13 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there, and that of ``ray://FLEET`` the address
-    of the one hub of the fleet.
+    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``ray://FLEET`` the address of
+    the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
 
     Raises:
-        AddressError: it is no address, and no hub of this name is known; or several hubs are announced or in the fleet.
-        HubUnreachable: ssh does not get there, or no hub is announced, or none of the fleet serves.
+        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs, or this
+            system cannot use the address.
+        HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
         KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
@@ -60,13 +63,20 @@ def resolve(hub: str | Secret[str]) -> Address:
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("file:"):
         address = _announced(address)
+    if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
+        address = _at_dns_name(address)
     if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
         address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
+        if sys.platform != "linux":
+            raise AddressError(only_linux("an ssh:// address"))
         from envhub_client.connection import ssh_tunnel
 
         address = ssh_tunnel.forwarded(address)
-    return addresses.parse_hub(address)
+    hub = addresses.parse_hub(address)
+    if hub.is_ipc and sys.platform != "linux":
+        raise AddressError(only_linux(f"the address {hub.text}"))
+    return hub
 
 
 def _announced(hub: str) -> str | Secret[str]:
@@ -90,6 +100,15 @@ def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
     from envhub_client.connection import ssh_tunnel
 
     return ssh_tunnel.parse(place)
+
+
+def _at_dns_name(hub: str) -> str | Secret[str]:
+    """The address of the one hub that ``dns://NAME:PORT`` stands for; errors as of ``resolve``."""
+    from envhub_client.connection import dns_hubs
+
+    place = dns_hubs.place_of(hub)
+    assert place is not None
+    return address_with_keys_of(place, dns_hubs.lone(place))
 
 
 def _from_file(name: str) -> Address:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,10 @@ from envhub.transport.socket_file import NOWHERE, OtherUsersSocket, open_socket_
 from envhub.transport.socket_owner import user_text
 
 PROBE_S = 0.2
+if sys.platform == "win32":
+    _FAMILY = socket.AF_UNSPEC  # Python has no Unix sockets there, and ipc addresses are refused
+else:
+    _FAMILY = socket.AF_UNIX
 # For who meets the hub of another user.
 KEY_OR_OWN_HUB = (
     "ask that user for a key (`envhub keys add`, `envhub serve --keys`), or start a hub of your own by `envhub serve`"
@@ -72,7 +77,7 @@ class LocalSockets:
         """True if nothing listens at the last ``place``, which proves that the hub is gone."""
         if self._file is None:
             return True
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(_FAMILY) as probe:
             probe.settimeout(PROBE_S)
             try:
                 probe.connect(place_of(self._file))
@@ -83,7 +88,8 @@ class LocalSockets:
     def why_silent(self) -> str:
         """Advice where no hub answers at the last ``place``."""
         if self._file is None:
-            return "there is no socket; is `envhub serve` running there, as this user?"
+            start = f"start a hub as this user with `envhub serve --bind ipc://{self._path}`"
+            return f"there is no socket; {start}, or write the ipc address that a running hub printed"
         if self.refuses():
             return f"its hub has ended; start it again with `envhub serve --bind ipc://{self._path}`"
         return "its hub does not answer; is it stopped or overloaded?"
@@ -119,6 +125,8 @@ def _why_unusable(path: str, error: OSError) -> str:
     """The reason why no hub can be reached at this path, and what to do."""
     if isinstance(error, OtherUsersSocket):
         return f"belongs to {user_text(error.user)}, and a hub's socket serves its own user alone: {KEY_OR_OWN_HUB}"
+    if sys.platform == "win32":
+        return str(error)
     closed = [each for each in reversed(Path(path).parents) if not os.access(each, os.X_OK, effective_ids=True)]
     if error.errno == errno.EACCES and closed:
         user, owner = user_text(os.geteuid()), user_text(closed[0].stat().st_uid)

@@ -6,7 +6,6 @@ import errno
 import itertools
 import logging
 import os
-import select
 import socket
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from envhub.transport import sockets
 from envhub_client.connection import shared_context
 from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
 from envhub_client.connection.refusals import Refusals
+from envhub_client.connection.waiter import READABLE, new_waiter
 
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
 # So it has no limit, and is emptied twice a second; sockets at which more than ``UNASKED_MESSAGES_MAX``
@@ -76,7 +76,7 @@ class ZeroMqTransport:
         self._context: Any = None
         self._socket: Any = None
         self._monitor: Any = None
-        self._epoll: Any = None
+        self._waiter: Any = None
 
     @property
     def denied(self) -> str:
@@ -132,13 +132,13 @@ class ZeroMqTransport:
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
         _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
-        self._epoll = select.epoll()
+        self._waiter = new_waiter()
         self._poll = [(dealer, _POLLIN)]
         self._descriptors = dealer.FD, self._monitor.FD
         for descriptor in self._descriptors:
-            self._epoll.register(descriptor, select.EPOLLIN)
+            self._waiter.register(descriptor, READABLE)
         if self._pidfd is not None:
-            self._epoll.register(self._pidfd, select.EPOLLIN)
+            self._waiter.register(self._pidfd, READABLE)
 
     def advice(self) -> str:
         """Advice where no hub answers."""
@@ -186,7 +186,7 @@ class ZeroMqTransport:
         try:
             # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
             arrived = bool(zmq.zmq_poll(self._poll, 0))
-            ready = () if arrived else self._epoll.poll(wait_s)
+            ready = () if arrived else self._waiter.poll(wait_s)
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
                 raise
@@ -291,8 +291,8 @@ class ZeroMqTransport:
             self._socket.close(linger=0)
         if self._monitor is not None:
             self._monitor.close()
-        if self._epoll is not None:
-            self._epoll.close()
+        if self._waiter is not None:
+            self._waiter.close()
 
     def close(self) -> None:
         """Close all of it; again, after an interrupt."""

@@ -19,14 +19,20 @@ class Absence:
         loss: the loss of the hub.
     """
 
-    def __init__(self, loss: HubLost, patience_s: float, remake: Callable[[Absence], Sequence[HubPart]]) -> None:
+    def __init__(
+        self,
+        loss: HubLost,
+        patience_s: float,
+        remake: Callable[[Absence], Sequence[HubPart]],
+        clear: Callable[[], None],
+    ) -> None:
         """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
-        Steps wait for that ``patience_s`` seconds in all.
+        Steps wait for that ``patience_s`` seconds in all. ``clear`` is called afterwards, and may take long.
         """
         self.loss = loss
         self._until_s = time.monotonic() + patience_s
-        self._remake = remake
+        self._remake, self._clear = remake, clear
         self._over = threading.Event()
         self._stopped = False
         self._parts: Sequence[HubPart] = ()
@@ -46,6 +52,7 @@ class Absence:
             self._error = error
         finally:
             self._over.set()
+            self._clear()
 
     @property
     def over(self) -> bool:

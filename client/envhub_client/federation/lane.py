@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
+from envhub_client.connection.waiter import READABLE, new_waiter
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
@@ -307,7 +308,13 @@ def _received(part: HubPart) -> Batch | None:
 
 def _parked(descriptors: Sequence[int], seconds: float) -> bool:
     """Wait until one of these descriptors is readable, at most ``seconds``; True if one is."""
-    poller = select.poll()
-    for descriptor in descriptors:
-        poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
+    if not descriptors:
+        time.sleep(seconds)
+        return False
+    waiter = new_waiter()
+    try:
+        for descriptor in descriptors:
+            waiter.register(descriptor, READABLE)
+        return bool(waiter.poll(seconds))
+    finally:
+        waiter.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from envhub import errors
-from envhub.protocol.messages import Op, SetAttr
 from envhub.values import spaces
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
@@ -18,6 +18,7 @@ from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for
 from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
+from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import SessionDescription
 
 ANSWER_S = 2.0  # for a hub to say that it is there
@@ -32,6 +33,7 @@ class Remaker:
 
     Attributes:
         patience_s: the seconds for which the rows of other hubs wait for those of a lost one.
+        attributes: that were set, for the envs to come.
     """
 
     def __init__(self, opener: PartsOpener, description: SessionDescription, loose: bool) -> None:
@@ -40,14 +42,8 @@ class Remaker:
         self._opener = opener
         self._description = description
         self._loose = loose
-        self._attributes: dict[tuple[object, ...], SetAttr] = {}  # that were set, by name and rows
+        self.attributes = AttributesSet()
         self._absences: list[Absence] = []
-
-    def remember(self, message: SetAttr) -> None:
-        """Have this attribute set again in all envs to come, after those that were set before."""
-        key = message.name, *message.rows
-        self._attributes.pop(key, None)
-        self._attributes[key] = message
 
     def stop(self) -> None:
         """Make nothing again any more: the envs are being closed."""
@@ -62,7 +58,9 @@ class Remaker:
         if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
             gone += [each.connection for each in part.lane.absence.parts()]
         patience_s = max(0.0, self.patience_s - silence_s)
-        absence = Absence(loss, patience_s, lambda absence: self._made_again(part, absence, gone))
+        absence = Absence(
+            loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
+        )
         self._absences = [each for each in self._absences if not each.over] + [absence]
         return AbsentLane(part.lane, self._loose, absence, self._lane_of)
 
@@ -80,7 +78,8 @@ class Remaker:
             why: errors.EnvHubError
             try:
                 self._connect(part, hubs)
-                self._opener.end(gone)  # of a hub that is there again, and may have no room for both
+                if any(hub.member.name == part.hub for hub in hubs):
+                    self._opener.end(gone)  # the hub is there again, and may have no room for both
                 parts = self._opened(part, hubs, absence)
                 log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
                 return [each.moved(-part.rows.start) for each in parts]
@@ -91,7 +90,6 @@ class Remaker:
                 why, is_final = error, absence.stopped or deadline.left_s() <= RETRY_S
             self._opener.end([hub.connection for hub in hubs])
             if is_final:
-                self._opener.end(gone)
                 text = f"{absence.loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {why}"
                 raise errors.of_hub(errors.HubLost(text), absence.loss.hub) from why
             time.sleep(RETRY_S)
@@ -104,8 +102,9 @@ class Remaker:
         """
         anywhere = self._opener.options.on_hub_loss == "redistribute"
         error: errors.EnvHubError = errors.HubUnreachable(f"the hub {part.hub} is announced no more")
-        for member in self._opener.hubs():
-            if anywhere or member.name == part.hub:
+        # The lost one last, and only where no other answers: it may not come back.
+        for member in sorted(self._opener.hubs(), key=lambda member: member.name == part.hub):
+            if (member.name == part.hub and not hubs) or (member.name != part.hub and anywhere):
                 try:
                     hubs.append(self._opener.connect(member, ANSWER_S))
                 except errors.EnvHubError as why:
@@ -121,7 +120,8 @@ class Remaker:
         parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped)
         for each in parts:
             self._check_same(each)
-            self._set_again(each)
+            own = partial(set_attr_of, rows=each.rows, num_envs=self._description.num_envs)
+            self.attributes.set_again(each.connection, own)
         return parts
 
     def _check_same(self, part: HubPart) -> None:
@@ -132,19 +132,6 @@ class Remaker:
         ):
             if spaces.structure(mine) != spaces.structure(other):
                 raise errors.RequestRefused(f"the hub {part.hub} makes envs of other spaces: {other}, not {mine}")
-
-    def _set_again(self, part: HubPart) -> None:
-        """Set the attributes that were set before, in the same order."""
-        for message in self._attributes.values():
-            own = set_attr_of(message, part.rows, self._description.num_envs)
-            if own is None:
-                continue
-            try:
-                part.connection.ask(Op.SET_ATTR, own)
-            except errors.HubLost:
-                raise
-            except Exception as error:
-                log.warning("the attribute %r cannot be set again: %s", own.name, error)
 
 
 def _text(rows: range) -> str:

@@ -67,7 +67,6 @@ class FederatedSession(LaneSession):
         self._opener = PartsOpener(hubs, make, options)
         try:
             parts = self._opener.open(num_envs)
-            self._first = parts[0].maker
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
             self._remaker = Remaker(self._opener, self.description, loose)
@@ -80,6 +79,10 @@ class FederatedSession(LaneSession):
             self._opener.end_all(terminate=True)
             hide_frames(error)
             raise
+
+    @property
+    def _is_over(self) -> bool:
+        return self._opener.closed
 
     def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
         """Have the rows of this part made again, since a request other than a step or reset found its hub lost.
@@ -169,7 +172,7 @@ class FederatedSession(LaneSession):
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
         self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
         self._request.results(None)
-        self._remaker.remember(message)
+        self._remaker.attributes.remember(message)
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""

@@ -9,8 +9,7 @@ from envhub.errors import AddressError
 from envhub.fleet.names import hub_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub_client.connection import announced_hubs, known_hubs, ray_hubs
-from envhub_client.fleet import dns_hubs
+from envhub_client.connection import announced_hubs, dns_hubs, known_hubs, ray_hubs
 
 
 class Member(NamedTuple):
@@ -28,21 +27,20 @@ class Member(NamedTuple):
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     """The hubs that ``hub`` stands for now, by name.
 
-    Those that are announced in the folder of ``file:///FOLDER``, are at the addresses of ``dns://NAME:PORT``, or serve
-    of the fleet of ``ray://FLEET``; of any other address or name one hub, itself. Hubs may come and go between two
-    calls. A warning names the announcements that are left out.
+    ``file:///FOLDER`` stands for the hubs that are announced in the folder, ``dns://NAME:PORT`` for those at the name's
+    addresses, ``ray://FLEET`` for those of the fleet that serve, and any other address or name for one hub. Hubs may
+    come and go between two calls. A warning names the announcements that are left out.
 
     Raises:
-        AddressError: the folder is not given by its path, or other users may write to it; or NAME is no host; or there
-            is no such fleet.
-        HubUnreachable: no hub is announced there, or NAME has no address, or no hub of the fleet serves.
+        AddressError: the folder is not given by its path, or other users may write to it; NAME is no host, or there is
+            no such fleet.
+        HubUnreachable: no hub is announced there, NAME has no address, or none of the fleet serves.
         KeysError: a hub there wants a key, and this user has none.
     """
+    if (place := dns_hubs.place_of(hub)) is not None:
+        return tuple(Member(each, known_hubs.address_with_keys_of(place, each)) for each in dns_hubs.places(place))
     if (fleet := ray_hubs.fleet_of(hub)) is not None:
         return tuple(Member(hub_name(fleet, index), address) for index, address in ray_hubs.serving(fleet).items())
-    if (place := dns_hubs.place_of(hub)) is not None:
-        hosts = [f"{host}:{place.port}" for host in dns_hubs.hosts(place)]
-        return tuple(Member(host, known_hubs.address_with_keys_of(place, host)) for host in hosts)
     folder = announced_hubs.folder_of(hub)
     if folder is None:
         address = addresses.guarded(hub)
@@ -68,5 +66,5 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
 
 
 def stands_for_several(hub: str | Secret[str]) -> bool:
-    """True if this may stand for several hubs: a folder of announcements, a DNS name of many, or a fleet."""
-    return any(named(hub) is not None for named in (announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of))
+    """True if this may stand for several hubs: a folder of announcements, a DNS name of many, or a fleet on Ray."""
+    return any(each(hub) is not None for each in (announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of))

@@ -108,15 +108,23 @@ def _report(deadline: Deadline, hub: AskedHub) -> HubReport:
     if hub.why:
         return HubReport(hub.name, written, hub.host, "stale" if hub.is_stale else "unreachable", hub.why)
     try:
-        with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
+        with Client(hub.address, _left_s(deadline)) as client:
             return _answer(client, deadline, hub)
     except EnvHubError as error:
         return HubReport(hub.name, written, hub.host, "unreachable", str(error))
 
 
+def _left_s(deadline: Deadline) -> float:
+    return max(round(deadline.left_s(), 1), 0.1)
+
+
 def _answer(client: Client, deadline: Deadline, hub: AskedHub) -> HubReport:
-    health, steps_before, began_s = client.health(), _number(client.stats(), "steps"), time.monotonic()
+    client.timeout = _left_s(deadline)
+    health = client.health()
+    client.timeout = _left_s(deadline)
+    steps_before, began_s = _number(client.stats(), "steps"), time.monotonic()
     time.sleep(min(RATE_S, deadline.left_s() / 2))
+    client.timeout = _left_s(deadline)
     counters, seconds = client.stats(), time.monotonic() - began_s
     steps = _number(counters, "steps")
     capacity = counters.get("capacity")

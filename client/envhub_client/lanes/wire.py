@@ -131,12 +131,13 @@ class WireLane:
             if not self._sent.any():
                 self._inbox = _Inbox((), None, self._inbox.read)
             send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
-            self._sent[env_ids] = True  # before it is known: at an interrupt, they may be under way
+            # Before it is known: at an interrupt, they may be under way.
+            self._sending = env_ids if ends_receive else None
+            self._sent[env_ids] = True
             with self._sent_unless_refused(env_ids):
                 if not ends_receive:
                     self._connection.ask(Op.SEND, send, frames)
                     return
-                self._sending = env_ids
                 self._connection.send(Op.SEND, send, frames, keep=True)
             self._finish_send(None)
 

@@ -20,12 +20,11 @@ from envhub.transport.fd_passing import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.private_hub.interpreter_flags import start_flags
 from envhub_client.private_hub.program_environment import own_flags
+from envhub_client.private_hub.worker_check import WORKER
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
 MEMORY = "/dev/shm"  # where files are in memory, with short paths, also where all other folders are read-only
-_WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
-_IMPORTING = "<frozen importlib._bootstrap>"  # the file of the frames that import a module
 
 # The program's folder and the empty entry come first in its path; the hub must not find a zmq.py of theirs. The folders
 # of the hub's packages are added here and not to PYTHONPATH: the hub's first zygote needs the program's own variables.
@@ -57,7 +56,7 @@ class PrivateHub:
         Raises:
             HubUnreachable: this process is a worker's, or the hub did not start.
         """
-        if _WORKER in sys.modules:
+        if WORKER in sys.modules:
             raise HubUnreachable(
                 "a worker starts no hub of its own: a module was imported there to make an env, and makes envs when it "
                 'is imported: put what only the program itself is to do under `if __name__ == "__main__":`, or pass '
@@ -162,17 +161,6 @@ def _close(descriptors: list[int]) -> None:
     """Close them, each once, however often it is called."""
     while descriptors:
         os.close(descriptors.pop())
-
-
-def is_env_of_worker() -> bool:
-    """True in a worker, if its env runs there; False while a module is imported, which may be the program itself."""
-    frame = sys._getframe() if _WORKER in sys.modules else None
-    in_worker = frame is not None
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
-            return False
-        frame = frame.f_back
-    return in_worker
 
 
 _lock = threading.Lock()

@@ -16,12 +16,12 @@ from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.lanes.base import HubLane
-from envhub_client.lanes.shared import shared_lane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
-from envhub_client.private_hub.process import PrivateHub, is_env_of_worker, private_hub
 from envhub_client.private_hub.program_environment import program_environment
+from envhub_client.private_hub.program_hub import ProgramHub, program_hub
+from envhub_client.private_hub.worker_check import is_env_of_worker
 from envhub_client.session.description import Sizing, describe
 from envhub_client.session.make_request import chosen_compression, filled_in
 from envhub_client.session.options import SessionOptions
@@ -62,10 +62,6 @@ class SessionMaker:
 
         The connection may take ``timeout`` seconds, by default 10; building the envs is not timed.
         """
-        if sys.platform != "linux":
-            raise errors.HubUnreachable(
-                f"EnvHub needs Linux, and this is {sys.platform}: run the program on a Linux machine, or in Docker"
-            )
         return self.describe(self.open(CONNECT_TIMEOUT_S if timeout is None else timeout))
 
     def describe(self, made: Made) -> HubLane:
@@ -101,15 +97,15 @@ class SessionMaker:
         if self.options.num_workers == 0:
             self.begin(Connection(InProcessTransport(), secrets.token_bytes(16)), OWN_WORLD, *again)
             return self.made()
-        private = private_hub() if self.hub is None else None
+        private = program_hub() if self.hub is None else None
         try:
             return self._open_on(private, timeout, *again)
         except errors.HubUnreachable:
             if private is None or private.alive:
                 raise
-            return self._open_on(private_hub(), timeout, *again)  # it had just been killed
+            return self._open_on(program_hub(), timeout, *again)  # it had just been killed
 
-    def _open_on(self, private: PrivateHub | None, timeout: float, lost: bytes | None, num_workers: int | None) -> Made:
+    def _open_on(self, private: ProgramHub | None, timeout: float, lost: bytes | None, num_workers: int | None) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
@@ -171,7 +167,9 @@ class SessionMaker:
         lane: HubLane = wire
         if in_process:
             wire.name = "in-process"
-        elif options.lane == "auto":
+        elif options.lane == "auto" and sys.platform == "linux":
+            from envhub_client.lanes.shared import shared_lane
+
             lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
         self.compression = compression
         self.connection, self.sizing = connection, Sizing(0 if in_process else made.num_workers, made.sizing)

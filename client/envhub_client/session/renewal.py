@@ -7,11 +7,12 @@ import time
 
 from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.protocol.messages import Made, Op, SetAttr
+from envhub.protocol.messages import Made, SetAttr
 from envhub.values import spaces
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
+from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import space_of
 from envhub_client.session.maker import SessionMaker
 
@@ -26,14 +27,12 @@ class SessionRenewal:
 
     def __init__(self, maker: SessionMaker) -> None:
         self._maker = maker
-        self._attributes: dict[tuple[object, ...], SetAttr] = {}  # that were set, by name and rows
+        self._attributes = AttributesSet()
         self._stopped = False
 
     def remember(self, message: SetAttr) -> None:
-        """Have this attribute set again in every session to come, after those that were set before."""
-        key = message.name, *message.rows
-        self._attributes.pop(key, None)
-        self._attributes[key] = message
+        """Have this attribute set again in every session to come; as ``AttributesSet.remember``."""
+        self._attributes.remember(message)
 
     def stop(self) -> None:
         """Renew no more: the envs are being closed."""
@@ -53,7 +52,7 @@ class SessionRenewal:
         try:
             made = self._open_again(loss)
             self._check_same(made, loss)
-            self._set_again()
+            self._attributes.set_again(maker.latest)
             lane = maker.adopt(made)
         finally:
             maker.end_all_but(maker.connection)
@@ -89,18 +88,6 @@ class SessionRenewal:
             raise _with(loss, f"the hub that took its place makes envs of other spaces: {new}, not {wanted}")
         if description.vector and made.num_workers != maker.sizing.num_workers:
             raise _with(loss, "the hub that took its place divides the vector env among other workers")
-
-    def _set_again(self) -> None:
-        """Set the attributes that were set in the sessions before, in the same order; errors as for ``renew``."""
-        for message in self._attributes.values():
-            try:
-                self._maker.latest.ask(Op.SET_ATTR, message)
-            except errors.HubLost:
-                raise
-            except Exception as error:
-                if not isinstance(errors.raised_by_env(error) or error, errors.EnvHubError):
-                    raise  # of a signal handler
-                log.warning("the attribute %r cannot be set again: %s", message.name, error)
 
 
 def _with(loss: errors.HubLost, why: str) -> errors.HubLost:

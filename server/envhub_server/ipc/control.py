@@ -92,6 +92,7 @@ class Build(Frozen):
     setups: List[str] = field(default_factory=list)  # functions that are called before the envs are made
     setup: bytes = b""  # cloudpickle of one more
     info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
+    first_env: int = 0  # index of row 0 in the larger vector env, by which texts name envs
 
 
 class Built(Frozen):

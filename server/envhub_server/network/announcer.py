@@ -46,6 +46,9 @@ class Announcer:
         self._due, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="envhub-announcer", daemon=True)
         self._failure = ""  # of the last renewal
+        ports = [addresses.parse(each).port for each in (*announcement.addresses, *announcement.local_addresses)]
+        suffix = f"-{next((port for port in ports if port > 0), announcement.pid)}"
+        self._names = announcement.name, announcement.name[: NAME_CHARS_MAX - len(suffix)] + suffix
 
     def open(self) -> None:
         """Write the announcement, and renew it from now on.
@@ -57,7 +60,7 @@ class Announcer:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             announcements.check_folder(self._folder)
             announcements.remove_old(self._folder)
-            self._take_name(self.announcement)
+            self._take_name(self.announcement, self._names)
         except OSError as error:
             raise AddressError(f"this hub cannot be announced in {self._folder}: {error.strerror}") from error
         written = self.announcement
@@ -108,21 +111,19 @@ class Announcer:
         renewed = msgspec.structs.replace(self.announcement, renewals=self.announcement.renewals + 1)
         with contextlib.suppress(FileNotFoundError, ValueError):
             if announcements.read(self._path(renewed))[0].hub != renewed.hub:
-                self._take_name(renewed)  # another hub took the same free name at the same time
+                self._take_name(renewed, self._names[1:])  # another hub took the same free name at the same time
                 return
         os.rename(self._written(renewed), self._path(renewed))
         self.announcement = renewed
 
-    def _take_name(self, own: Announcement) -> None:
-        """Write the file under a name that no other hub has: its own, or with its port.
+    def _take_name(self, own: Announcement, names: Sequence[str]) -> None:
+        """Write the file under the first of these names that no other hub has.
 
         Raises:
-            AddressError: other hubs have both.
+            AddressError: other hubs have all of them.
             OSError: the file cannot be written.
         """
-        port = max(addresses.parse(each).port for each in (*own.addresses, *own.local_addresses))
-        suffix = f"-{port if port > 0 else own.pid}"
-        for name in (own.name, own.name[: NAME_CHARS_MAX - len(suffix)] + suffix):
+        for name in names:
             named = msgspec.structs.replace(own, name=name)
             temporary, path = self._written(named), self._path(named)
             try:

@@ -120,6 +120,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
         setup=make.worker_setup_code,
         info_bytes_max=rules.info_bytes_max,
+        first_env=place.first_env,
         **_program_environment(make.world, recipe),
     )
 

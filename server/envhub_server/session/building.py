@@ -228,6 +228,7 @@ class EnvBuilding:
             return self._separate(slot, now_s)
         if exited.cause.unready:
             return failure_text.unready(self._make, exited.cause.unready, launcher.rules)
-        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, launcher.rules.hide_folders)
+        hides = launcher.rules.hide_folders
+        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, hides)
         text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
         return replace(failure, message=text)

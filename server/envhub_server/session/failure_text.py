@@ -49,10 +49,10 @@ class WorkerLoss:
     info: bytes
 
 
-def named(slot: int, rows: Sequence[int]) -> str:
-    """A worker and its envs."""
-    envs = f"env {rows[0]}" if len(rows) == 1 else f"envs {', '.join(map(str, rows))}"
-    return f"worker {slot} ({envs})"
+def named(slot: int, rows: Sequence[int], first_env: int = 0) -> str:
+    """A worker and its envs, by their numbers in the vector env that the session is a part of."""
+    numbers = [str(first_env + row) for row in rows]
+    return f"worker {slot} ({'env' if len(rows) == 1 else 'envs'} {', '.join(numbers)})"
 
 
 def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
@@ -62,22 +62,27 @@ def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
 
 
 def failure(
-    slot: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
+    make: Make, slot: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
 ) -> Failure:
-    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory."""
+    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory.
+
+    Its text has the envs' numbers in the vector env that the session is a part of; ``env_index`` is a row.
+    """
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
+    worker = named(slot, rows, make.first_env)
+    reason_text = "" if why is None else reason(why, make.first_env)
     if isinstance(why, Late):
-        text = f"{reason(why)}; its {named(slot, rows)} was ended"
+        text = f"{reason_text}; its {worker} was ended"
         return Failure("env_timeout", "request", text, env_index=why.row, worker=slot, log_tail=tail)
-    text = f"{named(slot, rows)} {ending.how if why is None else f'{reason(why)}, and was ended'}"
+    text = f"{worker} {ending.how if why is None else f'{reason_text}, and was ended'}"
     return Failure("worker_died", "request", text, env_index=rows[0], worker=slot, log_tail=tail)
 
 
-def reason(why: Late | Overrun) -> str:
+def reason(why: Late | Overrun, first_env: int = 0) -> str:
     """The reason why the hub ended a worker, to follow the worker's name in a sentence."""
     if isinstance(why, Late):
-        return f"env {why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
+        return f"env {first_env + why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
     text = f"had {why.nbytes // MIB} MiB of memory, "
     if why.owner:
         text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
@@ -111,9 +116,9 @@ def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None,
     )
 
 
-def recycled_info(slot: int, rows: Sequence[int]) -> bytes:
+def recycled_info(make: Make, slot: int, rows: Sequence[int]) -> bytes:
     """The info of the envs of a worker that is recycled during their episodes."""
-    text = f"{named(slot, rows)} was recycled: its envs were not between episodes at one time"
+    text = f"{named(slot, rows, make.first_env)} was recycled: its envs were not between episodes at one time"
     return failure_info(EnvFailure("recycle", text))
 
 

@@ -57,7 +57,8 @@ class PartialBatches:
             return None
         if done.raised is not None:
             self.rows_out -= 1
-            unknown = Failure("internal", "session", f"env {done.raised} failed, and no worker said why")
+            number = self._make.first_env + done.raised
+            unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
             return do.Fail(self._infos.failures.pop(done.raised, unknown))
         self.rows_out -= len(done.rows)
         large = [(row, self._infos.large.pop(row)) for row in done.large if row in self._infos.large]

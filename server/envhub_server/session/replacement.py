@@ -55,7 +55,7 @@ class Replacement:
             The instructions, and the failure if the slot gets no further process.
         """
         rules, number = self._launcher.rules, exited.process
-        failure = failure_text.failure(slot.index, slot.rows, exited.cause, why, rules.hide_folders)
+        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
         was_serving = slot.loss is None
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
@@ -69,7 +69,7 @@ class Replacement:
         if delay_s is None:
             return kept, self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
-        slot.loss = failure_text.loss(failure, env_failure, self._make.faults)
+        slot.loss, slot.ending = failure_text.loss(failure, env_failure, self._make.faults), b""
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
         return [*kept, do.TakeRows(slot.index, number, slot.loss, resetting)], None
 
@@ -79,7 +79,7 @@ class Replacement:
         kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return kept, None
-        text = f"env {fault.row} raised {fault.message}"
+        text = f"env {self._make.first_env + fault.row} raised {fault.message}"
         failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
         return kept, self._exhausted(slot, failure)
 
@@ -131,14 +131,14 @@ class Replacement:
         slot = self._slots[process.place]
         return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(changing_arena, now_s)
 
-    def hand_over(self, slot: Slot, now_s: float, ending: bytes = b"") -> Instructions:
-        """Have the process of a slot serve its rows; with ``ending`` it ends an episode of the first row."""
-        process, loss = slot.process, slot.loss
+    def hand_over(self, slot: Slot, now_s: float) -> Instructions:
+        """Have the process of a slot serve its rows; with the slot's ``ending`` it ends an episode of the first row."""
+        process, loss, ending = slot.process, slot.loss, slot.ending
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
-        recycled = failure_text.recycled_info(slot.index, slot.rows) if slot.overdue else b""
-        slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
+        recycled = failure_text.recycled_info(self._make, slot.index, slot.rows) if slot.overdue else b""
+        slot.loss, slot.boot_failure, slot.finish_at_s, slot.ending = None, None, math.inf, b""
         slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
         slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf
         seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
@@ -175,11 +175,10 @@ class Replacement:
             assert slot.process is not None
             return [do.Kill(slot.process.number)]
         slot.recycled += 1
-        return self._succeed(slot, successor, changing_arena, now_s, left.ending)
+        slot.ending = left.ending
+        return self._succeed(slot, successor, changing_arena, now_s)
 
-    def _succeed(
-        self, slot: Slot, successor: Process, changing_arena: bool, now_s: float, ending: bytes = b""
-    ) -> Instructions:
+    def _succeed(self, slot: Slot, successor: Process, changing_arena: bool, now_s: float) -> Instructions:
         """Have the successor serve the slot; the former process closes its envs and ends."""
         left = self._slots.assign(slot, successor)
         instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
@@ -191,7 +190,7 @@ class Replacement:
         if changing_arena:
             return instructions
         if successor.stage is Stage.MAPPED:
-            instructions += self.hand_over(slot, now_s, ending)
+            instructions += self.hand_over(slot, now_s)
         return [*instructions, *self.recycling.recycle(now_s)]
 
     def on_spare_exited(self, was_leaving: bool, now_s: float) -> Instructions:

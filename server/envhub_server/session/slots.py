@@ -93,6 +93,7 @@ class Slot:
         results: results of the pending call, by row.
         finish_at_s: the time until which steps wait for its next process.
         serves_since_s: the time at which its process began to serve.
+        ending: the end of an episode that its former process left; its next process completes the step.
         recycled: the number of times that a successor took over from a process that had not ended.
         due_for_recycling: True if its process must be replaced once its envs are between episodes.
         overdue: True if its process must be replaced even during episodes.
@@ -113,6 +114,7 @@ class Slot:
     results: Sequence[tuple[int, bytes]] = ()
     finish_at_s: float = math.inf
     serves_since_s: float = math.inf
+    ending: bytes = b""
     recycled: int = 0
     due_for_recycling: bool = False
     overdue: bool = False

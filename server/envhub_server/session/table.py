@@ -204,7 +204,6 @@ def diagram() -> str:
     for kind, rules in TABLE.items():
         for phase, rule in rules.items():
             for other in rule.following:
-                if other is not phase:
-                    edges.setdefault((phase.name, other.name), []).append(kind.__name__)
+                edges.setdefault((phase.name, other.name), []).append(kind.__name__)
     lines = [f"    {before} --> {after}: {', '.join(kinds)}" for (before, after), kinds in sorted(edges.items())]
     return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])

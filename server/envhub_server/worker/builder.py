@@ -146,7 +146,7 @@ class Builder:
         sources = rows
         if envs.build.shares:
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
-            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle))
+            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.first_env))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
@@ -164,9 +164,9 @@ class Builder:
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def _build_row(self, row: int) -> None:
-        self._row = row
+        self._row, build = row, self._envs.build
         runner = self._runner(adapt(self._make_env(row)))
-        self._envs.groups.append(Row(row, runner, self._envs.build.autoreset_mode, self._envs.allow_pickle))
+        self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.first_env))
 
     def _make_env(self, row: int) -> Any:
         """The env of this row, newly made by its factory."""
@@ -178,13 +178,17 @@ class Builder:
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
                 made = factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
-                    text = f"the factory of env {row} returned an env that this process has already: each is to make"
-                    raise ValueError(f"{text} its own, or with num_workers=num_envs each env has its own process")
+                    text = f"the factory of {self._name(row)} returned an env that this process has already"
+                    own = "each is to make its own, or with num_workers=num_envs each env has its own process"
+                    raise ValueError(f"{text}: {own}")
         except TypeError as error:
             if re.search(r"missing \d+ required .*'num_envs'", str(error)):
                 raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
             raise
-        return as_gymnasium(made, f"the factory of env {row}")
+        return as_gymnasium(made, f"the factory of {self._name(row)}")
+
+    def _name(self, row: int) -> str:
+        return f"env {self._envs.build.first_env + row}"
 
     def _has(self, made: Any, index: int) -> bool:
         """True if another row's env in this process is the same object, perhaps in other wrappers."""

@@ -36,8 +36,11 @@ _INVALID = codec.encode({"invalid_transition": True})
 class EnvBatch:
     """A vector env of this worker, with its rows."""
 
-    def __init__(self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool) -> None:
+    def __init__(
+        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
+    ) -> None:
         self.env = env
+        self._first_env = first_env
         self._be(rows)
         self._mode = autoreset_mode
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
@@ -203,7 +206,7 @@ class EnvBatch:
     def _stepped(self, pending: np.ndarray) -> Outcome:
         """The results of a step; rows whose episode ends have the results of the session's autoreset mode."""
         if self._mode == DISABLED and pending.any():
-            ended = self._rows[pending == ENDED].tolist()
+            ended = self._numbers(self._rows[pending == ENDED])
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
         observation, rewards, terminations, truncations, infos = self.env.step(self._actions.read())
         arrays = self._checked(observation, len(self.indices))
@@ -328,18 +331,22 @@ class EnvBatch:
             arrays.append(array)
         return arrays
 
+    def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
+        """The numbers by which errors name the envs of these rows."""
+        return [self._first_env + int(row) for row in rows]
+
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)
         for array in outcome.observations:
             if array.dtype.kind in "fc":
                 wrong = wrong | ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
         if wrong.any():
-            raise NotFinite(f"the observation or the reward of envs {rows[wrong].tolist()} is not finite")
+            raise NotFinite(f"the observation or the reward of envs {self._numbers(rows[wrong])} is not finite")
 
     def _check_final(self) -> None:
         finals = [(row, final) for row, final in zip(self.indices, self.final_observations) if final is not None]
         if wrong := [row for row, final in finals if why_not_finite(self._observation_space, final)]:
-            raise NotFinite(f"the final observation of envs {wrong} is not finite")
+            raise NotFinite(f"the final observation of envs {self._numbers(wrong)} is not finite")
 
     def _check_space(self, arrays: Sequence[np.ndarray]) -> None:
         """Compare observations with their space, and plan the next comparison."""

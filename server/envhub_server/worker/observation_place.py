@@ -20,7 +20,9 @@ class ObservationPlace:
         has_objects: whether an observation has leaves of no fixed size, which have no place in the arena.
     """
 
-    def __init__(self, arena: Arena, index: int, space: Any) -> None:
+    def __init__(self, arena: Arena, index: int, space: Any, name: str) -> None:
+        """Use this row of the arena for observations of ``space``; errors have the ``name`` of the env."""
+        self._name = name
         self._index, self._space, self._request = index, space, arena.request.data
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(space)]
         self.has_objects = any(self._objects)
@@ -59,7 +61,7 @@ class ObservationPlace:
             if why := misfit(self._space, observation, "observation"):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(
-                    f"{method} of env {index} returned an observation that does not fit: {why}; correct the space "
+                    f"{method} of {self._name} returned an observation that does not fit: {why}; correct the space "
                     "or make the envs with observation_mode='any'"
                 ) from error
             raise

@@ -45,8 +45,11 @@ class Row:
 
     posted = True
 
-    def __init__(self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool) -> None:
+    def __init__(
+        self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
+    ) -> None:
         self.index = index  # in the session
+        self._first_env = first_env
         self.place = index  # of the group's words
         self.indices = [index]
         self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
@@ -66,6 +69,10 @@ class Row:
         self.leaving = False  # whether another worker completes the step that ends the episode
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
+
+    @property
+    def _name(self) -> str:
+        return f"env {self._first_env + self.index}"
 
     def move(self, index: int) -> None:
         """Become another row of the session; only before ``attach``."""
@@ -99,7 +106,7 @@ class Row:
         self._send, self._finite_only = send, finite_only
         self._plan.begin(not isinstance(observation_space, spaces.Anything))
         self._actions = RowActions(arena, self.index, action_space)
-        self._observation = ObservationPlace(arena, self.index, observation_space)
+        self._observation = ObservationPlace(arena, self.index, observation_space, self._name)
         self._info = InfoPlace(self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max)
         self._observation_space, self._arena = observation_space, arena
         # As words, because NumPy takes ten times as long to store a single number into an array.
@@ -171,7 +178,7 @@ class Row:
             observation, reward, terminated, truncated, info = results
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"step of env {self.index} returned {_counted(results)}, and not an observation, a reward, terminated, "
+                f"step of {self._name} returned {_counted(results)}, and not an observation, a reward, terminated, "
                 "truncated and an info"
             ) from error
         axes: dict[str, Any] = {}
@@ -194,7 +201,7 @@ class Row:
             self._needs_reset[self.index] = ONGOING
             return None
         if axes:
-            info = {**_as_dict(info, f"step of env {self.index}"), **axes}
+            info = {**_as_dict(info, f"step of {self._name}"), **axes}
         self._store(observation, reward, terminated, truncated, info, "step")
         return None
 
@@ -220,7 +227,7 @@ class Row:
         terms = np.array(reward, np.float64)
         self.reward_shape = self.reward_shape or terms.shape
         if terms.shape != self.reward_shape:
-            text = f"step of env {self.index} returned a reward of shape {terms.shape}, and {self.reward_shape} before"
+            text = f"step of {self._name} returned a reward of shape {terms.shape}, and {self.reward_shape} before"
             raise ValueError(text)
         return float(terms.sum()), {VECTOR_REWARD: terms}
 
@@ -329,7 +336,7 @@ class Row:
             TypeError, ValueError, AttributeError: it does not fit.
         """
         if type(info) is not dict:
-            info = _as_dict(info, f"{method} of env {self.index}")
+            info = _as_dict(info, f"{method} of {self._name}")
         objects = self._observation.store(observation, method)
         index = self.index
         try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from envhub.errors import HubUnreachable
+from envhub.errors import AddressError, HubUnreachable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport.address import Address
 
 _SCHEME = "dns://"
+_SHOWN = 10  # hubs in one error
 
 
 def place_of(hub: str | Secret[str]) -> Address | None:
@@ -24,8 +25,10 @@ def place_of(hub: str | Secret[str]) -> Address | None:
     return addresses.parse_hub(f"tcp://{hub.strip()[len(_SCHEME) :]}")
 
 
-def hosts(place: Address) -> list[str]:
-    """The hosts that the name stands for now: by their own names, which they keep as they move, or by IP addresses.
+def places(place: Address) -> list[str]:
+    """``HOST:PORT`` of each hub that the name stands for now.
+
+    HOST is the hub's own name, which it keeps as it moves, or its IP address.
 
     Raises:
         HubUnreachable: it has no address.
@@ -38,7 +41,23 @@ def hosts(place: Address) -> list[str]:
         ) from error
     # A host with addresses of both families is one hub.
     family = min(each[0] for each in answers)
-    return sorted({_host(str(each[4][0]), family) for each in answers if each[0] == family})
+    return sorted({f"{_host(str(each[4][0]), family)}:{place.port}" for each in answers if each[0] == family})
+
+
+def lone(place: Address) -> str:
+    """``HOST:PORT`` of the one hub that the name stands for now.
+
+    Raises:
+        AddressError: it stands for several.
+        HubUnreachable: as of ``places``.
+    """
+    hubs = places(place)
+    if len(hubs) > 1:
+        raise AddressError(
+            f"{_SCHEME}{place.host}:{place.port} stands for {len(hubs)} hubs ({', '.join(hubs[:_SHOWN])}), and one "
+            "connection goes to one hub: name one of them"
+        )
+    return hubs[0]
 
 
 def _host(ip: str, family: socket.AddressFamily) -> str:

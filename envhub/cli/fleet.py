@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,12 +174,11 @@ def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
     if sys.platform != "linux":
         end(command, only_linux(f"envhub {command}"))
     with errors_in_a_line(command):
-        from ray import init
-
         from envhub.fleet import Fleet
+        from envhub.fleet.fleet import connect
 
+        connect(address)
         try:
-            init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             yield Fleet
-        except (ConnectionError, ValueError) as error:
+        except ValueError as error:
             end(command, error, EXIT_FAILED)

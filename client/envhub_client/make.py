@@ -314,16 +314,10 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself.
-
-    Raises:
-        TypeError: it is neither a text nor a list of them.
-    """
-    if hub is None or isinstance(hub, (str, Secret)):
+    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
-    if not isinstance(hub, Sequence) or not all(isinstance(each, (str, Secret)) for each in hub):
-        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
     several = tuple(addresses.guarded(each) for each in hub)
     return several[0] if len(several) == 1 else several
 

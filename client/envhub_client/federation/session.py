@@ -67,7 +67,6 @@ class FederatedSession(LaneSession):
         self._opener = PartsOpener(hubs, make, options)
         try:
             parts = self._opener.open(num_envs)
-            self._first = parts[0].maker
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
             self._remaker = Remaker(self._opener, self.description, loose)
@@ -80,6 +79,10 @@ class FederatedSession(LaneSession):
             self._opener.end_all(terminate=True)
             hide_frames(error)
             raise
+
+    @property
+    def _is_over(self) -> bool:
+        return self._opener.closed
 
     def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
         """Have the rows of this part made again, since a request other than a step or reset found its hub lost.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 
@@ -34,13 +34,17 @@ class JointRequest(Generic[Result]):
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
         self._progress: tuple[int, ...] | None = None  # of the lane to which the next part may be sent already
+        self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
-        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again."""
+        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again.
+
+        The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
+        """
         self._send, self._wait, self._sent, self._progress, self._dropped = send, wait, 0, None, False
-        self._again = None
+        self._unsent, self._again = {}, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -52,9 +56,10 @@ class JointRequest(Generic[Result]):
             if before in (None, now):
                 try:
                     self._send(part)
-                except HubLost as loss:
-                    self._lost(part, loss)
-                    self._send(part)
+                except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
+                    raise
+                except Exception as error:
+                    self._unsent[part] = error
             self._sent, self._progress = self._sent + 1, None
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
@@ -62,8 +67,11 @@ class JointRequest(Generic[Result]):
         for _ in range(ATTEMPTS_MAX):
             if self._again is part:
                 self._send(part)
+                self._unsent.pop(part, None)
                 self._again = None
             try:
+                if self._unsent and part in self._unsent:
+                    raise self._unsent[part]
                 return self._wait(part, timeout)
             except HubLost as error:
                 loss = error
@@ -93,6 +101,17 @@ class JointRequest(Generic[Result]):
             self._parts = ()
             raise first_error
         return results
+
+    def finish(self, timeout: float | None) -> None:
+        """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""
+        self._send_rest()
+        self.results(timeout)
+        self._parts = ()
+
+    @property
+    def is_pending(self) -> bool:
+        """True from ``begin`` until an error was raised, or ``finish`` or ``settle`` has ended."""
+        return bool(self._parts)
 
     def give_up(self) -> None:
         """Have the results of the pending request dropped, once ``settle`` has waited for them."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
 import pytest
 from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt
+from envhub_client.federation import lane
 from fleets import addresses, served_hubs
 from hubs import ServedHub, stopped, wait_until
 
@@ -62,13 +63,23 @@ def test_second_hub_begins_before_the_first_one_has_answered(two: list[ServedHub
 
 
 @pytest.mark.parametrize("lanes", ["wire", "shared"])
-def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(two: list[ServedHub], lanes: str) -> None:
+def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(
+    two: list[ServedHub], lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park = lane._parked
     with closing(made(addresses(two, lanes, 2))) as envs:
         envs.reset()
+
+        def park_if_asked(descriptors: Sequence[int], seconds: float) -> bool:
+            for part in envs._session._lane._outstanding_parts():
+                assert lanes == "shared" or part.lane._receiving(), "a wait for a hub that was not asked"
+            return park(descriptors, seconds)
+
+        monkeypatch.setattr(lane, "_parked", park_if_asked)
         with stopped(*envs.call("pid")[:2]):
             envs.send([7, 9, 0, 0])
             for cycle in range(CYCLES):
-                _, rewards, *_, env_ids = envs.recv(2, timeout=60)
+                _, rewards, *_, env_ids = envs.recv(2, timeout=20)
                 assert env_ids.tolist() == [2, 3]
                 assert cycle == 0 or rewards.tolist() == [10, 11]
                 envs.send([10, 11], [2, 3])

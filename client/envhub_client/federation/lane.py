@@ -302,14 +302,17 @@ class FederatedLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
-        deadline = None if timeout is None else Deadline(timeout)
+        deadline, done = None if timeout is None else Deadline(timeout), 0
         while True:
             left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
             self.ask_rows()
-            if (done := self.done_rows()) >= min_envs:
+            before, done = done, self.done_rows()
+            if done >= min_envs:
                 break
             if deadline is not None and not left_s:
                 raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
+            if done > before:  # hubs that have answered are to be asked again first
+                continue
             if not _parked(self.descriptors(), left_s):
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)

@@ -53,8 +53,8 @@ class FederatedSession(LaneSession):
         """Make a session on as many of these hubs as are needed, and wait until all envs are built.
 
         ``class_name`` is of the class that holds it. ``hubs`` returns those that the names stand for now. ``make`` has
-        the request for some rows. ``options.split`` says how many rows each hub gets; without it that follows from
-        their free CPUs.
+        the request for some rows. ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which
+        one gets all; without them that follows from their free CPUs.
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.

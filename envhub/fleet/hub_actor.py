@@ -18,11 +18,10 @@ from envhub.fleet.kept_hub import KeptHub
 from envhub.fleet.names import hub_name
 from envhub.fleet.priority import take_priority_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings
+from envhub.fleet.settings import CLIENT, HubSettings
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, key_of, token_of
 
-CLIENT = "fleet"  # the name of the fleet's clients among those that the hub admits
 CALLS_MAX = 16  # that are answered at one time
 
 

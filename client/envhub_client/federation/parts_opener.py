@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from envhub import errors
 from envhub.protocol.messages import Make
+from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.deadline import ANSWER_S
 from envhub_client.federation.agreement import check_agreement
@@ -35,7 +36,11 @@ class OpenHub(NamedTuple):
 
 
 class PartsOpener:
-    """Opens the sessions of one vector env, and ends them."""
+    """Opens the sessions of one vector env, and ends them.
+
+    Attributes:
+        closed: whether the vector env is closed: nothing is opened any more.
+    """
 
     def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
         """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
@@ -44,6 +49,7 @@ class PartsOpener:
         self._make = make
         self._connections: list[Connection] = []  # every one that may have a session of ours
         self._lock = threading.Lock()
+        self.closed = False
 
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
@@ -70,11 +76,20 @@ class PartsOpener:
         return self.parts([self.connect(hub, timeout)], [num_envs], 0)
 
     def connect(self, hub: Member, timeout: float) -> OpenHub:
-        """Connect to a hub; errors as for ``connect``."""
+        """Connect to a hub.
+
+        Raises:
+            SessionClosed: the vector env was closed meanwhile.
+            Exception: as for ``connect``.
+        """
         token = secrets.token_bytes(16)
         connection = connect(hub.address, token, timeout, None, self.options.reconnect_timeout)
         with self._lock:
             self._connections.append(connection)
+            closed = self.closed
+        if closed:
+            connection.close()  # it has no session as yet
+            raise SessionClosed("the vector env was closed meanwhile")
         return OpenHub(hub, connection)
 
     def parts(
@@ -127,8 +142,10 @@ class PartsOpener:
             self._connections = [each for each in self._connections if each not in ours]
 
     def end_all(self, terminate: bool) -> None:
-        """End all sessions; the one that was opened first last."""
-        self.end(self._connections[::-1], terminate)
+        """End all sessions, and open none any more."""
+        with self._lock:
+            self.closed = True
+        self.end([*self._connections], terminate)
 
 
 def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:

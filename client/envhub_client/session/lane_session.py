@@ -11,7 +11,6 @@ from envhub.protocol.messages import Reset
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription
-from envhub_client.session.maker import SessionMaker
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.shares import RowShares
 
@@ -22,13 +21,17 @@ class LaneSession:
     lane: Lane
     pending: PendingRequest
     description: SessionDescription
-    _first: SessionMaker  # of the first envs; its connection is the last to be closed
     _shares: RowShares
+
+    @property
+    def _is_over(self) -> bool:
+        """True if the session was ended, even where an interrupt broke off ``close``."""
+        raise NotImplementedError
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
         pending = self.pending
-        if pending.closed or self._first.connection.in_use.closed:
+        if pending.closed or self._is_over:
             raise pending.closed_error()
         if pending.state is not AsyncState.DEFAULT:
             raise pending.busy_error(what)

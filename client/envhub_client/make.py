@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envhub.errors import RequestRefused, shown
+from envhub.errors import AddressError, RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
@@ -314,10 +314,19 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    """The hubs, with keys as secrets; one that stands alone in a list by itself.
+
+    Raises:
+        TypeError: one of them is not a text.
+        AddressError: the list is empty.
+    """
     if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
+    if not hub:
+        raise AddressError("hub=[] names no hub")
+    if not all(isinstance(each, (str, Secret)) for each in hub):
+        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
     several = tuple(addresses.guarded(each) for each in hub)
     return several[0] if len(several) == 1 else several
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -61,12 +62,13 @@ def checked_split(split: Sequence[int], num_envs: int, hubs: int) -> list[int]:
     """The numbers of envs as they were given, one for each hub.
 
     Raises:
-        TypeError: they are no whole numbers.
+        TypeError: they are not whole numbers in a list.
         ValueError: they are not as many as hubs, or not ``num_envs`` in all.
     """
-    if isinstance(split, (str, bytes)) or not all(type(count) is int for count in split):
-        raise TypeError(f"split must be a list of numbers of envs, one for each hub, got {split!r}")
-    counts = [*split]
+    try:
+        counts = [*map(operator.index, split)]
+    except TypeError:
+        raise TypeError(f"split must be a list of numbers of envs, one for each hub, got {split!r}") from None
     if len(counts) != hubs:
         raise ValueError(f"split={counts} has {len(counts)} numbers of envs, and there are {hubs} hubs")
     if min(counts) < 0 or sum(counts) != num_envs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -150,6 +149,8 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
+        import secrets  # not for a health check
+
         from envhub_client.observer import token_bytes
 
         connection = connect_to(self._hub, secrets.token_bytes(16), self.timeout)

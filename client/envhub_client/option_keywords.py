@@ -177,6 +177,12 @@ class SessionKeywords(OptionKeywords, total=False):
     reconnect_timeout: float
     """The seconds for which a hub that is out of reach is tried, before it is taken for lost."""
 
+    hub_index: int | None
+    """The number of the hub that gets all envs, of several in their order and modulo how many they are: programs that
+    share a fleet number themselves. Where it is out of reach or drains, the next hub gets them; with
+    ``"redistribute"`` also after its loss the hub with most free CPUs.
+    """
+
     on_hub_loss: HubLossPolicy
     """``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back at the same
     address, or on a new private hub. The step under way then returns every env truncated. Of several hubs only the

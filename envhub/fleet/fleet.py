@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -251,6 +252,18 @@ class Fleet:
             if time.monotonic() > deadline_s:
                 raise HubUnreachable(f"Ray has not ended the actors of the hubs {sorted(left)} of {self.name!r}")
             time.sleep(POLL_S)
+
+
+def connect(address: str = "auto") -> None:
+    """Connect this program to a Ray cluster that exists: by default to that of RAY_ADDRESS, else of this machine.
+
+    Raises:
+        HubUnreachable: there is none.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise HubUnreachable(f"no Ray cluster is reached ({address}): {error}") from error
 
 
 def fleets() -> list[str]:

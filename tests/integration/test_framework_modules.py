@@ -38,7 +38,12 @@ def test_missing_framework_is_told_with_what_to_install(use: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["from envhub.fleet import Fleet", "import envhub; envhub.make_vec('A', hub='ray://a')"]
+    "use",
+    [
+        "from envhub.fleet import Fleet",
+        "import envhub; envhub.make_vec('A', hub='ray://a')",
+        "import sys; from envhub.cli import main; sys.argv = ['envhub', 'fleet', 'down', 'a']; main()",
+    ],
 )
 def test_missing_ray_is_named_with_what_to_install(use: str) -> None:
     if importlib.util.find_spec("ray"):

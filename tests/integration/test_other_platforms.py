@@ -47,6 +47,11 @@ env.reset()
 print(env.step(7)[1])
 env.close()
 
+envs = envhub.make_vec("counter", 4, hub=[plain, guarded])
+envs.reset()
+print(*envs.step([1, 2, 3, 4])[1])
+envs.close()
+
 
 def command(*arguments, stdin=""):
     sys.argv, sys.stdin = ["envhub", *arguments], io.StringIO(stdin)
@@ -87,6 +92,7 @@ ok True
 wire 3.0 4.0
 5.0 6.0
 7.0
+1.0 2.0 3.0 4.0
 the hub answers
 kept: hub="box"
 status 0

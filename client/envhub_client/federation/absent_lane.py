@@ -154,11 +154,26 @@ class AbsentLane:
         if later.any():
             self._waiting.append((env_ids[later], codes, [array[later].copy() for array in arrays]))
 
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these rows; there is nothing to confirm. The same again replaces it."""
+        self._forget(env_ids)
+        self.begin_rows(env_ids, codes, arrays)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
+
+    def _forget(self, env_ids: np.ndarray) -> None:
+        """Begin no step of these rows any more that waits for a hub."""
+        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
+
     def ask_rows(self) -> None:
         """Begin what waits for a hub, once there is one, and ask for its results."""
         if self.absence.over:
             while self._waiting:
-                self.hub_lane().begin_rows(*self._waiting[0])
+                lane, rows = self.hub_lane(), self._waiting[0]
+                lane.confirm_rows(None)  # of these rows, where an interrupt came before they were noted as begun
+                if not lane.are_outstanding[rows[0]].any():
+                    lane.begin_rows(*rows)
                 self._waiting.pop(0)
             if self._lane is not None:
                 self._lane.ask_rows()
@@ -197,5 +212,5 @@ class AbsentLane:
         if self._lane is not None:
             on_hub = self._lane.are_outstanding[env_ids]
             self._lane.taken(env_ids[on_hub])
-        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
+        self._forget(env_ids)
         self._sent[env_ids] = self._untold[env_ids] = False

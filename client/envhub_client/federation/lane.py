@@ -64,7 +64,10 @@ class FederatedLane:
         self._resets = False  # whether the request is a reset
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
         self._into: Sequence[np.ndarray] = ()  # for the observations that are waited for
-        self._sent = np.zeros(self.num_envs, bool)
+        self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
+        self._sent_bytes = bytearray(self.num_envs)
+        self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
+        self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
 
     def _new_arrays(self) -> list[np.ndarray]:
@@ -83,7 +86,9 @@ class FederatedLane:
     def settle(self) -> bool:
         """Wait for the end of what was given up; returns whether some envs are outstanding."""
         self._request.settle()
-        return bool(self._sent.any())
+        if self._rows_request.is_pending:
+            self.confirm_rows(None)
+        return 1 in self._sent_bytes
 
     def give_up(self) -> None:
         """Give up what was begun; its results are dropped."""
@@ -166,12 +171,16 @@ class FederatedLane:
         into = [*map(part.take, self._into)]
         if self._recovery is None:
             return part.numbered(part.lane.wait(timeout, into))
+        return part.numbered(self._while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
+
+    def _while_in_reach(self, part: HubPart, timeout: float | None, wait: Callable[[float | None], Result]) -> Result:
+        """Wait by ``wait`` for at most ``timeout`` seconds, as long as the part's hub is not silent for too long."""
+        if self._recovery is None:
+            return wait(timeout)
         deadline = None if timeout is None else Deadline(timeout)
         while True:
             try:
-                return part.numbered(
-                    part.lane.wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()), into)
-                )
+                return wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()))
             except HubTimeout:
                 if deadline is not None and not deadline.left_s():
                     raise
@@ -216,7 +225,7 @@ class FederatedLane:
     @property
     def outstanding(self) -> int:
         """Number of envs were begun by ``begin_rows`` and not taken."""
-        return int(self._sent.sum())
+        return self._sent_bytes.count(1)
 
     @property
     def are_outstanding(self) -> np.ndarray:
@@ -224,28 +233,56 @@ class FederatedLane:
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
-        if self._sent[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``.
+
+        All hubs are asked before one is waited for. Where one refuses, its envs have not moved, and the others have.
+        """
+        self.send_rows(env_ids, codes, arrays)
+        self.confirm_rows(None)
+
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs, without a wait for the hubs' replies; as ``HubLane.send_rows``."""
+        self.confirm_rows(None)
+        self._check_sendable(env_ids, arrays)
         if self._absent:
             self._replace_absent()
+        own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
             places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
             if places.size:
-                rows, own = env_ids[places], [array[places] for array in arrays]
-                self._sent[rows] = True  # before it is known: at an interrupt, they may be
-                try:
-                    self._begin_rows(part, rows - part.rows.start, codes, own)
-                except Exception:
-                    self._sent[rows] = False
-                    raise
+                own[part] = env_ids[places] - part.rows.start, codes, [array[places] for array in arrays]
 
-    def _begin_rows(self, part: HubPart, rows: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        def send(part: HubPart) -> None:
+            part.take(self._sent)[own[part][0]] = True  # before it is known: at an interrupt, they may be
+            part.lane.send_rows(*own[part])
+
+        self._rows_request.begin([*own], send, self._confirm)
+
+    def _check_sendable(self, env_ids: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+        """Check what a hub would refuse after others had begun; errors as for ``Lane.begin_rows``."""
+        if self._sent[env_ids].any():
+            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        item_sizes = [array.dtype.itemsize for array in arrays]
+        if self._sent.any() and item_sizes != self._item_sizes:
+            raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
+        self._item_sizes = item_sizes
+
+    def _confirm(self, part: HubPart, timeout: float | None) -> None:
+        self._while_in_reach(part, timeout, part.lane.confirm_rows)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Wait until all hubs have begun what ``send_rows`` sent; as ``HubLane.confirm_rows``.
+
+        What an interrupt of ``send_rows`` left to be sent is sent first.
+        """
         try:
-            part.lane.begin_rows(rows, codes, arrays)
-        except HubLost as loss:
-            self.lost(part, loss)
-            part.lane.begin_rows(rows, codes, arrays)
+            self._rows_request.finish(timeout)
+        except HubTimeout:
+            raise
+        except Exception:
+            for part in self.parts:
+                part.take(self._sent)[...] &= part.lane.are_outstanding
+            raise
 
     def ask_rows(self) -> None:
         """Have the results of the outstanding envs sent as soon as they are done."""
@@ -265,14 +302,17 @@ class FederatedLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
-        deadline = None if timeout is None else Deadline(timeout)
+        deadline, done = None if timeout is None else Deadline(timeout), 0
         while True:
             left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
             self.ask_rows()
-            if (done := self.done_rows()) >= min_envs:
+            before, done = done, self.done_rows()
+            if done >= min_envs:
                 break
             if deadline is not None and not left_s:
                 raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
+            if done > before:  # hubs that have answered are to be asked again first
+                continue
             if not _parked(self.descriptors(), left_s):
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)

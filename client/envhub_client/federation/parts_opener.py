@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.deadline import ANSWER_S
 from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
@@ -21,6 +23,8 @@ from envhub_client.session.options import SessionOptions
 
 RowsMake = Callable[[range], Make]  # the request for these rows
 LOOK_S = 0.5  # between looks at whether envs that are built in the background are still wanted
+
+log = logging.getLogger("envhub")
 
 
 class OpenHub(NamedTuple):
@@ -49,10 +53,26 @@ class PartsOpener:
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
         hubs = self.hubs()
+        if self.options.hub_index is not None:
+            first = self.options.hub_index % len(hubs)
+            return self._on_first_that_serves([*hubs[first:], *hubs[:first]], num_envs)
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
         return self.parts(connected, counts or room_for(num_envs, connected), 0)
+
+    def _on_first_that_serves(self, hubs: Sequence[Member], num_envs: int) -> list[HubPart]:
+        """Open one session, on the first of these hubs that can be reached and does not drain."""
+        for hub in hubs[:-1]:
+            try:
+                return self._on(hub, num_envs, ANSWER_S)
+            except errors.HubUnreachable as error:
+                log.warning("%s; the envs are made on the next hub", error)
+                self.end_all(terminate=True)
+        return self._on(hubs[-1], num_envs, CONNECT_TIMEOUT_S)
+
+    def _on(self, hub: Member, num_envs: int, timeout: float) -> list[HubPart]:
+        return self.parts([self.connect(hub, timeout)], [num_envs], 0)
 
     def connect(self, hub: Member, timeout: float) -> OpenHub:
         """Connect to a hub.
@@ -157,6 +177,12 @@ def _makes(maker: SessionMaker) -> bool:
     except errors.EnvHubError:
         return False
     return True
+
+
+def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs: all on the one that has most free CPUs."""
+    best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
+    return [num_envs if hub is best else 0 for hub in hubs]
 
 
 def _room(connection: Connection) -> Room:

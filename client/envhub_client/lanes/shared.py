@@ -175,6 +175,13 @@ class SharedLane:
             self._driver.post_rows(env_ids, codes, arrays)
             self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
 
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs; there is nothing to confirm."""
+        self.begin_rows(env_ids, codes, arrays)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Do nothing: the workers were rung."""
+
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         with self._connection.in_use:
@@ -200,6 +207,8 @@ class SharedLane:
     def done_rows(self) -> int:
         """Number of outstanding envs that are done; as ``HubLane.done_rows``."""
         with self._connection.in_use:
+            if self._begun is Begun.POSTED:
+                self._ring(self._bells)
             events = self._poller.poll(0)  # before the words: a ring after this wakes the next wait
             self._check_hub(events, None)
             return self._driver.done()
@@ -221,8 +230,8 @@ class SharedLane:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun; as ``Lane.progress``."""
-        return int(self._arena.request[0]), *self._wire.progress
+        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
+        return int(np.add.reduce(self._arena.request)), *self._wire.progress
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, again if asked again; errors as for the wire lane."""
@@ -236,7 +245,7 @@ class SharedLane:
             observations: Sequence[np.ndarray] = driver.observations()
             if into is not None:
                 for array, leaf in zip(into, observations, strict=True):
-                    np.copyto(array, leaf)
+                    array[...] = leaf  # without the Python call that ``np.copyto`` is
                 observations = into
             elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]

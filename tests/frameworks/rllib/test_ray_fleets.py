@@ -96,12 +96,6 @@ def serves_all(fleet: Fleet) -> bool:
     return all(hub.state == "serving" for hub in fleet.ls())
 
 
-def names_in_a_task() -> list[str]:
-    from envhub_client.fleet.members import members
-
-    return [each.name for each in members("ray://sims")]
-
-
 def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet: Fleet) -> None:
     assert [each.name for each in members("ray://sims")] == ["sims/0", "sims/1"]
     steps("ray://sims")
@@ -109,7 +103,13 @@ def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet
         for address, lane in zip(access, ("wire", "shared"), strict=True):
             with contextlib.closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
                 assert envs.lane == lane
-    assert ray.get(ray.remote(num_cpus=0)(names_in_a_task).remote()) == ["sims/0", "sims/1"]
+
+    def names() -> list[str]:  # in here, since Ray's processes cannot import this module
+        from envhub_client.fleet.members import members
+
+        return [each.name for each in members("ray://sims")]
+
+    assert ray.get(ray.remote(num_cpus=0)(names).remote()) == ["sims/0", "sims/1"]
     addresses = {hub.address for hub in fleet.ls()}
     with pytest.raises(envhub.AccessDenied):
         envhub.connect(addresses.pop())
@@ -192,7 +192,6 @@ PROGRAM = """
 import sys
 import envhub, ray
 from envhub_client.fleet.members import members
-from pages import blocks
 for member in members("ray://sims"):
     with envhub.connect(member.address) as hub:
         print(member.name, *hub.envs())

@@ -20,6 +20,7 @@ import vector_sims
 from fleets import addresses, served_hubs
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, wait_until
+from pages import ROOT, blocks
 from same import assert_same
 from witness import data_set
 
@@ -112,6 +113,16 @@ def test_vector_env_is_one_on_each_hub(two: list[ServedHub]) -> None:
             envs.recv()
         envs.send([0], [4])
         assert envs.recv(timeout=20)[-1].tolist() == [2, 3, 4]
+
+
+def test_program_of_the_page_runs(two: list[ServedHub], capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks("python several", [ROOT / "client/docs/fleets.md"])
+    for name, hub in zip(("tcp://simbox:5555", "tcp://simbox2:5555"), two, strict=True):
+        assert name in program
+        program = program.replace(name, hub.tcp)
+    exec(program, {})  # noqa: S102  a page of ours
+    assert capsys.readouterr().out.startswith(f"{two[0].tcp}, {two[1].tcp} wire ")
+    assert sessions(two) == 0
 
 
 # --- recording, observers ---------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class PartsOpener:
                 return self._on(hub, num_envs, ANSWER_S)
             except errors.HubUnreachable as error:
                 log.warning("%s; the envs are made on the next hub", error)
-                self.end_all(terminate=True)
+                self.end([*self._connections])
         return self._on(hubs[-1], num_envs, CONNECT_TIMEOUT_S)
 
     def _on(self, hub: Member, num_envs: int, timeout: float) -> list[HubPart]:

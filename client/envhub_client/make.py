@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envhub.errors import RequestRefused, shown
+from envhub.errors import AddressError, RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
@@ -94,7 +94,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             with ``"redistribute"`` also after its loss the hub with most free CPUs.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
-            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0
+            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. A number
+            is divided among several hubs by their envs, and each has one at least. With 0
             the envs are in the program's own process and run in the thread that steps them, for debuggers and
             profilers. Results and errors are the same, but nothing ends an env that hangs, and one that crashes ends
             the program.
@@ -318,10 +319,19 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    """The hubs, with keys as secrets; one that stands alone in a list by itself.
+
+    Raises:
+        TypeError: one of them is not a text.
+        AddressError: the list is empty.
+    """
     if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
+    if not hub:
+        raise AddressError("hub=[] names no hub")
+    if not all(isinstance(each, (str, Secret)) for each in hub):
+        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
     several = tuple(addresses.guarded(each) for each in hub)
     return several[0] if len(several) == 1 else several
 

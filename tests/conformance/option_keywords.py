@@ -46,7 +46,7 @@ OF_A_SESSION = (
     *("reconnect_timeout", "hub_index", "on_hub_loss", "record", "wrappers"),
 )
 OF_CLIENTS = ("autoreset_mode", "info_mode", "env_kwargs")
-OF_FRAMEWORKS = ("hub", "env_kwargs")
+OF_FRAMEWORKS = ("hub", "split", "env_kwargs")
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
 

@@ -6,16 +6,15 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from envhub import errors
-from envhub.protocol.messages import Make
+from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.deadline import ANSWER_S
-from envhub_client.federation.agreement import check_agreement
+from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.fleet.members import Member
@@ -109,6 +108,7 @@ class PartsOpener:
             SessionLost: ``is_wanted`` returned False meanwhile.
             Exception: as for ``Session``, of the first of these hubs.
         """
+        check_protocols([hub.connection for hub, count in zip(hubs, counts, strict=True) if count])
         makers: list[tuple[str, range, SessionMaker]] = []
         processes = _processes(self.options.num_workers, counts)
         for hub, count, num_workers in zip(hubs, counts, processes, strict=True):
@@ -121,17 +121,26 @@ class PartsOpener:
             maker = SessionMaker(hub.member.address, self._make(rows), options)
             maker.begin(hub.connection, lost=lost)
             makers.append((hub.member.name, rows, maker))
-        lanes = []
-        for _, _, maker in makers:
-            made = None
-            while made is None:
-                with suppress(errors.HubTimeout):
-                    made = maker.made(LOOK_S)
-                if not is_wanted():
-                    raise errors.SessionLost("the envs are wanted no more")
-            lanes.append(maker.describe(made))
+        lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
+
+    def _made(
+        self, makers: Sequence[tuple[str, range, SessionMaker]], maker: SessionMaker, is_wanted: Callable[[], bool]
+    ) -> Made:
+        """Wait until the envs of one of the makers are built; errors as for ``parts``."""
+        while True:
+            try:
+                return maker.made(LOOK_S)
+            except errors.HubTimeout:
+                if not is_wanted():
+                    raise errors.SessionLost("the envs are wanted no more") from None
+            except errors.RequestRefused as error:
+                others = [other.latest.address for _, _, other in makers if other is not maker and _makes(other)]
+                if not others:
+                    raise
+                text = f"{error}; {' and '.join(others)} made these envs, which each hub of a vector env has to make"
+                raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
         """End the sessions of these connections, and the connections, unless that was done."""
@@ -159,6 +168,15 @@ def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
     except ValueError as error:
         names = ", ".join(hub.member.name for hub in hubs)
         raise errors.RequestRefused(f"{error} ({names})") from error
+
+
+def _makes(maker: SessionMaker) -> bool:
+    """True if its hub has made the envs, at the latest after ``LOOK_S``."""
+    try:
+        maker.made(LOOK_S)
+    except errors.EnvHubError:
+        return False
+    return True
 
 
 def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:

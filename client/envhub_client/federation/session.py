@@ -64,7 +64,7 @@ class FederatedSession(LaneSession):
         self._class_name = class_name
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
-        self._opener = PartsOpener(hubs, make, options)
+        self._opener = self._ending = PartsOpener(hubs, make, options)
         try:
             parts = self._opener.open(num_envs)
             self.description = joint_description([part.maker.description for part in parts])
@@ -79,10 +79,6 @@ class FederatedSession(LaneSession):
             self._opener.end_all(terminate=True)
             hide_frames(error)
             raise
-
-    @property
-    def _is_over(self) -> bool:
-        return self._opener.closed
 
     def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
         """Have the rows of this part made again, since a request other than a step or reset found its hub lost.
@@ -138,7 +134,7 @@ class FederatedSession(LaneSession):
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
-        if not self._is_over:
+        if not self._opener.closed:
             self._request.settle()
         super().check_free(what, among_others, resets_all)
 

@@ -245,7 +245,7 @@ class SharedLane:
             observations: Sequence[np.ndarray] = driver.observations()
             if into is not None:
                 for array, leaf in zip(into, observations, strict=True):
-                    np.copyto(array, leaf)
+                    array[...] = leaf  # without the Python call that ``np.copyto`` is
                 observations = into
             elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]

@@ -28,7 +28,8 @@ def lint(session: nox.Session) -> None:
     printed = str(session.run("python", "tests/support/client_modules.py", silent=True, log=False))
     modules = [part for name in printed.split() for part in ("-m", name)]
     for system in ("darwin", "win32"):
-        session.run("mypy", "--platform", system, "--no-warn-unreachable", *modules, log=False)
+        options = ("--platform", system, "--cache-dir", f".mypy_cache/{system}", "--no-warn-unreachable")
+        session.run("mypy", *options, *modules, log=False)
 
 
 @nox.session(venv_backend="none")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 
+import other_platform
 import pytest
 
 # A run starts hundreds of interpreters. Many container images set this variable, and each one compiles every module.
@@ -18,6 +19,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # A shell has its background jobs ignore it, and what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if "ENVHUB_TEST_PLATFORM" in os.environ:  # darwin or win32; the client alone is changed, and hubs run on Linux
+    other_platform.become(os.environ["ENVHUB_TEST_PLATFORM"])
 # Not among the replays of the user whose hubs these are. Each process of a run has its own, since tests look for what
 # is new in it, and the oldest replays give way.
 _REPLAYS = os.environ["ENVHUB_REPLAYS"] = tempfile.mkdtemp(prefix="envhub-test-replays-")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import HubLost, HubUnreachable, RemoteProtocolError, shown
+from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, shown
 from envhub.protocol.messages import Attach, Close, Op, Question
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to
@@ -50,6 +52,8 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
     """
     chosen = address or addresses.of_environment()
     if not chosen:
+        if sys.platform != "linux":
+            raise AddressError(only_linux("a hub that is found without an address"))
         chosen = addresses.default_address()
         if addresses.runtime_folder().exists():
             addresses.check_private(addresses.runtime_folder())
@@ -145,7 +149,7 @@ class Client(AbstractContextManager["Client"]):
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
-        import secrets
+        import secrets  # not for a health check
 
         from envhub_client.observer import token_bytes
 

@@ -21,7 +21,7 @@ ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "conformance", "replay
 def main() -> None:
     """Run the command line."""
     if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
-        end(sys.argv[1], only_linux(f"envhub {sys.argv[1]}"))
+        end(sys.argv[1], only_linux("this command"))
     try:
         _run(sys.argv[1:])
     except PermissionError as error:

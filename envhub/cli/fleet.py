@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from cyclopts.validators import Number
 from envhub.cli.consoles import console, errors
 from envhub.cli.parameters import Seconds
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
+from envhub.systems import only_linux
 
 if TYPE_CHECKING:
     from envhub.fleet import Fleet
@@ -105,7 +105,7 @@ def up(
             hubs=hubs,
             cpus_per_hub=cpus_per_hub,
             config=config,
-            announce="" if announce is None else announce.absolute(),
+            announce=announce,
             clients=clients,
         )
         _print_hubs(fleet)
@@ -171,13 +171,14 @@ def _print_hubs(fleet: Fleet) -> None:
 @contextlib.contextmanager
 def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
     """Connect to a Ray cluster that exists, and yield ``Fleet``; print an expected error as one line."""
+    if sys.platform != "linux":
+        end(command, only_linux(f"envhub {command}"))
     with errors_in_a_line(command):
-        from ray import init
-
         from envhub.fleet import Fleet
+        from envhub.fleet.fleet import connect
 
+        connect(address)
         try:
-            init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             yield Fleet
-        except (ConnectionError, ValueError) as error:
+        except ValueError as error:
             end(command, error, EXIT_FAILED)

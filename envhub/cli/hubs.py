@@ -48,8 +48,9 @@ def ls() -> None:
     hubs = {name: name for name in known_hubs.names()}
     if of_environment is not None:
         hubs.setdefault(address.written(of_environment), of_environment)
-    hubs.setdefault(address.default_address(), address.default_address())
-    with ThreadPoolExecutor(min(len(hubs), 32)) as threads:  # hubs that do not answer are waited for together
+    if sys.platform == "linux":
+        hubs.setdefault(address.default_address(), address.default_address())
+    with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
             print_line(f"{name}: {answer}")
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from envhub.errors import HubUnreachable
+from envhub.systems import only_linux
 
 if TYPE_CHECKING:
     from envhub.fleet.fleet import Fleet
@@ -16,10 +20,13 @@ def __getattr__(name: str) -> Any:
     """Import the public classes when they are first used.
 
     Raises:
+        HubUnreachable: this system starts no hubs.
         ModuleNotFoundError: Ray is not installed; the text names the extra.
     """
     if name not in __all__:
         raise AttributeError(f"module 'envhub.fleet' has no attribute {name!r}")
+    if sys.platform != "linux":
+        raise HubUnreachable(only_linux("envhub.fleet"))
     from envhub_client.frameworks.extras import needs
 
     with needs("ray", "envhub.fleet"):

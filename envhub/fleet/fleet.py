@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,12 @@ from envhub.errors import AddressError, HubUnreachable
 from envhub.fleet.hub_actor import CALLS_MAX, HubActor
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings, read_config
+from envhub.fleet.settings import HubSettings, check_clients, read_config
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
-ACTOR_TIMEOUT_S = 30.0  # for Ray to start an actor again, or to end one
+ACTOR_TIMEOUT_S = 30.0  # for Ray to end actors
 POLL_S = 0.2
 LINES_SHOWN = 20  # of the log of a hub that cannot start
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
@@ -53,7 +54,7 @@ class Fleet:
         hubs: int = 1,
         cpus_per_hub: float = 1,
         config: str | Path | None = None,
-        announce: str | Path = "",
+        announce: str | Path | None = None,
         clients: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         resources: Mapping[str, float] | None = None,
@@ -82,11 +83,12 @@ class Fleet:
         """
         check_fleet_name(name)
         _check_count(hubs)
+        check_clients(clients or {})
         settings = HubSettings(
             tuple(envs),
             read_config(tuple(envs), str(config or "")),
             cpus_per_hub,
-            str(announce),
+            str(Path(announce).expanduser().absolute()) if announce else "",
             *(dict(given or {}) for given in (clients, runtime_env, resources)),
         )
         fleet = cls.__new__(cls)
@@ -98,15 +100,12 @@ class Fleet:
 
     def ls(self) -> list[FleetHub]:
         """Report on each hub, in the order of their numbers."""
-        indices = self._indices()
-        answers = _answers([self._actor(index).report.remote() for index in indices], ANSWER_TIMEOUT_S)
-        return [FleetHub(index) if each is None else each for index, each in zip(indices, answers, strict=True)]
+        answers = self._ask("report")
+        return [FleetHub(index) if each is None else each for index, each in answers.items()]
 
     def access(self) -> dict[int, HubAccess]:
         """Return what clients connect with, by the numbers of the hubs that serve now."""
-        indices = self._indices()
-        answers = _answers([self._actor(index).access.remote() for index in indices], ANSWER_TIMEOUT_S)
-        return {index: each for index, each in zip(indices, answers, strict=True) if each is not None}
+        return {index: each for index, each in self._ask("access").items() if each is not None}
 
     def scale(self, hubs: int, timeout: float = START_TIMEOUT_S) -> None:
         """Change the number of hubs: start some and wait until they serve, or drain those of the highest numbers.
@@ -120,7 +119,7 @@ class Fleet:
         indices = self._indices()
         self._end([index for index in indices if index >= hubs])
         if missing := [index for index in range(hubs) if index not in indices]:
-            self._start(missing, self._settings(indices), timeout)
+            self._start(missing, self._settings(), timeout)
 
     def logs(self, hub: int = 0, lines: int = 100) -> list[str]:
         """Return the last lines of the log of the hub of this number, the newest last; at most 2000 are kept.
@@ -128,9 +127,9 @@ class Fleet:
         Raises:
             HubUnreachable: there is no such hub, or it does not answer now.
         """
-        if hub not in self._indices():
+        if (actor := self._actor(hub)) is None:
             raise HubUnreachable(f"the fleet {self.name!r} has no hub {hub}")
-        (answer,) = _answers([self._actor(hub).log.remote(lines)], ANSWER_TIMEOUT_S)
+        (answer,) = _answers([actor.log.remote(lines)], ANSWER_TIMEOUT_S)
         if answer is None:
             raise HubUnreachable(f"the actor of hub {hub} of {self.name!r} does not answer; `ray logs` has its log")
         return list(answer)
@@ -150,17 +149,31 @@ class Fleet:
         return sorted(index for index in indices if index is not None)
 
     def _actor(self, index: int) -> Any:
-        return ray.get_actor(actor_name(self.name, index), NAMESPACE)
+        """Return the actor of this hub; None if there is none."""
+        try:
+            return ray.get_actor(actor_name(self.name, index), NAMESPACE)
+        except ValueError:
+            return None
+
+    def _actors(self, indices: Iterable[int]) -> dict[int, Any]:
+        """Return the actors of these hubs, without those that have ended."""
+        actors = ((index, self._actor(index)) for index in indices)
+        return {index: actor for index, actor in actors if actor is not None}
+
+    def _ask(self, question: str) -> dict[int, Any]:
+        """Call a method of the actor of each hub, and return the results by number; None where none comes in time."""
+        actors = self._actors(self._indices())
+        answers = _answers([getattr(actor, question).remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
+        return dict(zip(actors, answers, strict=True))
 
     def _start(self, indices: Iterable[int], settings: HubSettings, timeout_s: float) -> None:
         """Start hubs, and wait until they serve; raises as ``up``, after they have ended."""
-        indices = list(indices)
         resources = {**settings.resources}
         options = {
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_restarts": -1,
-            "max_task_retries": -1,
+            "max_task_retries": 0,  # so that a call fails at once, and does not wait, while Ray starts an actor again
             "max_concurrency": CALLS_MAX,
             "scheduling_strategy": "SPREAD",
             "num_cpus": settings.cpus,
@@ -175,7 +188,7 @@ class Fleet:
                 actors[index] = made.remote(self.name, index, settings)
             self._await(actors, timeout_s)
         except BaseException:
-            self._end(indices)
+            self._end([*actors])  # and none that another program has started under these names
             raise
 
     def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
@@ -218,18 +231,17 @@ class Fleet:
         text = f"hub {hub.index} of {self.name!r} cannot start: {hub.why}; its log ends with:"
         return "\n".join([text, *self.logs(hub.index, LINES_SHOWN)])
 
-    def _settings(self, indices: Sequence[int]) -> HubSettings:
-        """Return the settings of the hubs, from the first of these that answers."""
-        refs = [self._actor(index).settings.remote() for index in indices]
-        done, _ = ray.wait(refs, num_returns=1, timeout=ACTOR_TIMEOUT_S)
-        if not done:
+    def _settings(self) -> HubSettings:
+        """Return the settings of the hubs, from the first of them that answers."""
+        answers = self._ask("settings").values()
+        settings: HubSettings | None = next((each for each in answers if each is not None), None)
+        if settings is None:
             raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
-        settings: HubSettings = ray.get(done[0])
         return settings
 
     def _end(self, indices: Sequence[int]) -> None:
         """Drain these hubs and end their actors; raises as ``down``."""
-        actors = {index: self._actor(index) for index in indices if index in self._indices()}
+        actors = self._actors(indices)
         reports = _answers([actor.report.remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
         placed = [actor for actor, report in zip(actors.values(), reports, strict=True) if report is not None]
         _answers([actor.drain.remote() for actor in placed], DRAIN_TIMEOUT_S)
@@ -240,6 +252,18 @@ class Fleet:
             if time.monotonic() > deadline_s:
                 raise HubUnreachable(f"Ray has not ended the actors of the hubs {sorted(left)} of {self.name!r}")
             time.sleep(POLL_S)
+
+
+def connect(address: str = "auto") -> None:
+    """Connect this program to a Ray cluster that exists: by default to that of RAY_ADDRESS, else of this machine.
+
+    Raises:
+        HubUnreachable: there is none.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise HubUnreachable(f"no Ray cluster is reached ({address}): {error}") from error
 
 
 def fleets() -> list[str]:

@@ -18,11 +18,10 @@ from envhub.fleet.kept_hub import KeptHub
 from envhub.fleet.names import hub_name
 from envhub.fleet.priority import take_priority_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings
+from envhub.fleet.settings import CLIENT, HubSettings
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, key_of, token_of
 
-CLIENT = "fleet"  # the name of the fleet's clients among those that the hub admits
 CALLS_MAX = 16  # that are answered at one time
 
 
@@ -93,9 +92,10 @@ class HubActor:
 
 
 def _node_address() -> str:
-    """Return the address by which the nodes of the cluster reach this one."""
+    """Return the address by which the nodes of the cluster reach this one; one of IPv6 in brackets."""
     node = ray.get_runtime_context().get_node_id()
-    return str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node))
+    host = str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node))
+    return f"[{host}]" if ":" in host else host
 
 
 def _make_keys(folder: Path, clients: Mapping[str, str]) -> HubKeys:

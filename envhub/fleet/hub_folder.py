@@ -31,9 +31,13 @@ class HubFolder:
             self.path = Path(tempfile.mkdtemp(dir=parent))
             self._lock = _lock_of(self.path)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._is_removed = False
 
     def remove(self) -> None:
-        """Remove the folder with what is in it, and the folders of processes that have ended."""
+        """Remove the folder, unless it is removed, and the folders of processes that have ended."""
+        if self._is_removed:
+            return
+        self._is_removed = True
         shutil.rmtree(self.path, ignore_errors=True)
         with _all_folders() as parent:
             os.close(self._lock)

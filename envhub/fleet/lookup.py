@@ -7,21 +7,18 @@ still say how.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 
-import ray
-
 from envhub.errors import EnvHubError
-from envhub.fleet.fleet import Fleet
+from envhub.fleet.fleet import Fleet, connect
 
 
 def main() -> None:
     """Print a JSON object: by the number of each hub that serves, its tcp and its ipc address."""
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        connect()
         access = Fleet(sys.argv[1]).access()
-    except (ConnectionError, EnvHubError) as error:
+    except EnvHubError as error:
         sys.exit(f"{error}")
     print(json.dumps(access))
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envhub.errors import KeysError
+from envhub.transport.keys import key_of
+
+CLIENT = "fleet"  # the name of the fleet's own client among those that the hubs admit
+
 
 @dataclass(frozen=True)
 class HubSettings:
@@ -29,6 +34,18 @@ class HubSettings:
     clients: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_clients(clients: Mapping[str, str]) -> None:
+    """Check the public keys of further clients.
+
+    Raises:
+        KeysError: one is no key, or the name of its client is that of the fleet's own.
+    """
+    for name, key in clients.items():
+        if name == CLIENT:
+            raise KeysError(f"{name!r} is the name of the fleet's own client; give this one another")
+        key_of(key)
 
 
 def read_config(envs: tuple[str, ...], path: str) -> str:

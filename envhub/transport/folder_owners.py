@@ -60,6 +60,8 @@ def weakness_of(path: str) -> Weakness | None:
 def _writers(status: os.stat_result) -> str:
     if status.st_mode & stat.S_IWOTH:
         return "every user"
+    if sys.platform == "win32":
+        return ""
     if status.st_mode & stat.S_IWGRP and not any(
         _is_private(status.st_gid, user) for user in (status.st_uid, os.geteuid())
     ):
@@ -69,6 +71,8 @@ def _writers(status: os.stat_result) -> str:
 
 def _is_private(group: int, user: int) -> bool:
     """True if a group is that of root, or has no other member than this user, by the name of both."""
+    if sys.platform == "win32":
+        return True
     import grp
     import pwd
 
@@ -88,6 +92,8 @@ def _is_private(group: int, user: int) -> bool:
 
 
 def _user(number: int) -> str:
+    if sys.platform == "win32":
+        return str(number)
     import pwd  # which Windows has not
 
     with contextlib.suppress(KeyError):
@@ -96,6 +102,8 @@ def _user(number: int) -> str:
 
 
 def _group(number: int) -> str:
+    if sys.platform == "win32":
+        return str(number)
     import grp
 
     with contextlib.suppress(KeyError):

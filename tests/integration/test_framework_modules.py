@@ -35,3 +35,18 @@ def test_missing_framework_is_told_with_what_to_install(use: str) -> None:
     for name, line in zip(missing, ran.stdout.splitlines(), strict=True):
         assert line.startswith(f"{name}: No module named ")
         assert line.endswith(f'; envhub.{name} needs `pip install "envhub-rl[{name}]"`')
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from envhub.fleet import Fleet",
+        "import envhub; envhub.make_vec('A', hub='ray://a')",
+        "import sys; from envhub.cli import main; sys.argv = ['envhub', 'fleet', 'down', 'a']; main()",
+    ],
+)
+def test_missing_ray_is_named_with_what_to_install(use: str) -> None:
+    if importlib.util.find_spec("ray"):
+        pytest.skip("it is installed")
+    ran = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=60)
+    assert "pip install" in ran.stderr and "envhub-rl[ray]" in ran.stderr

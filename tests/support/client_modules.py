@@ -18,10 +18,11 @@ ENTRIES = """
     envhub_client.client envhub_client.remote envhub_client.envs.async_vector_env envhub_client.session.faults
     envhub_client.session.hosting envhub_client.session.options envhub_client.option_keywords
     envhub.sb3 envhub.tianshou envhub.rllib envhub.torchrl envhub.pettingzoo envhub_client.frameworks.cleanrl
-    envhub.cli.hubs envhub.cli.login envhub.cli.terminal envhub.cli.parameters
+    envhub.cli envhub.fleet
 """
-# The commands that ``envhub.cli`` refuses on other systems.
+# The commands that ``envhub.cli`` refuses on other systems, and what ``envhub.fleet`` does.
 REFUSED = {f"envhub.cli.{name}" for name in ("bench", "conformance", "keys", "record", "replays", "serve")}
+REFUSED.add("envhub.fleet.fleet")
 
 
 def path_of(module: str) -> Path | None:

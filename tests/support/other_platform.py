@@ -1,7 +1,7 @@
 """A process that finds nothing of what other systems lack: as near as Linux comes to macOS and Windows.
 
 Only this process is changed. A hub that it starts is one of Linux. ``os.name`` stays, because ``pathlib`` and others
-could not run with another one.
+could not run with another one; so does what tests use to end processes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 
-# Modules that other libraries import when they are first used, and that this machine's versions of do not run
-# without what is hidden.
+# Libraries that read the name of the platform when they are imported, and cannot run as those of another one.
 _LIBRARIES = ["asyncio", "multiprocessing.connection", "multiprocessing.spawn", "numpy", "psutil", "subprocess", "zmq"]
-_LIBRARIES += ["gymnasium.envs.classic_control", "gymnasium.wrappers", "rich.console", "cyclopts", "xdist.remote"]
+_LIBRARIES += ["gymnasium.envs.classic_control", "gymnasium.wrappers", "rich.console", "cyclopts", "hypothesis"]
 
 ONLY_LINUX = {
     fcntl: ["F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE"],
@@ -30,9 +30,9 @@ ONLY_LINUX = {
 ONLY_UNIX = {
     os: ["fork", "forkpty", "getuid", "geteuid", "getgid", "getegid", "setpgid", "getpgid", "killpg", "getloadavg"]
     + ["register_at_fork", "set_blocking", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_DIRECTORY", "uname", "fchmod"]
-    + ["WNOHANG", "waitid", "sysconf", "mkfifo", "statvfs", "sendfile", "posix_spawn", "pread", "pwrite"],
+    + ["waitid", "sysconf", "mkfifo", "statvfs", "sendfile", "posix_spawn", "pread", "pwrite"],
     select: ["poll"],
-    signal: ["SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "setitimer", "pthread_sigmask", "SIGPIPE"],
+    signal: ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "setitimer", "pthread_sigmask", "SIGPIPE"],
     socket: ["AF_UNIX", "socketpair", "send_fds", "recv_fds", "SCM_RIGHTS", "CMSG_SPACE"],
 }
 MODULES_OF_UNIX = ["fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog"]
@@ -43,6 +43,7 @@ def become(platform: str) -> None:
     assert not {"envhub", "envhub_client"} & sys.modules.keys()
     for name in _LIBRARIES:
         importlib.import_module(name)
+    sysconfig.get_config_vars()  # it keeps those of the platform on which it is first called
     hidden = [ONLY_LINUX, ONLY_UNIX] if platform == "win32" else [ONLY_LINUX]
     for names in hidden:
         for module, attributes in names.items():

@@ -48,6 +48,8 @@ MARKS = {
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
     "python old": "tests/integration/test_readme.py",
     "python fleet": "tests/integration/test_announcements.py",
+    "python several": "tests/integration/test_many_hubs_sessions.py",
+    "python ray": "tests/frameworks/rllib/test_ray_fleets.py",
     "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",
 }
 

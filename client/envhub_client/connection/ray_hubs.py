@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from envhub.errors import AddressError, HubUnreachable, shortened
 from envhub.fleet.names import check_fleet_name
 from envhub.secret import Secret
+from envhub.systems import only_linux
 from envhub.transport.socket_file import open_socket_file
 
 LOOKUP_TIMEOUT_S = 60.0  # for a program to start and to connect to Ray
@@ -32,9 +33,11 @@ def serving(fleet: str) -> dict[int, str | Secret[str]]:
     the cluster of ``RAY_ADDRESS``, else to that of this machine.
 
     Raises:
-        AddressError: there is no such fleet, or Ray is not installed.
+        AddressError: there is no such fleet, Ray is not installed, or this is not Linux.
         HubUnreachable: Ray is out of reach, or no hub of the fleet serves now.
     """
+    if sys.platform != "linux":
+        raise AddressError(only_linux(f"ray://{fleet}"))
     if importlib.util.find_spec("ray") is None:
         raise AddressError(
             f"ray://{fleet} needs Ray, which is not installed here: pip install 'envhub-rl[ray]', or start the fleet "

@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
+from envhub_client.lanes.base import HubLane
 
 Result = TypeVar("Result")
 Send = Callable[[HubPart], None]
@@ -33,7 +34,7 @@ class JointRequest(Generic[Result]):
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
-        self._progress: tuple[int, ...] | None = None  # of the lane to which the next part may be sent already
+        self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._dropped = False
@@ -43,7 +44,7 @@ class JointRequest(Generic[Result]):
 
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
-        self._send, self._wait, self._sent, self._progress, self._dropped = send, wait, 0, None, False
+        self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
         self._unsent, self._again = {}, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
@@ -51,25 +52,35 @@ class JointRequest(Generic[Result]):
     def _send_rest(self) -> None:
         while self._sent < len(self._parts):
             part = self._parts[self._sent]
-            before, now = self._progress, part.lane.progress
-            self._progress = now
-            if before in (None, now):
-                try:
-                    self._send(part)
-                except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
-                    raise
-                except Exception as error:
-                    self._unsent[part] = error
-            self._sent, self._progress = self._sent + 1, None
+            try:
+                self._deliver(part)
+            except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
+                raise
+            except Exception as error:  # such as a request that is too large for this hub
+                self._unsent[part] = error
+            self._sent, self._tried = self._sent + 1, None
+
+    def _deliver(self, part: HubPart) -> None:
+        """Send to this hub, or to the lane that takes its place, unless that was done before an interrupt."""
+        while True:
+            before, now = self._tried, (part.lane, part.lane.progress)
+            self._tried = now
+            if before is not None and before[0] is now[0] and before != now:
+                return
+            try:
+                self._send(part)
+                return
+            except HubLost as loss:
+                self._lost(part, loss)
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
         loss: HubLost | None = None
         for _ in range(ATTEMPTS_MAX):
-            if self._again is part:
-                self._send(part)
-                self._unsent.pop(part, None)
-                self._again = None
             try:
+                if self._again is part:
+                    self._deliver(part)
+                    self._unsent.pop(part, None)
+                    self._again = self._tried = None
                 if self._unsent and part in self._unsent:
                     raise self._unsent[part]
                 return self._wait(part, timeout)
@@ -121,7 +132,11 @@ class JointRequest(Generic[Result]):
         """Wait until each hub has carried out its part of a request that was dropped."""
         if not self._dropped:
             return
-        self._send_rest()
+        while self._sent < len(self._parts):
+            try:
+                self._send_rest()
+            except Exception as error:
+                log.debug("a part of a request that was given up cannot be sent: %s", error)
         while self._parts:
             try:
                 self._result(self._parts[0], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for
+from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for, roomiest
 from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.attributes_set import AttributesSet
@@ -58,6 +59,8 @@ class Remaker:
         if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
             gone += [each.connection for each in part.lane.absence.parts()]
         patience_s = max(0.0, self.patience_s - silence_s)
+        if len(part.rows) == self._description.num_envs:  # no row of another hub waits for them
+            patience_s = math.inf
         absence = Absence(
             loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
         )
@@ -114,9 +117,9 @@ class Remaker:
 
     def _opened(self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence) -> list[HubPart]:
         count = len(part.rows)
-        if self._description.vector:  # whose envs are one: on one hub, by as many workers
-            hubs = hubs[:1]
-        counts = room_for(count, hubs) if len(hubs) > 1 else [count]
+        # The envs of a vector env are one: on one hub, by as many workers.
+        on_one = len(hubs) == 1 or self._description.vector or self._opener.options.hub_index is not None
+        counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
         parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped)
         for each in parts:
             self._check_same(each)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from gymnasium.vector.async_vector_env import AsyncState
@@ -53,8 +53,8 @@ class FederatedSession(LaneSession):
         """Make a session on as many of these hubs as are needed, and wait until all envs are built.
 
         ``class_name`` is of the class that holds it. ``hubs`` returns those that the names stand for now. ``make`` has
-        the request for some rows. ``options.split`` says how many rows each hub gets; without it that follows from
-        their free CPUs.
+        the request for some rows. ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which
+        one gets all; without them that follows from their free CPUs.
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.
@@ -64,10 +64,9 @@ class FederatedSession(LaneSession):
         self._class_name = class_name
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
-        self._opener = PartsOpener(hubs, make, options)
+        self._opener = self._ending = PartsOpener(hubs, make, options)
         try:
             parts = self._opener.open(num_envs)
-            self._first = parts[0].maker
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
             self._remaker = Remaker(self._opener, self.description, loose)
@@ -133,9 +132,24 @@ class FederatedSession(LaneSession):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
+    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
+        """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
+        if not self._opener.closed:
+            self._request.settle()
+        super().check_free(what, among_others, resets_all)
+
     def call(self, call: Call) -> dict[int, Frame]:
-        self._begin_call(call)
-        return self._call_results(call, None)
+        with self._given_up_at_error():
+            self._begin_call(call)
+            return self._call_results(call, None)
+
+    @contextlib.contextmanager
+    def _given_up_at_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # an interrupt, too, leaves no hub without its part of the request
+            self._request.give_up()
+            raise
 
     def begin_call(self, call: Call) -> None:
         """Begin a call."""
@@ -167,8 +181,9 @@ class FederatedSession(LaneSession):
         """Set an attribute; errors as for ``call``."""
         count = self.description.num_envs
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
-        self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
-        self._request.results(None)
+        with self._given_up_at_error():
+            self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
+            self._request.results(None)
         self._remaker.attributes.remember(message)
 
     def observe(self) -> Reply:

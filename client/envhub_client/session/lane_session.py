@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
@@ -11,9 +12,18 @@ from envhub.protocol.messages import Reset
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription
-from envhub_client.session.maker import SessionMaker
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.shares import RowShares
+
+
+class Ending(Protocol):
+    """The part of a session that ends it.
+
+    Attributes:
+        closed: whether the end has begun, even where an interrupt broke off ``close``.
+    """
+
+    closed: bool
 
 
 class LaneSession:
@@ -22,13 +32,13 @@ class LaneSession:
     lane: Lane
     pending: PendingRequest
     description: SessionDescription
-    _first: SessionMaker  # of the first envs; its connection is the last to be closed
     _shares: RowShares
+    _ending: Ending
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
         pending = self.pending
-        if pending.closed or self._first.connection.in_use.closed:
+        if pending.closed or self._ending.closed:
             raise pending.closed_error()
         if pending.state is not AsyncState.DEFAULT:
             raise pending.busy_error(what)

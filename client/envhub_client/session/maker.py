@@ -44,6 +44,7 @@ class SessionMaker:
         description: of that session.
         sizing: how many processes host its envs now.
         compression: how its observations are compressed on the wire lane; empty for not at all.
+        closed: whether the end of the session in use has begun.
     """
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
@@ -54,6 +55,7 @@ class SessionMaker:
         within = address is None and is_env_of_worker()
         own = replace(options.hosting, one_per_process=False)
         self.options = replace(options, num_workers=0, hosting=own) if within else options
+        self.closed = False
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
 

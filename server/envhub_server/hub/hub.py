@@ -237,7 +237,7 @@ class Hub:
 
     def _announce(self, folder: Path) -> None:
         config = self.config
-        capacity = {"cpus": usable_cpus(), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
+        capacity = {"cpus": usable_cpus(config.cpus), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
         announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
         self._announcer = Announcer(folder, announcement, self._loop)
         self._announcer.open()

@@ -72,7 +72,7 @@ class Status:
 
     def capacity(self, holder: Holder) -> Capacity:
         """The resources that the hub could give to further sessions of this client."""
-        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus())
+        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
 
     def health(self, holder: Holder) -> dict[str, Any]:
         """Health of the hub, and the envs that it cannot make now, with the reasons."""

@@ -18,11 +18,12 @@ import psutil
 import pytest
 import ray
 from envhub_client.fleet.members import members
+from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 
 import envhub
-from envhub.errors import AddressError, HubUnreachable
+from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.fleet import Fleet
 from envhub.fleet.fleet import fleets
 from envhub.transport.address import runtime_folder
@@ -31,13 +32,12 @@ pytestmark = pytest.mark.long
 
 NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 
-FOLDERS = runtime_folder() / "fleets"
-
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes with two CPUs each, which want a token."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
         reset_auth_token_state()
@@ -62,13 +62,18 @@ def fleet(cluster: Cluster) -> Iterator[Fleet]:
     fleet.down()
     assert fleets() == []
     assert serving_processes() == []
-    assert not [*FOLDERS.iterdir()]
+    assert not [*folders().iterdir()]
+
+
+def folders() -> Path:
+    """The folder of the folders of all hubs."""
+    return runtime_folder() / "fleets"
 
 
 def serving_processes() -> list[int]:
     """The pids of the hubs below this program's nodes."""
     processes = psutil.process_iter(["cmdline"])
-    return [each.pid for each in processes if any(str(FOLDERS) in part for part in each.info["cmdline"] or ())]
+    return [each.pid for each in processes if any(str(folders()) in part for part in each.info["cmdline"] or ())]
 
 
 def actors_of(fleet: Fleet) -> list[int]:
@@ -102,6 +107,13 @@ def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet
         for address, lane in zip(access, ("wire", "shared"), strict=True):
             with contextlib.closing(envhub.make_vec("CartPole-v1", 2, hub=address)) as envs:
                 assert envs.lane == lane
+
+    def names() -> list[str]:  # in here, since Ray's processes cannot import this module
+        from envhub_client.fleet.members import members
+
+        return [each.name for each in members("ray://sims")]
+
+    assert ray.get(ray.remote(num_cpus=0)(names).remote()) == ["sims/0", "sims/1"]
     addresses = {hub.address for hub in fleet.ls()}
     with pytest.raises(envhub.AccessDenied):
         envhub.connect(addresses.pop())
@@ -136,8 +148,25 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     print(f"its hub has ended after {await_(lambda: not psutil.pid_exists(before.pid)):.1f} s")
     print(f"another serves after {await_(lambda: fleet.access().get(0, access) != access):.1f} s")
     assert len(serving_processes()) == 2
-    assert len([*FOLDERS.iterdir()]) == 2
+    assert len([*folders().iterdir()]) == 2
     steps("ray://sims")
+
+
+@pytest.mark.chaos
+def test_trainer_goes_on_with_a_hub_that_comes_back_at_another_address_with_other_keys(fleet: Fleet) -> None:
+    def sessions() -> int:
+        if (access := fleet.access().get(0)) is None:
+            return 0
+        with envhub.connect(access.tcp) as hub:
+            return int(hub.health()["sessions"])
+
+    with contextlib.closing(envhub.make_vec("CartPole-v1", 4, hub="ray://sims", on_hub_loss="recreate")) as envs:
+        envs.reset(seed=1)
+        before = fleet.access()[0]
+        assert sessions() == 1
+        os.kill(actors_of(fleet)[0], signal.SIGKILL)
+        await_(lambda: len(envs.step([0, 1, 0, 1])) == 5 and fleet.access().get(0, before) != before)
+        await_(lambda: len(envs.step([0, 1, 0, 1])) == 5 and sessions() == 1)
 
 
 def test_hub_has_the_priority_and_the_variables_of_one_started_by_hand(fleet: Fleet) -> None:
@@ -214,11 +243,19 @@ def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, t
     with pytest.raises(ValueError, match="bind"):
         (tmp_path / "hub.toml").write_text('bind = ["tcp://127.0.0.1:5555"]\n')
         Fleet.up("bound", config=tmp_path / "hub.toml")
+    with pytest.raises(KeysError, match="the fleet's own client"):
+        Fleet.up("sims", clients={"fleet": "A" * 43})
     with pytest.raises(AddressError, match="no name for a fleet"):
         Fleet.up("a:b")
     with pytest.raises(AddressError, match=r"no fleet is up as 'sims' \(up: none yet\)"):
         envhub.connect("ray://sims")
     assert serving_processes() == []
+
+
+def test_program_of_the_page_runs(cluster: Cluster) -> None:
+    (program,) = blocks("python ray")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+    assert fleets() == serving_processes() == []
 
 
 def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
@@ -239,6 +276,7 @@ def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Pa
     assert [*folder.glob("*.json")] == []
 
 
+@pytest.mark.chaos
 def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cluster) -> None:
     fleet = Fleet.up("wide", ["CartPole-v1"], hubs=3, cpus_per_hub=2, timeout=120)
     try:
@@ -256,7 +294,7 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
     finally:
         fleet.down()
     assert fleets() == serving_processes() == []
-    assert not [*FOLDERS.iterdir()]
+    assert not [*folders().iterdir()]
 
 
 def wheel(folder: Path) -> Path:
@@ -271,6 +309,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.chaos
 def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
     variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
     runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}

@@ -1,0 +1,82 @@
+"""Several hubs that are killed, stopped and started again at the addresses they had."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hubs import HERE, ServedHub, serve, wait_until
+
+import envhub
+
+
+class SeveralHubs:
+    """Hubs that offer the same, each with a folder of its own.
+
+    Attributes:
+        hubs: those that serve, or served last.
+    """
+
+    def __init__(self, folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> None:
+        self._folder, self._arguments, self._cwd = folder, arguments, cwd
+        self._running = [contextlib.ExitStack() for _ in range(count)]
+        self.hubs: list[ServedHub] = []
+        for number in range(count):
+            self.hubs.append(self._serve(number, None))
+
+    def _serve(self, number: int, binds: Sequence[str] | None) -> ServedHub:
+        folder = self._folder / f"hub-{number}"
+        folder.mkdir(exist_ok=True)
+        return self._running[number].enter_context(serve(folder, *self._arguments, binds=binds, cwd=self._cwd))
+
+    def addresses(self, *lanes: str) -> list[str]:
+        """The hubs' addresses, of each hub by ``"ipc"`` or ``"tcp"``; the last one given is of all others, too."""
+        lanes = (*lanes, *lanes[-1:] * len(self.hubs))
+        return [hub.ipc if lane == "ipc" else hub.tcp for hub, lane in zip(self.hubs, lanes, strict=False)]
+
+    def kill(self, number: int) -> None:
+        """Kill a hub."""
+        self.hubs[number].stop(signal.SIGKILL)
+
+    def start(self, number: int, *arguments: str) -> None:
+        """Start a hub in the place of one that has ended, with these arguments if any are given."""
+        addresses = self.hubs[number].addresses
+        self._running[number].close()
+        self._arguments = arguments or self._arguments
+        self.hubs[number] = self._serve(number, addresses)
+
+    def stop(self, number: int) -> None:
+        """Stop a hub, as with its machine."""
+        self.hubs[number].process.send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """Have a hub that was stopped go on."""
+        self.hubs[number].process.send_signal(signal.SIGCONT)
+
+    def sessions(self, number: int) -> int:
+        """The number of sessions that a hub has."""
+        with envhub.connect(self.hubs[number].tcp) as client:
+            return len(client.sessions())
+
+    def await_no_sessions(self, timeout: float = 10.0) -> None:
+        """See that no hub that serves has a session, within ``timeout`` seconds."""
+        for number, hub in enumerate(self.hubs):
+            if hub.process.poll() is None:
+                assert wait_until(lambda: not self.sessions(number), timeout), f"hub {number}"  # noqa: B023
+
+    def close(self) -> None:
+        """End all of them."""
+        for hub in self.hubs:
+            if hub.process.poll() is None:
+                hub.process.send_signal(signal.SIGCONT)
+        for running in self._running:
+            running.close()
+
+
+@contextlib.contextmanager
+def several_hubs(folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> Iterator[SeveralHubs]:
+    """So many hubs, which offer what ``arguments`` say, until the block ends."""
+    with contextlib.closing(SeveralHubs(folder, count, *arguments, cwd=cwd)) as hubs:
+        yield hubs

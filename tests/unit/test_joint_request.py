@@ -1,0 +1,198 @@
+"""A request to several hubs: each gets its part exactly once, wherever an interrupt comes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from envhub_client.federation.joint_request import JointRequest
+
+from envhub.errors import HubLost, HubTimeout
+
+
+class Lane:
+    """Counts what was begun on it, until its hub is lost."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.loss: HubLost | None = None
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.begun),)
+
+
+class Part:
+    """A hub that interrupts when ``interrupts`` says so, and answers as ``answers`` say."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.lane = name, Lane()
+        self.answers: list[Exception] = []
+
+
+class Script:
+    """Interrupts at the given point of those that are passed."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.points = at, itertools.count()
+
+    def point(self) -> None:
+        if next(self.points) == self.at:
+            raise KeyboardInterrupt
+
+
+class Scene:
+    """Three parts of a request, whose hubs interrupt before and after they have got theirs."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.script = Script(at)
+        self.parts: list[Any] = [Part("a"), Part("b"), Part("c")]
+        self.lost: list[str] = []
+        self.recovers = True
+        self.request: JointRequest[str] = JointRequest(self.on_lost)
+
+    def on_lost(self, part: Any, loss: HubLost) -> None:
+        self.script.point()
+        self.lost.append(part.name)
+        if not self.recovers:
+            raise loss
+        part.lane = Lane()
+        self.script.point()
+
+    def send(self, part: Any) -> None:
+        self.script.point()
+        if part.lane.loss is not None:
+            raise part.lane.loss
+        part.lane.begun.append(part.name)
+        self.script.point()
+
+    def wait(self, part: Any, timeout: float | None) -> str:
+        self.script.point()
+        if part.lane.loss is not None:
+            raise part.lane.loss
+        if part.answers:
+            raise part.answers.pop(0)
+        return part.name.upper()
+
+    def begin(self) -> None:
+        self.request.begin(self.parts, self.send, self.wait)
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(part.lane.begun) for part in self.parts]
+
+
+def test_results_are_in_the_order_of_the_parts_and_can_be_had_again() -> None:
+    scene = Scene()
+    scene.begin()
+    assert scene.request.results(None) == scene.request.results(1.0) == ["A", "B", "C"]
+    assert scene.counts == [1, 1, 1]
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_each_part_is_sent_once_wherever_an_interrupt_comes(at: int) -> None:
+    scene = Scene(at)
+    with pytest.raises(KeyboardInterrupt):
+        scene.begin()
+        scene.request.results(None)
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.counts == [1, 1, 1]
+    scene.begin()
+    assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(range(14), 2)])
+def test_each_part_is_sent_once_though_settling_is_interrupted_too(first: int, second: int) -> None:
+    scene = Scene(first)
+    with pytest.raises(KeyboardInterrupt):
+        scene.begin()
+        scene.request.results(None)
+        for _ in range(20):  # where it has passed all points
+            scene.script.point()
+    scene.request.give_up()
+    scene.script.at = second
+    while True:
+        try:
+            scene.request.settle()
+            break
+        except KeyboardInterrupt:
+            continue
+    assert scene.counts == [1, 1, 1]
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_part_of_a_lost_hub_is_sent_to_the_next_lane_wherever_an_interrupt_comes(at: int) -> None:
+    scene = Scene(at)
+    try:
+        scene.begin()
+        scene.parts[1].lane.loss = HubLost("gone")
+        scene.request.results(None)
+    except KeyboardInterrupt:
+        scene.request.give_up()
+        scene.request.settle()
+    assert scene.counts == [1, 1, 1] and {*scene.lost} <= {"b"}
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_part_whose_hub_is_lost_at_sending_is_sent_to_the_next_lane(at: int) -> None:
+    scene = Scene(at)
+    scene.parts[1].lane.loss = HubLost("gone")
+    try:
+        scene.begin()
+        scene.request.results(None)
+    except KeyboardInterrupt:
+        scene.request.give_up()
+        scene.request.settle()
+    assert scene.counts == [1, 1, 1]
+
+
+def test_error_of_the_lowest_part_is_raised_once_all_have_ended() -> None:
+    scene = Scene()
+    scene.parts[1].answers.append(ValueError("b"))
+    scene.parts[2].answers.append(ValueError("c"))
+    scene.begin()
+    with pytest.raises(ValueError, match="b"):
+        scene.request.results(None)
+    assert not scene.parts[2].answers
+    scene.request.give_up()
+    scene.request.settle()
+    scene.begin()
+    assert scene.request.results(None) == ["A", "B", "C"]
+
+
+def test_timeout_of_a_part_leaves_the_request_pending() -> None:
+    scene = Scene()
+    scene.parts[1].answers.append(HubTimeout("later"))
+    scene.begin()
+    with pytest.raises(HubTimeout):
+        scene.request.results(0.1)
+    assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [1, 1, 1]
+
+
+def test_part_that_cannot_be_sent_is_not_sent_with_the_next_request() -> None:
+    scene = Scene()
+    send, refusals = scene.send, [ValueError("too large")]
+
+    def refusing(part: Any) -> None:
+        if part.name == "b" and refusals:
+            raise refusals[0]
+        send(part)
+
+    scene.request.begin(scene.parts, refusing, scene.wait)
+    with pytest.raises(ValueError, match="too large"):
+        scene.request.results(None)
+    assert scene.counts == [1, 0, 1]  # the others have what they would have had
+    scene.begin()
+    assert scene.request.results(None) == ["A", "B", "C"]
+
+
+def test_loss_that_nothing_recovers_is_raised() -> None:
+    scene = Scene()
+    scene.recovers = False
+    scene.parts[0].answers.append(HubLost("gone"))
+    scene.begin()
+    with pytest.raises(HubLost):
+        scene.request.results(None)
+    assert scene.lost == ["a"]

@@ -26,10 +26,12 @@ class SeveralHubs:
         for number in range(count):
             self.hubs.append(self._serve(number, None))
 
-    def _serve(self, number: int, binds: Sequence[str] | None) -> ServedHub:
+    def _serve(self, number: int, binds: Sequence[str] | None, arguments: Sequence[str] = ()) -> ServedHub:
         folder = self._folder / f"hub-{number}"
         folder.mkdir(exist_ok=True)
-        return self._running[number].enter_context(serve(folder, *self._arguments, binds=binds, cwd=self._cwd))
+        return self._running[number].enter_context(
+            serve(folder, *(arguments or self._arguments), binds=binds, cwd=self._cwd)
+        )
 
     def addresses(self, *lanes: str) -> list[str]:
         """The hubs' addresses, of each hub by ``"ipc"`` or ``"tcp"``; the last one given is of all others, too."""
@@ -44,8 +46,7 @@ class SeveralHubs:
         """Start a hub in the place of one that has ended, with these arguments if any are given."""
         addresses = self.hubs[number].addresses
         self._running[number].close()
-        self._arguments = arguments or self._arguments
-        self.hubs[number] = self._serve(number, addresses)
+        self.hubs[number] = self._serve(number, addresses, arguments)
 
     def stop(self, number: int) -> None:
         """Stop a hub, as with its machine."""
@@ -54,6 +55,14 @@ class SeveralHubs:
     def resume(self, number: int) -> None:
         """Have a hub that was stopped go on."""
         self.hubs[number].process.send_signal(signal.SIGCONT)
+
+    def restore(self) -> None:
+        """Have all hubs serve."""
+        for number, hub in enumerate(self.hubs):
+            if hub.process.poll() is None:
+                self.resume(number)
+            else:
+                self.start(number)
 
     def sessions(self, number: int) -> int:
         """The number of sessions that a hub has."""

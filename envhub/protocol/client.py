@@ -143,23 +143,20 @@ class ClientProtocol:
         sent = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         if (nbytes := max(map(len, sent))) > self.frame_bytes_max:
             raise FrameTooLarge(nbytes)
-        held = False
-        if of_session:
-            self._session_seq = seq
-            unsettled = self._sent_seq > self._ended_seq if ended is None else ended.held
-            held = unsettled and op not in _NEVER_HELD
-            if not held:
-                self._sent_seq = seq
-        else:
-            self._ticket = seq
+        unsettled = self._sent_seq > self._ended_seq if ended is None else ended.held
+        held = of_session and unsettled and op not in _NEVER_HELD
         done = pack_head(REPLY | op, self.hub_id, token, seq)
-        self.answer = None
         ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
         ended_seq = 0 if ended is None else ended.seq
-        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
+        pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
+        session_seq, ticket = (seq, self._ticket) if of_session else (self._session_seq, seq)
+        sent_seq = seq if of_session and not held else self._sent_seq
         self._heard_s = now_s
         if self._unanswered_since_s is None:
             self._unanswered_since_s = now_s
+        numbers = session_seq, ticket, sent_seq
+        # In one statement without a call, so that no interrupt comes in between: the request has begun, or it has not.
+        self.answer, self._pending, (self._session_seq, self._ticket, self._sent_seq) = None, pending, numbers
         return sent
 
     def may_begin(self, op: Op, message: Any) -> bool:

@@ -152,6 +152,7 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     steps("ray://sims")
 
 
+@pytest.mark.chaos
 def test_trainer_goes_on_with_a_hub_that_comes_back_at_another_address_with_other_keys(fleet: Fleet) -> None:
     def sessions() -> int:
         if (access := fleet.access().get(0)) is None:
@@ -275,6 +276,7 @@ def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Pa
     assert [*folder.glob("*.json")] == []
 
 
+@pytest.mark.chaos
 def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cluster) -> None:
     fleet = Fleet.up("wide", ["CartPole-v1"], hubs=3, cpus_per_hub=2, timeout=120)
     try:
@@ -307,6 +309,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.chaos
 def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
     variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
     runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}

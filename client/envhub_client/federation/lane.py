@@ -69,6 +69,7 @@ class FederatedLane:
         self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
         self._sent_bytes = bytearray(self.num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
+        self._taking: np.ndarray | None = None  # envs whose results are being taken
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
 
@@ -90,6 +91,7 @@ class FederatedLane:
         self._request.settle()
         if self._rows_request.is_pending:
             self.confirm_rows(None)
+        self._finish_taking()
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:
@@ -355,11 +357,20 @@ class FederatedLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        self._taking = env_ids
+        self._finish_taking()
+
+    def _finish_taking(self) -> None:
+        """Note in the hubs' lanes, too, which results were taken, also after an interrupt of that."""
+        env_ids = self._taking
+        if env_ids is None:
+            return
         self._sent[env_ids] = False
         for part in self.parts:
             own = env_ids[(part.rows.start <= env_ids) & (env_ids < part.rows.stop)]
             if own.size:
                 part.lane.taken(own - part.rows.start)
+        self._taking = None
 
 
 def _received(part: HubPart) -> Batch | None:

@@ -35,6 +35,7 @@ class AbsentLane:
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
         self._untold = np.ones(self.num_envs, bool)  # whether the row's truncation was not returned yet
+        self._reported = False  # whether the step under way, or the last one, has returned all truncations
         self._sent: np.ndarray = lost.are_outstanding.copy()
         self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
@@ -45,7 +46,7 @@ class AbsentLane:
     @property
     def is_replaceable(self) -> bool:
         """True if the rows are on a hub again and each has been truncated: that hub's lanes can take its place."""
-        return self.absence.over and not self._untold.any() and not self._sent.any()
+        return self.absence.over and (self._reported or not self._untold.any()) and not self._sent.any()
 
     def hub_lane(self) -> HubLane:
         """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""
@@ -61,6 +62,15 @@ class AbsentLane:
         self._begin = None
         if self._lane is not None:
             self._lane.give_up()
+
+    def report_again(self) -> None:
+        """Have the next step return the truncations that the last one returned, whose results were dropped."""
+        self._reported = False
+
+    def _note_reported(self) -> None:
+        """Note that the truncations of the last step have reached the caller."""
+        if self._reported:
+            self._untold[:] = self._reported = False
 
     def lose(self, loss: HubLost) -> None:
         """Raise the loss: the rows are being made again already."""
@@ -79,12 +89,14 @@ class AbsentLane:
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, as soon as the rows are on a hub again."""
+        self._note_reported()
         self._truncates, self._begin = False, lambda lane: lane.begin_reset(reset)
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied."""
+        self._note_reported()
         own = [array.copy() for array in arrays]
         self._truncates, self._unreset = bool(self._untold.any()), None
         self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
@@ -96,7 +108,7 @@ class AbsentLane:
         if not self._truncates and self._begin is not None:
             self._truncates = not self._begun_on_hub(timeout)
         if self._truncates:
-            self._untold[:] = False
+            self._reported = True
             return self._truncation(np.arange(self.num_envs), into)._replace(env_ids=None)
         batch = self.hub_lane().wait(timeout, into)
         if self._unreset is not None:
@@ -149,6 +161,7 @@ class AbsentLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these rows, of those that were truncated on the hub that has them, or will have them."""
+        self._note_reported()
         self._sent[env_ids] = True
         later = ~self._untold[env_ids]
         if later.any():

@@ -62,6 +62,7 @@ class FederatedLane:
         self._turn = 0
         self._request: JointRequest[Batch] = JointRequest(self.lost)
         self._resets = False  # whether the request is a reset
+        self._returned = self._dropped = False  # whether its results were returned, or given up before that
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
         self._into: Sequence[np.ndarray] = ()  # for the observations that are waited for
         self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
@@ -86,12 +87,18 @@ class FederatedLane:
     def settle(self) -> bool:
         """Wait for the end of what was given up; returns whether some envs are outstanding."""
         self._request.settle()
+        if self._dropped:
+            for part in self._absent:
+                if isinstance(part.lane, AbsentLane):
+                    part.lane.report_again()
+            self._dropped = False
         if self._rows_request.is_pending:
             self.confirm_rows(None)
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:
-        """Give up what was begun; its results are dropped."""
+        """Give up what was begun; its results are dropped, and truncations in them are returned by the next step."""
+        self._dropped = not self._returned
         self._request.give_up()
 
     def lose(self, loss: HubLost) -> None:
@@ -148,7 +155,7 @@ class FederatedLane:
             self._replace_absent()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
-        self._turn, self._resets = 1 - self._turn, True
+        self._turn, self._resets, self._returned = 1 - self._turn, True, False
         self._left_out = [part for part in self.parts if part not in wanted]
         self._request.begin([*wanted], lambda part: part.lane.begin_reset(wanted[part]), self._await)
 
@@ -156,7 +163,7 @@ class FederatedLane:
         """Begin a step on all hubs."""
         if self._absent:
             self._replace_absent()
-        self._turn, self._resets, self._left_out = 1 - self._turn, False, []
+        self._turn, self._resets, self._left_out, self._returned = 1 - self._turn, False, [], False
         packed: dict[HubPart, bytes] = {}
         if out_of_band:
             of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
@@ -201,6 +208,7 @@ class FederatedLane:
             into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
         observations = self._into = into
         batches = self._request.results(timeout)
+        self._returned = True
         rows = [row for batch in batches for row in batch.rows]
         groups = [group for batch in batches for group in batch.groups]
         if self._resets:

@@ -19,8 +19,9 @@ class SeveralHubs:
         hubs: those that serve, or served last.
     """
 
-    def __init__(self, folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> None:
+    def __init__(self, folder: Path, count: int, *arguments: str, names: Sequence[str] = (), cwd: Path = HERE) -> None:
         self._folder, self._arguments, self._cwd = folder, arguments, cwd
+        self._names = [("--name", name) for name in names] or [()] * count
         self._running = [contextlib.ExitStack() for _ in range(count)]
         self.hubs: list[ServedHub] = []
         for number in range(count):
@@ -30,7 +31,7 @@ class SeveralHubs:
         folder = self._folder / f"hub-{number}"
         folder.mkdir(exist_ok=True)
         return self._running[number].enter_context(
-            serve(folder, *(arguments or self._arguments), binds=binds, cwd=self._cwd)
+            serve(folder, *(arguments or self._arguments), *self._names[number], binds=binds, cwd=self._cwd)
         )
 
     def addresses(self, *lanes: str) -> list[str]:
@@ -85,7 +86,9 @@ class SeveralHubs:
 
 
 @contextlib.contextmanager
-def several_hubs(folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> Iterator[SeveralHubs]:
-    """So many hubs, which offer what ``arguments`` say, until the block ends."""
-    with contextlib.closing(SeveralHubs(folder, count, *arguments, cwd=cwd)) as hubs:
+def several_hubs(
+    folder: Path, count: int, *arguments: str, names: Sequence[str] = (), cwd: Path = HERE
+) -> Iterator[SeveralHubs]:
+    """Hubs that offer what ``arguments`` say, with these names if any are given, until the block ends."""
+    with contextlib.closing(SeveralHubs(folder, count, *arguments, names=names, cwd=cwd)) as hubs:
         yield hubs

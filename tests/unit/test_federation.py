@@ -276,7 +276,7 @@ class Lost:
     def __init__(self, patience_s: float = 0.0, loose: bool = False) -> None:
         self.absence, self.hub = Absence(patience_s), OneHub(100.0)
         lane: Any = OneHub(10.0)
-        self.lane = AbsentLane(lane, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
+        self.lane = AbsentLane(lane, lane.are_outstanding, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
 
     def step(self, timeout: float | None = None) -> Batch:
         self.lane.begin_step(b"c", [ACTIONS], b"")
@@ -369,7 +369,7 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
 def test_rows_that_were_under_way_are_truncated() -> None:
     old: Any = OneHub(10.0)
     old.outstanding_rows[1] = True
-    lane = AbsentLane(old, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
+    lane = AbsentLane(old, old.are_outstanding, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
     assert lane.settle() and truncated(lane.wait_rows(1, 0)) == [1]
 
 

@@ -177,10 +177,12 @@ class ClientProtocol:
         """
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
-            self._heard(now_s)
+            self._heard_s = now_s  # inline: each step comes here
+            self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
             return self._answered(pending, _DONE, frames)
         prelude = Prelude.unpack(frames[0] if frames else b"")
-        self._heard(now_s)
+        self._heard_s = now_s
+        self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
         op = prelude.op & ~REPLY
         if self.hub_id and prelude.hub_id != self.hub_id:
             self._loss = "another hub answers at its address"
@@ -211,10 +213,6 @@ class ClientProtocol:
         if op == Op.HELLO:
             self.hub_id = prelude.hub_id
         return self._answered(pending, message, frames)
-
-    def _heard(self, now_s: float) -> None:
-        self._heard_s = now_s
-        self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
 
     def _answered(self, pending: _Pending, message: Any, frames: Frames) -> Reply:
         if pending.ended_seq and len(frames) > 1:

@@ -124,7 +124,7 @@ HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], {"num_workers": 0}, ValueError, "num_workers=0"),
     (["nobody", "tcp://127.0.0.1:1"], {}, ValueError, "nobody"),
     ("tcp://127.0.0.1:1", {"split": [4]}, ValueError, "for several hubs"),
-    (["tcp://127.0.0.1:1"], {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),
+    ("tcp://127.0.0.1:1", {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),
 ]
 
 

@@ -177,7 +177,7 @@ class FederatedLane:
         self._request.begin([*self.parts], send, self._await)
 
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
-        into = [*map(part.take, self._observations())]
+        into = [*map(part.take, self._into or self._observations())]  # each hub's part of each step comes here
         if self._recovery is None:
             return part.numbered(part.lane.wait(timeout, into))
         return part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))

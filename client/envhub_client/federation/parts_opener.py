@@ -45,19 +45,24 @@ class PartsOpener:
 
     def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
         """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
-        self.hubs = hubs
+        self._hubs = hubs
         self.options = options
         self._make = make
         self._connections: list[Connection] = []  # every one that may have a session of ours
         self._lock = threading.Lock()
         self.closed = False
 
+    def hubs(self) -> Sequence[Member]:
+        """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
+        hubs = self._hubs()
+        first = (self.options.hub_index or 0) % len(hubs)
+        return [*hubs[first:], *hubs[:first]]
+
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
         hubs = self.hubs()
         if self.options.hub_index is not None:
-            first = self.options.hub_index % len(hubs)
-            return self._on_first_that_serves([*hubs[first:], *hubs[:first]], num_envs)
+            return self._on_first_that_serves(hubs, num_envs)
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
@@ -217,7 +222,7 @@ def _makes(maker: SessionMaker) -> bool:
 
 
 def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
-    """The number of envs for each of these hubs: all on the one that has most free CPUs."""
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
     best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
     return [num_envs if hub is best else 0 for hub in hubs]
 

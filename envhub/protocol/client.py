@@ -100,6 +100,7 @@ class ClientProtocol:
         self._pending: _Pending | None = None
         self._reconnected = False  # whether the hub must learn which session the new connection belongs to
         self._heard_s: float | None = None
+        self._unanswered_since_s: float | None = None  # of the first request since the hub was heard last
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
         self._loss = ""
@@ -151,6 +152,8 @@ class ClientProtocol:
         session_seq, ticket = (seq, self._ticket) if of_session else (self._session_seq, seq)
         sent_seq = seq if of_session and not held else self._sent_seq
         self._heard_s = now_s
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = now_s
         numbers = session_seq, ticket, sent_seq
         # In one statement without a call, so that no interrupt comes in between: the request has begun, or it has not.
         self.answer, self._pending, (self._session_seq, self._ticket, self._sent_seq) = None, pending, numbers
@@ -174,10 +177,12 @@ class ClientProtocol:
         """
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
-            self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+            self._heard_s = now_s  # inline: each step comes here
+            self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
             return self._answered(pending, _DONE, frames)
         prelude = Prelude.unpack(frames[0] if frames else b"")
-        self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+        self._heard_s = now_s
+        self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
         op = prelude.op & ~REPLY
         if self.hub_id and prelude.hub_id != self.hub_id:
             self._loss = "another hub answers at its address"
@@ -325,8 +330,14 @@ class ClientProtocol:
         return self._refused_since_s is not None and bool(self.hub_id)
 
     def silence_s(self, now_s: float) -> float:
-        """Seconds for which the hub has not answered the pending request, or the connection has been lost."""
-        since_s = [self._away_since_s, self._heard_s if self.pending is not None else None]
+        """Seconds for which the hub has said nothing since it was asked, or the connection has been lost.
+
+        Requests that were given up count: a caller with a short timeout asks again and again.
+        """
+        silent_since_s = self._unanswered_since_s
+        if silent_since_s is None and self.pending is not None:
+            silent_since_s = self._heard_s
+        since_s = [self._away_since_s, silent_since_s]
         return max((now_s - each for each in since_s if each is not None), default=0.0)
 
     def trouble(self, now_s: float) -> str:

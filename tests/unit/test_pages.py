@@ -16,11 +16,11 @@ from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_server import repeats
 from envhub_server.catalog import hub_file
-from envhub_server.config import INFO_BYTES
 from envhub_server.hub import recordings, replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import LINES_MAX
 from envhub_server.memory import unread_memory
+from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.rights import RIGHTS, Quotas
 from envhub_server.processes import memory_use, worker_output
@@ -46,6 +46,7 @@ KEYWORDS = [each.name for options in (FaultOptions, HostingOptions, EnvFailure) 
 MARKS = {
     "python torch": "tests/frameworks/torch/test_framework_examples.py",
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
+    "python rllib-fleet": "tests/frameworks/rllib/test_rllib_fleets.py",
     "python old": "tests/integration/test_readme.py",
     "python fleet": "tests/integration/test_announcements.py",
     "python several": "tests/integration/test_many_hubs_sessions.py",

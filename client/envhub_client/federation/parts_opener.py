@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.deadline import ANSWER_S
+from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
@@ -22,7 +23,8 @@ from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 
 RowsMake = Callable[[range], Make]  # the request for these rows
-LOOK_S = 0.5  # between looks at whether envs that are built in the background are still wanted
+LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
 
 log = logging.getLogger("envhub")
 
@@ -43,19 +45,24 @@ class PartsOpener:
 
     def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
         """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
-        self.hubs = hubs
+        self._hubs = hubs
         self.options = options
         self._make = make
         self._connections: list[Connection] = []  # every one that may have a session of ours
         self._lock = threading.Lock()
         self.closed = False
 
+    def hubs(self) -> Sequence[Member]:
+        """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
+        hubs = self._hubs()
+        first = (self.options.hub_index or 0) % len(hubs)
+        return [*hubs[first:], *hubs[:first]]
+
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
         hubs = self.hubs()
         if self.options.hub_index is not None:
-            first = self.options.hub_index % len(hubs)
-            return self._on_first_that_serves([*hubs[first:], *hubs[:first]], num_envs)
+            return self._on_first_that_serves(hubs, num_envs)
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
@@ -143,10 +150,32 @@ class PartsOpener:
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
-        """End the sessions of these connections, and the connections, unless that was done."""
+        """End the sessions of these connections, and the connections, unless that was done.
+
+        A hub that is out of reach is not waited for.
+        """
+        self._end(connections, terminate, _await_end)
+
+    def end_later(self, connections: Sequence[Connection], is_wanted: Callable[[], bool]) -> None:
+        """End the sessions of these connections as ``end`` does, on a hub that is out of reach when it is back.
+
+        Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
+        """
+
+        def wait(connection: Connection, timeout: float) -> None:
+            while is_wanted():
+                with suppress(errors.HubTimeout):
+                    connection.result(LOOK_S)
+                    return
+
+        self._end(connections, True, wait)
+
+    def _end(
+        self, connections: Sequence[Connection], terminate: bool, wait: Callable[[Connection, float], None]
+    ) -> None:
         with self._lock:
             ours = [each for each in connections if each in self._connections]
-        end_sessions(ours, terminate)
+        end_sessions(ours, terminate, wait)
         with self._lock:
             self._connections = [each for each in self._connections if each not in ours]
 
@@ -155,6 +184,19 @@ class PartsOpener:
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate)
+
+
+def _await_end(connection: Connection, timeout: float) -> None:
+    """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
+    deadline = Deadline(timeout)
+    while True:
+        try:
+            connection.result(min(LOOK_S, deadline.left_s()))
+            return
+        except errors.HubTimeout:
+            if not deadline.left_s():
+                raise
+            connection.check_reach(SILENCE_S_MIN)
 
 
 def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
@@ -180,7 +222,7 @@ def _makes(maker: SessionMaker) -> bool:
 
 
 def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
-    """The number of envs for each of these hubs: all on the one that has most free CPUs."""
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
     best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
     return [num_envs if hub is best else 0 for hub in hubs]
 

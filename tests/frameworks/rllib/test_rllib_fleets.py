@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 import ray
 from envhub_client.fleet.report import reports
 from hubs import ServedHub, serve
+from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -128,6 +130,7 @@ def cluster() -> Iterator[Cluster]:
         try:
             for _ in range(RUNNERS):
                 nodes.add_node(**NODE, resources={"sim": 1})
+            patch.setenv("RAY_ADDRESS", nodes.address)
             ray.init(address=nodes.address, log_to_driver=False)
             yield nodes
         finally:
@@ -161,6 +164,14 @@ def test_task_of_ray_steps_on_the_fleet_without_another_init(fleet: Fleet) -> No
         return hubs, [*shape], "envhub.fleet.lookup" in sys.modules
 
     assert ray.get(stepped.remote(), timeout=120) == (["sims/1"], [4, 4], False)
+
+
+@pytest.mark.long
+def test_program_of_the_page_learns_on_the_fleet(fleet: Fleet) -> None:
+    (program,) = blocks("python rllib-fleet")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
+    assert ran.returncode == 0, ran.stderr
+    assert 8 <= float(ran.stdout.splitlines()[-1]) <= 500
 
 
 def nodes_of_runners(algorithm: Any) -> list[str]:

@@ -319,7 +319,7 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself.
+    """The hubs, with keys as secrets.
 
     Raises:
         TypeError: one of them is not a text.
@@ -332,8 +332,7 @@ def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
         raise AddressError("hub=[] names no hub")
     if not all(isinstance(each, (str, Secret)) for each in hub):
         raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
-    several = tuple(addresses.guarded(each) for each in hub)
-    return several[0] if len(several) == 1 else several
+    return tuple(addresses.guarded(each) for each in hub)
 
 
 def _vector_env(
@@ -361,9 +360,12 @@ def _session(
     Raises:
         ValueError: an option for several hubs comes with one.
     """
+    for_several = options.split is not None or options.hub_index is not None or options.on_hub_loss == "redistribute"
+    if isinstance(hubs, tuple) and len(hubs) == 1 and not for_several:
+        (hubs,) = hubs
     if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
         return FederatedSession(class_name, partial(all_members, hubs), make, num_envs, options)
-    if options.split is not None or options.hub_index is not None or options.on_hub_loss == "redistribute":
+    if for_several:
         raise ValueError("split, hub_index and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
     return Session(class_name, hubs, make(range(num_envs)), options)
 

@@ -23,7 +23,8 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PORT = re.compile(r"[0-9]{1,5}")
 _FORM = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
-IPC_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
+IPC_PATH_BYTES_MAX = 107 if sys.platform == "linux" else 103  # sun_path, less its closing zero
+TICKET_BYTES = 16  # of what a client shows at a hub's side socket
 
 
 class Address(Frozen):

@@ -21,10 +21,10 @@ from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import ReplayFolder
+from envhub_server.processes.exit_cause import counter
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 from envhub_server.table_check import check
 
-INFO_BYTES = 2048  # room for an info in the arena, per row; it grows where an env shows more
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -154,11 +154,3 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
         return [] if at_most == "max" else [int(at_most) - int((CGROUP / used).read_text())]
     except (OSError, ValueError):
         return []
-
-
-def counter(file: Path, name: str) -> int | None:
-    """The number after ``name`` in a file of the kernel with a name and a number per line; None if it has none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = file.read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
-    return None

@@ -32,7 +32,6 @@ from envhub.values import codec
 from envhub_server import log
 from envhub_server.catalog.registry import of_program
 from envhub_server.catalog.step_cost_file import KnownCosts
-from envhub_server.config import INFO_BYTES
 from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
@@ -40,7 +39,7 @@ from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.factories_memory import held
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
-from envhub_server.memory.session_memory import ArenaBudget
+from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, new_bell
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.interpreter import InterpreterKey
@@ -50,6 +49,7 @@ from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.worker_count import Machine, WorkerCount
 from envhub_server.worker.host import Host
+from envhub_server.worker.poller import WorkerPoller
 from envhub_server.worker.process import Worker
 
 PEER, CONNECTION = b"program", 1  # the one client
@@ -117,12 +117,11 @@ class InProcessHub:
             log.configure(logging.ERROR)  # the terminal is the program's
         self.protocol = HubProtocol(secrets.randbits(63) or 1, header_limits=codec.KNOWN)
         self._events: Events = deque()
-        self._poller = Poller()
         self._clock = Clock()
         self._runtime: SessionRuntime | None = None
         self._interrupts = _Interrupts()
         self._services = Services(
-            poller=self._poller,
+            poller=cast("Poller", _Unpolled()),
             supervisor=_InProcessWorkers(self._events, self._interrupts),
             protocol=self.protocol,
             clock=self._clock,
@@ -165,7 +164,7 @@ class InProcessHub:
     def _made(self, request: Incoming) -> SessionRuntime:
         make, factories = held(request.message)
         recipe = of_program(make)
-        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        cpus = _cpus()
         machine = Machine(cpus, len(cpus), False, 1, 0)
         restarts = Restarts(make.faults.restarts_max, make.num_envs, random.Random())
         state = SessionMachine(make, recipe, SIZING, INFO_BYTES, machine, restarts)
@@ -191,7 +190,7 @@ class InProcessHub:
                 self.protocol.forget(self._runtime.token)
                 self._runtime = None
                 return
-            self._poller.handle(self._poller.wait(0))
+            self._runtime.inputs.on_bell()  # the worker has rung, or has not: the words in the arena say so
             if not self._events:
                 return
 
@@ -200,11 +199,30 @@ class InProcessHub:
         if self._runtime is not None:
             self._runtime.discard()
             self._runtime = None
-        self._poller.close()
+
+
+def _cpus() -> tuple[int, ...]:
+    """The CPUs of this process."""
+    if sys.platform != "linux":
+        return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 class _Crashed(Exception):
     """The worker must end as if its process had crashed."""
+
+
+class _Unpolled:
+    """A poller that nothing waits for: all in this process looks for itself."""
+
+    def register(self, descriptor: int, source: object = None, edges: bool = False) -> None:
+        """Do nothing."""
+
+    def unregister(self, descriptor: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class _ProgramHost(Host):
@@ -222,6 +240,10 @@ class _ProgramHost(Host):
         with self._interrupts.let_through():
             return run(*arguments)
 
+    def new_poller(self) -> WorkerPoller:
+        """A poller that nothing waits for."""
+        return cast("WorkerPoller", _Unpolled())
+
     def pin(self, cpu: int | None) -> None:
         """Leave the program on the CPUs that it has."""
 
@@ -237,11 +259,10 @@ class _EventChannel:
         self.send = report
         self.sent_bytes_max = 0  # nothing is encoded
         self._descriptors: list[int] = []
-        self._pipe = os.pipe()
 
     def fileno(self) -> int:
-        """A descriptor that is never ready."""
-        return self._pipe[0]
+        """The number of no descriptor: nothing comes by one."""
+        return -1
 
     def give_descriptors(self, descriptors: Collection[int]) -> None:
         """Have the worker take copies of these."""
@@ -255,7 +276,7 @@ class _EventChannel:
 
     def close(self) -> None:
         """Free the descriptors."""
-        for descriptor in (*self._pipe, *self._descriptors):
+        for descriptor in self._descriptors:
             os.close(descriptor)
 
 
@@ -270,7 +291,7 @@ class _WorkerInThread:
         self.label: dict[str, Any] = {}  # of what it prints, which is the program's own output
         self._channel = _EventChannel(lambda message: self._report(WorkerSaid(number, message)))
         self._worker = Worker(cast("Channel", self._channel), _ProgramHost(interrupts))
-        self._far_bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._bell = new_bell()  # for the arena's descriptors: ``ring`` needs none
         self._ended = False
 
     def _report(self, event: WorkerSaid | WorkerExited) -> None:
@@ -292,8 +313,7 @@ class _WorkerInThread:
         self._worker.close()
         del self._worker  # and with it the arena's memory
         self._channel.close()
-        for end in self._far_bell:
-            os.close(end)
+        os.close(self._bell)
         self._report(WorkerExited(self._number, ExitCause(how)))
 
     def send(self, message: Any, *descriptors: int) -> None:
@@ -306,7 +326,7 @@ class _WorkerInThread:
 
     def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
         """Have the worker map an arena."""
-        self.send(message, *descriptors._replace(hub_bell=self._far_bell[0]).sent)
+        self.send(message, *descriptors._replace(hub_bell=self._bell).sent)
 
     def ring(self) -> None:
         """Have the worker step the rows that are posted."""

@@ -31,6 +31,11 @@ class Stderr:
         """Do nothing: no line is buffered."""
 
 
+def _stderr() -> Any:
+    """The stream of the log: of a program whose envs are its own, on another system than Linux, its usual one."""
+    return Stderr() if sys.platform == "linux" else sys.stderr
+
+
 _PROGRESS = "session_making"  # that equal lines were left out of it is no news
 # That belong together, of other events than these: a session may have a line for each of 256 workers.
 LINES_MAX = 300
@@ -99,7 +104,7 @@ def _own_logger() -> Any:
     json = [processors.format_exc_info, processors.JSONRenderer()]
     rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
     return structlog.wrap_logger(
-        structlog.WriteLogger(Stderr()),  # type: ignore[arg-type]
+        structlog.WriteLogger(_stderr()),
         processors=[
             _without_repeats,
             processors.add_log_level,
@@ -176,6 +181,6 @@ class Logger:
         try:
             logger = _own_logger() if _level is not None else _programs_logger(self._name)
         except (ImportError, OSError):  # no descriptor is left to import structlog with
-            Stderr().write(f"{event} {self._fields} {fields}\n{traceback.format_exc()}")
+            _stderr().write(f"{event} {self._fields} {fields}\n{traceback.format_exc()}")
         else:
             getattr(logger, method)(event, **self._fields, **fields)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from envhub_server.network.key_folder import KeyFolder
-from fleets import served_hubs
 from hubs import ServedHub, free_port, serve, wait_until
 from lying_hub import LyingHub
 
@@ -90,13 +89,16 @@ def test_hub_that_is_out_of_reach_is_named(two: list[ServedHub], monkeypatch: py
     assert wait_until(lambda: has_no_session(two[0]), 10)
 
 
-def test_exception_of_a_constructor_in_the_second_hub_is_raised(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with served_hubs(tmp_path_factory, 2, ["never_made=sims:never_made", "CartPole-v1"]) as hubs:
-        with pytest.raises(ZeroDivisionError, match="no such world") as caught:
-            envhub.make_vec("never_made", 4, hub=[hub.tcp for hub in hubs], split=[0, 4])
-        cause = caught.value.__cause__
-        assert isinstance(cause, envhub.EnvRaised) and cause.hub == "hub-1" and cause.env_index == 0
-        assert wait_until(lambda: all(map(has_no_session, hubs)), 10)
+def test_exception_of_a_constructor_has_the_hub_and_the_index_in_the_whole_batch(two: list[ServedHub]) -> None:
+    each = [{}, {}, {}, {"colour": 1}]
+    with pytest.raises(TypeError, match="colour") as caught:
+        envhub.make_vec("thing", hub=[hub.tcp for hub in two], split=[1, 3], num_workers=2, env_kwargs=each)
+    assert caught.value.__cause__ is not None
+    error: Any = caught.value
+    while not isinstance(error, envhub.EnvRaised):
+        error = error.__cause__
+    assert error.hub == "hub-1" and error.env_index == 3
+    assert wait_until(lambda: all(map(has_no_session, two)), 10)
 
 
 WRONG: list[tuple[Any, type[Exception], str]] = [
@@ -122,7 +124,7 @@ HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], {"num_workers": 0}, ValueError, "num_workers=0"),
     (["nobody", "tcp://127.0.0.1:1"], {}, ValueError, "nobody"),
     ("tcp://127.0.0.1:1", {"split": [4]}, ValueError, "for several hubs"),
-    (["tcp://127.0.0.1:1"], {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),
+    ("tcp://127.0.0.1:1", {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),
 ]
 
 

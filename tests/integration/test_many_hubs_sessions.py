@@ -22,7 +22,7 @@ from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, wait_until
 from pages import ROOT, blocks
 from same import assert_same
-from witness import data_set
+from witness import about_each, data_set
 
 import envhub
 
@@ -90,7 +90,7 @@ def test_each_hubs_workers_are_set_up(two: list[ServedHub]) -> None:
         assert envs.call("environment", "SET_UP") == ("yes",) * 5
 
 
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["lz4", pytest.param("zstd", marks=pytest.mark.long)])
 def test_observations_are_compressed_by_each_hub(two: list[ServedHub], compression: Any) -> None:
     pytest.importorskip("lz4" if compression == "lz4" else "zstandard")
     with closing(made(two, "CartPole-v1", compression=compression)) as envs:
@@ -113,6 +113,37 @@ def test_vector_env_is_one_on_each_hub(two: list[ServedHub]) -> None:
             envs.recv()
         envs.send([0], [4])
         assert envs.recv(timeout=20)[-1].tolist() == [2, 3, 4]
+
+
+class Bounded(sims.Counter):
+    """Observes numbers up to a bound of its own."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__(length=3)
+        self.observation_space = gym.spaces.Box(-bound, bound, (2,), np.float64)
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, 0], np.float64)
+
+
+@pytest.mark.parametrize("split", [[2, 3], [1, 4]])
+def test_spaces_of_other_bounds_are_batched_if_the_mode_says_so(two: list[ServedHub], split: list[int]) -> None:
+    single = gym.spaces.Box(-99, 99, (2,), np.float64)
+    mode: Any
+    for bounds in ([10, 11, 12, 13, 14], [10, 11, 11, 11, 11]):
+        factories = [functools.partial(Bounded, bound) for bound in bounds]
+        for mode in ("different", (gym.vector.utils.batch_space(single, 5), single)):
+            wanted = SyncVectorEnv(factories, observation_mode=mode)
+            with closing(made(two, factories, split=split, observation_mode=mode)) as envs:
+                assert envs.observation_space == wanted.observation_space
+                assert envs.single_observation_space == wanted.single_observation_space
+                assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+                assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), "step")
+        with closing(made(two, factories, split=split, observation_mode="first")) as envs:
+            assert envs.single_observation_space == gym.spaces.Box(-10, 10, (2,), np.float64)
+        with pytest.raises((RuntimeError, envhub.RequestRefused), match=r"not equivalent|spaces differ"):
+            made(two, factories, split=split)
+    assert sessions(two) == 0
 
 
 def test_program_of_the_page_runs(two: list[ServedHub], capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +172,10 @@ def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path
             with pytest.raises(ValueError, match="recorded"):
                 envs.send(envs.action_space.sample())
         assert envs.recorded.dropped == 0 and envs.recorded.episodes
-        folders.append([*data_set(tmp_path / name).iterate_episodes()])
+        found = data_set(tmp_path / name)
+        numbers = [each["env_id"] for each in about_each(found)]  # the envs' episodes are written as they come
+        assert {*numbers} == {*range(5)}
+        folders.append([found[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)])
     assert len(folders[0]) == len(folders[1])
     for number, (left, right) in enumerate(zip(*folders, strict=True)):
         for part in ("observations", "actions", "rewards", "terminations", "truncations", "infos"):
@@ -187,7 +221,7 @@ def test_observer_sees_whole_batches(two: list[ServedHub]) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", ["wire", "shared"])
+@pytest.mark.parametrize("lanes", [pytest.param("wire", marks=pytest.mark.long), "shared"])
 def test_hubs_have_no_session_after_the_end(two: list[ServedHub], lanes: str) -> None:
     envs = made(two, "naughty", lanes)
     assert sessions(two) == 2

@@ -20,12 +20,14 @@ PLATFORMS = ["darwin", "win32"]
 FILES = ["any_space", "drop_in", "equality", "single_env", "truncations"]
 
 PROGRAM = """
-import io, sys
+import functools, io, sys
 import other_platform
 
 platform, plain, guarded = sys.argv[1:]
 other_platform.become(platform)
+other_platform.hide_proc()
 
+import gymnasium
 import numpy as np
 import envhub
 from envhub import cli
@@ -46,6 +48,14 @@ env = envhub.make("counter", hub=plain)
 env.reset()
 print(env.step(7)[1])
 env.close()
+
+make = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=9)  # is sent as a pickle
+own, gym = envhub.make_vec([make] * 3, num_workers=0), gymnasium.vector.SyncVectorEnv([make] * 3)
+for envs in (own, gym):
+    envs.action_space.seed(5)
+seen = [[envs.reset(seed=3)[0], *(envs.step(envs.action_space.sample())[:4] for _ in range(30))] for envs in (own, gym)]
+print(own.lane, str(seen[0]) == str(seen[1]))
+own.close()
 
 envs = envhub.make_vec("counter", 4, hub=[plain, guarded])
 envs.reset()
@@ -78,7 +88,6 @@ for make in (
     lambda: envhub.connect("ipc:///tmp/hub.sock"),
     lambda: envhub.connect("ssh://box"),
     lambda: envhub.connect(),
-    lambda: envhub.make_vec("CartPole-v1", 2, num_workers=0),
     lambda: envhub.make_vec("CartPole-v1", 2, hub=plain, record="somewhere"),
     lambda: envhub.serve,
 ):
@@ -92,6 +101,7 @@ ok True
 wire 3.0 4.0
 5.0 6.0
 7.0
+in-process True
 1.0 2.0 3.0 4.0
 the hub answers
 kept: hub="box"
@@ -110,7 +120,6 @@ HubUnreachable: a hub of the program's own needs Linux, and this is SYSTEM
 AddressError: the address ipc:///tmp/hub.sock needs Linux, and this is SYSTEM
 AddressError: an ssh:// address needs Linux, and this is SYSTEM
 AddressError: a hub that is found without an address needs Linux, and this is SYSTEM
-HubUnreachable: num_workers=0 needs Linux, and this is SYSTEM
 ValueError: record= needs Linux, and this is SYSTEM
 AttributeError: envhub.serve needs Linux, and this is SYSTEM
 """
@@ -140,13 +149,25 @@ def test_client_does_what_the_page_says(platform: str, hub: ServedHub, guarded: 
     assert result.returncode == 0 and f"envhub serve: this command needs Linux, and this is {system}" in result.stderr
 
 
+def passed_there(platform: str, chosen: str, *files: str) -> int:
+    """The number of tests in these files that are chosen and pass on the platform; fails if one of them fails."""
+    paths = [f"tests/integration/test_{name}.py" for name in files]
+    run = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, *paths]
+    environ = {**os.environ, "ENVHUB_TEST_PLATFORM": platform}
+    result = subprocess.run(run, capture_output=True, text=True, timeout=580, env=environ, cwd=ROOT)
+    assert result.returncode == 0, result.stdout
+    return int(re.findall(r"(\d+) passed", result.stdout)[-1])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_tests_by_tcp_pass_there(platform: str) -> None:
-    files = [f"tests/integration/test_{name}.py" for name in FILES]
-    run = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "tcp", *files]
-    environ = {**os.environ, "ENVHUB_TEST_PLATFORM": platform}
-    result = subprocess.run(run, capture_output=True, text=True, timeout=580, env=environ, cwd=ROOT)
-    assert result.returncode == 0, result.stdout
-    assert int(re.findall(r"(\d+) passed", result.stdout)[-1]) > 40
+    assert passed_there(platform, "tcp", *FILES) > 40
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_envs_in_the_programs_own_process_pass_their_tests_there(platform: str) -> None:
+    assert passed_there(platform, "not those_of_workers", "in_process") > 12  # workers are for Linux

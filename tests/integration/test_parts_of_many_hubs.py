@@ -66,16 +66,16 @@ def test_second_hub_begins_before_the_first_one_has_answered(two: list[ServedHub
 def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(
     two: list[ServedHub], lanes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    park = lane._parked
+    park = lane._park
     with closing(made(addresses(two, lanes, 2))) as envs:
         envs.reset()
 
-        def park_if_asked(descriptors: Sequence[int], seconds: float) -> bool:
+        def park_if_asked(descriptors: Sequence[int], seconds: float) -> None:
             for part in envs._session._lane._outstanding_parts():
                 assert lanes == "shared" or part.lane._receiving(), "a wait for a hub that was not asked"
-            return park(descriptors, seconds)
+            park(descriptors, seconds)
 
-        monkeypatch.setattr(lane, "_parked", park_if_asked)
+        monkeypatch.setattr(lane, "_park", park_if_asked)
         with stopped(*envs.call("pid")[:2]):
             envs.send([7, 9, 0, 0])
             for cycle in range(CYCLES):

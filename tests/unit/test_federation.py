@@ -11,6 +11,8 @@ import pytest
 from envhub_client.batch import Batch
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_shares import JointShares
+from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
 from hypothesis import example, given
@@ -249,6 +251,22 @@ class OneHub:
         self.outstanding_rows[env_ids] = False
 
 
+class Interrupted(OneHub):
+    """A lane at whose first wait the program is interrupted."""
+
+    waits = 0
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.begun),)
+
+    def wait(self, timeout: float | None, into: Any = None) -> Batch:
+        self.waits += 1
+        if self.waits == 1:
+            raise KeyboardInterrupt
+        return super().wait(timeout, into)
+
+
 ACTIONS = np.array([7, 8, 9])
 
 
@@ -258,7 +276,7 @@ class Lost:
     def __init__(self, patience_s: float = 0.0, loose: bool = False) -> None:
         self.absence, self.hub = Absence(patience_s), OneHub(100.0)
         lane: Any = OneHub(10.0)
-        self.lane = AbsentLane(lane, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
+        self.lane = AbsentLane(lane, lane.are_outstanding, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
 
     def step(self, timeout: float | None = None) -> Batch:
         self.lane.begin_step(b"c", [ACTIONS], b"")
@@ -351,13 +369,34 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
 def test_rows_that_were_under_way_are_truncated() -> None:
     old: Any = OneHub(10.0)
     old.outstanding_rows[1] = True
-    lane = AbsentLane(old, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
+    lane = AbsentLane(old, old.are_outstanding, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
     assert lane.settle() and truncated(lane.wait_rows(1, 0)) == [1]
 
 
 def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
     lost = Lost()
-    lost.lane.begin_step(b"c", [ACTIONS], b"")
-    lost.lane.give_up()
-    assert not lost.lane.settle()
     assert truncated(lost.step()) == [0, 1, 2]
+    lost.lane.report_again()  # an interrupt came before another hub's results
+    lost.absence.over = True
+    assert not lost.lane.is_replaceable
+    assert truncated(lost.step()) == [0, 1, 2] and lost.lane.is_replaceable
+    assert truncated(lost.step()) == []
+
+
+def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
+    lost, other = Lost(), Interrupted(50.0)
+    maker: Any = None
+    parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
+    lane = FederatedLane(parts, loose=False, copy=True)
+    lane._absent = parts[:1]
+    actions = [np.concatenate([ACTIONS, ACTIONS])]
+    lane.begin_step(b"c", actions, b"")
+    with pytest.raises(KeyboardInterrupt):
+        lane.wait(None)
+    lane.give_up()
+    lost.absence.over = True
+    assert not lane.settle()
+    lane.begin_step(b"c", actions, b"")
+    batch = lane.wait(None)
+    assert batch.truncations is not None and batch.truncations.tolist() == [True] * 3 + [False] * 3
+    assert other.begun == ["step [7, 8, 9]"] * 2 and lost.lane.is_replaceable

@@ -16,11 +16,11 @@ from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_server import repeats
 from envhub_server.catalog import hub_file
-from envhub_server.config import INFO_BYTES
 from envhub_server.hub import recordings, replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import LINES_MAX
 from envhub_server.memory import unread_memory
+from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.rights import RIGHTS, Quotas
 from envhub_server.processes import memory_use, worker_output

@@ -27,9 +27,12 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
-    def __init__(self, lost: Callable[[HubPart, HubLost], None]) -> None:
-        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss."""
-        self._lost = lost
+    def __init__(self, lost: Callable[[HubPart, HubLost], None], dropped: Send = lambda part: None) -> None:
+        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss.
+
+        ``dropped`` is told of a part whose result came and does not reach the caller.
+        """
+        self._lost, self._on_dropped = lost, dropped
         self._parts: Sequence[HubPart] = ()
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
@@ -99,19 +102,21 @@ class JointRequest(Generic[Result]):
             Exception: the first one that a hub's wait raised, in the order of their rows, once all have ended.
         """
         deadline = None if timeout is None else Deadline(timeout)
-        results: list[Result] = []
+        results: dict[HubPart, Result] = {}
         first_error: Exception | None = None
         for part in self._parts:
             try:
-                results.append(self._result(part, None if deadline is None else deadline.left_s()))
+                results[part] = self._result(part, None if deadline is None else deadline.left_s())
             except HubTimeout:
                 raise
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:
+            for part in results:
+                self._on_dropped(part)
             self._parts = ()
             raise first_error
-        return results
+        return [*results.values()]
 
     def finish(self, timeout: float | None) -> None:
         """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""
@@ -140,6 +145,7 @@ class JointRequest(Generic[Result]):
         while self._parts:
             try:
                 self._result(self._parts[0], None)
+                self._on_dropped(self._parts[0])
             except Exception as error:
                 log.debug("dropped with a request that was given up: %s", error)
             self._parts = self._parts[1:]

@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.deadline import ANSWER_S
+from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
@@ -22,7 +23,8 @@ from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 
 RowsMake = Callable[[range], Make]  # the request for these rows
-LOOK_S = 0.5  # between looks at whether envs that are built in the background are still wanted
+LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
 
 log = logging.getLogger("envhub")
 
@@ -148,10 +150,32 @@ class PartsOpener:
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
-        """End the sessions of these connections, and the connections, unless that was done."""
+        """End the sessions of these connections, and the connections, unless that was done.
+
+        A hub that is out of reach is not waited for.
+        """
+        self._end(connections, terminate, _await_end)
+
+    def end_later(self, connections: Sequence[Connection], is_wanted: Callable[[], bool]) -> None:
+        """End the sessions of these connections as ``end`` does, on a hub that is out of reach when it is back.
+
+        Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
+        """
+
+        def wait(connection: Connection, timeout: float) -> None:
+            while is_wanted():
+                with suppress(errors.HubTimeout):
+                    connection.result(LOOK_S)
+                    return
+
+        self._end(connections, True, wait)
+
+    def _end(
+        self, connections: Sequence[Connection], terminate: bool, wait: Callable[[Connection, float], None]
+    ) -> None:
         with self._lock:
             ours = [each for each in connections if each in self._connections]
-        end_sessions(ours, terminate)
+        end_sessions(ours, terminate, wait)
         with self._lock:
             self._connections = [each for each in self._connections if each not in ours]
 
@@ -160,6 +184,19 @@ class PartsOpener:
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate)
+
+
+def _await_end(connection: Connection, timeout: float) -> None:
+    """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
+    deadline = Deadline(timeout)
+    while True:
+        try:
+            connection.result(min(LOOK_S, deadline.left_s()))
+            return
+        except errors.HubTimeout:
+            if not deadline.left_s():
+                raise
+            connection.check_reach(SILENCE_S_MIN)
 
 
 def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from envhub import errors
 from envhub.values import spaces
 from envhub_client.connection.connection import Connection
@@ -45,27 +47,39 @@ class Remaker:
         self._loose = loose
         self.attributes = AttributesSet()
         self._absences: list[Absence] = []
+        self._stopped = False
 
     def stop(self) -> None:
         """Make nothing again any more: the envs are being closed."""
+        self._stopped = True
         for absence in self._absences:
             absence.stop()
+        for absence in self._absences:
+            absence.join()
 
-    def absent_lane(self, part: HubPart, loss: errors.HubLost) -> AbsentLane:
-        """Begin to make the part's rows again, and return a lane for them until then."""
+    def absent_lane(self, part: HubPart, loss: errors.HubLost, outstanding: np.ndarray) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent.
+
+        Raises:
+            HubLost: this loss, where the envs are being closed.
+        """
+        if self._stopped:
+            raise loss
         log.warning("%s; its envs %s are made again", loss, _text(part.rows))
-        silence_s = part.connection.protocol.silence_s(time.monotonic())
-        gone = [part.connection]
-        if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
-            gone += [each.connection for each in part.lane.absence.parts()]
+        made = part.lane.absence.made if isinstance(part.lane, AbsentLane) else [part]
+        gone = [each.connection for each in made]
+        silence_s = max(connection.protocol.silence_s(time.monotonic()) for connection in gone)
         patience_s = max(0.0, self.patience_s - silence_s)
         if len(part.rows) == self._description.num_envs:  # no row of another hub waits for them
             patience_s = math.inf
         absence = Absence(
-            loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
+            loss,
+            patience_s,
+            lambda absence: self._made_again(part, absence, gone),
+            lambda absence: self._opener.end_later(gone, lambda: not absence.stopped),
         )
-        self._absences = [each for each in self._absences if not each.over] + [absence]
-        return AbsentLane(part.lane, self._loose, absence, self._lane_of)
+        self._absences = [each for each in self._absences if not each.has_ended] + [absence]
+        return AbsentLane(part.lane, outstanding, self._loose, absence, self._lane_of)
 
     def _lane_of(self, absence: Absence) -> HubLane:
         parts = absence.parts()

@@ -86,7 +86,8 @@ class FederatedSession(LaneSession):
         Raises:
             HubLost: always.
         """
-        self._lane.lost(part, loss)
+        if self._lane.is_present(part.connection):
+            self._lane.lost(part, loss)
         raise loss
 
     @property
@@ -159,16 +160,18 @@ class FederatedSession(LaneSession):
         return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
 
     def _begin_call(self, call: Call) -> None:
-        self._asked = [
-            (part, own) for part in self._lane.present_parts() if (own := call_of(call, part.rows)) is not None
-        ]
+        parts = self._lane.present_parts(call.rows)
+        self._asked = [(part, own) for part in parts if (own := call_of(call, part.rows)) is not None]
         self._ask(Op.CALL, dict(self._asked))
 
     def _ask(self, op: Op, messages: dict[HubPart, Any]) -> None:
         def send(part: HubPart) -> None:
             part.connection.send(op, messages[part], keep=True)
 
-        self._request.begin([*messages], send, lambda part, timeout: part.connection.result(timeout))
+        def wait(part: HubPart, timeout: float | None) -> Reply:
+            return self._lane.while_in_reach(part, timeout, part.connection.result)
+
+        self._request.begin([*messages], send, wait)
 
     def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         results = {}
@@ -180,7 +183,7 @@ class FederatedSession(LaneSession):
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""
         count = self.description.num_envs
-        own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
+        own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
         with self._given_up_at_error():
             self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
             self._request.results(None)
@@ -188,7 +191,11 @@ class FederatedSession(LaneSession):
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""
-        observed = [part.observe() for part in self._lane.present_parts()]
+        parts = self._lane.present_parts()
+        with self._given_up_at_error():
+            self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts})
+            replies = self._request.results(None)
+        observed = [part.observed(reply) for part, reply in zip(parts, replies, strict=True)]
         steps = [count for message, _ in observed for count in message.steps]
         given = [flag for message, _ in observed for flag in message.given]
         leaves = zip(*(arrays for _, arrays in observed), strict=True)

@@ -82,11 +82,14 @@ class SharedLane:
         self.woke_ns = 0
         self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
+        self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         connection.on_close(self.close)
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+        if self._unconfirmed is not None:
+            self.confirm_rows(None)
         outstanding = 1 in self._driver.sent
         if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
@@ -170,17 +173,26 @@ class SharedLane:
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:
+            self.confirm_rows(None)
             self._prepare()
+            self._unconfirmed = env_ids, self.progress
             self._begun = Begun.POSTED
             self._driver.post_rows(env_ids, codes, arrays)
-            self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
+            self.confirm_rows(None)
 
     def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs; there is nothing to confirm."""
+        """Begin a step of these envs; only an interrupt leaves something to confirm."""
         self.begin_rows(env_ids, codes, arrays)
 
     def confirm_rows(self, timeout: float | None) -> None:
-        """Do nothing: the workers were rung."""
+        """Note the envs as sent and ring their workers, if an interrupt came in between; it does not wait."""
+        if self._unconfirmed is None:
+            return
+        env_ids, before = self._unconfirmed
+        if self.progress != before:
+            self._driver.note_sent(env_ids)
+            self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
+        self._unconfirmed = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
@@ -207,8 +219,6 @@ class SharedLane:
     def done_rows(self) -> int:
         """Number of outstanding envs that are done; as ``HubLane.done_rows``."""
         with self._connection.in_use:
-            if self._begun is Begun.POSTED:
-                self._ring(self._bells)
             events = self._poller.poll(0)  # before the words: a ring after this wakes the next wait
             self._check_hub(events, None)
             return self._driver.done()

@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -193,12 +193,16 @@ def end_session(connection: Connection, terminate: bool) -> None:
     end_sessions([connection], terminate)
 
 
-def end_sessions(connections: Sequence[Connection], terminate: bool) -> None:
-    """End the sessions of these connections, all at the same time; as ``end_session``."""
+def end_sessions(
+    connections: Sequence[Connection],
+    terminate: bool,
+    wait: Callable[[Connection, float], object] = Connection.result,
+) -> None:
+    """End the sessions of these connections, all at the same time, and ``wait`` for each; as ``end_session``."""
     timeouts = [_begin_end(connection, terminate) for connection in connections]
     for connection, timeout in zip(connections, timeouts, strict=True):
         with _ending(connection):
-            connection.result(timeout)
+            wait(connection, timeout)
         connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from dataclasses import dataclass
 
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
+from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.session_observer import SessionObserver
@@ -16,11 +16,10 @@ from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
 from envhub_server.log import Logger
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, new_bell
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import StandIns
 from envhub_server.memory.unread_memory import UnreadMemory
-from envhub_server.network.side_socket import TICKET_BYTES
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
@@ -119,7 +118,7 @@ class Holdings:
         self.has_infos = False
         self.heard_ns = 0
         self.passed_ns = [0, 0, 0, 0]
-        self.done_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.done_bell = new_bell()
 
     def new_ticket(self) -> bytes:
         """A ticket for the side socket; empty where the hub has none."""

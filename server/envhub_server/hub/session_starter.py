@@ -9,7 +9,7 @@ import secrets
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.replay_shares import name_beginning
-from envhub_server.config import INFO_BYTES, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
+from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.directory import Directory
@@ -19,6 +19,7 @@ from envhub_server.hub.planner import SessionPlan
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.session_features import SessionFeatures
 from envhub_server.ipc.factories_memory import held
+from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import descriptor_guard
 from envhub_server.network.rights import Holder
 from envhub_server.network.side_socket import SideSocket

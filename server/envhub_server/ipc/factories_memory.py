@@ -39,8 +39,8 @@ def held(make: Make) -> tuple[Make, int]:
     )
     descriptor = new_memory("envhub-factories", head + len(make.factories))
     try:
-        _write(descriptor, words, 0)
-        _write(descriptor, make.factories, head)
+        _write(descriptor, words)
+        _write(descriptor, make.factories)
     except BaseException:
         os.close(descriptor)
         raise
@@ -56,11 +56,10 @@ def why_misplaced(make: Make) -> str:
     return ""
 
 
-def _write(descriptor: int, content: bytes, offset: int) -> None:
+def _write(descriptor: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+        view = view[os.write(descriptor, view) :]
 
 
 @contextlib.contextmanager

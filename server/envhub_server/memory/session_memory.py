@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from envhub_server.memory.step_io import StepFrames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
 
+INFO_BYTES = 2048  # room for an info in the arena, per row; it grows where an env shows more
 INFO_GROWTH = 1.25  # room for an info that is a little larger than the last one
 
 
@@ -63,9 +65,9 @@ class SessionMemory:
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
         try:
-            self.client_bell = _new_bell()
+            self.client_bell = new_bell()
             for _ in range(slots):
-                self.slot_bells.append(_new_bell())
+                self.slot_bells.append(new_bell())
             # A client of the shared lane may write to all of its places, whatever the hub has given rows there.
             self.descriptor = allocate(layout, max(0, budget.left - nbytes))
             self.arena = Arena(layout, self.descriptor)
@@ -81,7 +83,7 @@ class SessionMemory:
         """Give the row room for infos of this size; without memory for it, they come on the worker's channel."""
         place, room = self.arena.large_infos.shape[1], int(self.arena.rooms[row])
         wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, place)
-        if nbytes > wanted or wanted <= room or wanted - room > budget.left:
+        if sys.platform != "linux" or nbytes > wanted or wanted <= room or wanted - room > budget.left:
             return
         try:
             os.posix_fallocate(self.descriptor, self.arena.large_info_offset(row) + room, wanted - room)
@@ -147,5 +149,8 @@ class SessionMemory:
         self.slot_bells, self.client_bell, self.descriptor = [], -1, -1
 
 
-def _new_bell() -> int:
+def new_bell() -> int:
+    """An eventfd; where there is none, a file that may be rung and wakes nothing. The caller owns the descriptor."""
+    if sys.platform != "linux":
+        return os.open(os.devnull, os.O_RDWR)  # for envs in the program's own process, where no bell need wake
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

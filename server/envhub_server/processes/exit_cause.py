@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-
-from envhub_server.config import counter
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -39,6 +38,14 @@ class ExitCause:
     status: int | None = None
     log_tail: str = ""
     unready: str = ""
+
+
+def counter(file: Path, name: str) -> int | None:
+    """The number after ``name`` in a file of the kernel with a name and a number per line; None if it has none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = file.read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+    return None
 
 
 def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:

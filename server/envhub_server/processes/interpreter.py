@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Collection, Mapping
@@ -206,7 +207,7 @@ def not_executed(program: str, error: OSError) -> str:
     if error.errno == errno.ENOEXEC:
         with open(program, "rb") as file:
             elf = file.read(4) == b"\x7fELF"
-        why = f"is built for another processor than this {os.uname().machine}" if elf else "is no program"
+        why = f"is built for another processor than this {platform.machine()}" if elf else "is no program"
     elif error.errno == errno.ENOENT:
         why = "cannot be executed: the interpreter in its first line, or its loader, is missing"
     elif error.errno == errno.EACCES:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import mmap
 from pathlib import Path
 
 from envhub_server.ipc.process_marks import listed_children
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PROCESSES_MAX = 1000  # of one worker that are looked at
 
 
@@ -39,4 +38,4 @@ def _memory_of(pid: int) -> int:
 
 def _resident_bytes(pid: int) -> int:
     _, resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split()[:3]
-    return (int(resident) - int(shared)) * PAGE_BYTES
+    return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB
 from envhub.arena.spin import RING, Spinner
 from envhub_server.ipc.control import ArenaDescriptors
+from envhub_server.worker.poller import WorkerPoller
 
 RINGS_BYTES = 1 << 16  # more than a pipe can hold
 
@@ -28,7 +28,7 @@ class Bells:
         spinner: spins before the worker parks; never before the worker serves.
     """
 
-    def __init__(self, poller: select.epoll) -> None:
+    def __init__(self, poller: WorkerPoller) -> None:
         self._poller = poller
         self.waking: tuple[int, ...] = ()
         self.hub_bell = -1
@@ -47,8 +47,8 @@ class Bells:
     def watch(self, spin_us: int) -> None:
         """Begin to be woken by the bells, and to spin for this long before the worker parks."""
         hub_bell, client_bell = self.waking
-        self._poller.register(hub_bell, select.EPOLLIN)
-        self._poller.register(client_bell, select.EPOLLIN | select.EPOLLET)
+        self._poller.register(hub_bell)
+        self._poller.register(client_bell, edges=True)
         self.spinner, self.serving = Spinner(spin_us, time.perf_counter_ns), True
 
     def unwatch(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import sys
 import time
 import traceback
@@ -23,7 +22,6 @@ from envhub_server.worker.gym_compat import adapt
 from envhub_server.worker.name_lister import import_remedy
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
-from envhub_server.worker.own_process import prctl
 from envhub_server.worker.private_memory import private_bytes
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import shareable
@@ -49,11 +47,7 @@ class Builder:
         self._envs.number = build.worker
         if build.factories:
             (self._memory,) = self._channel.take_descriptors(1)
-        if not build.allow_pickle:  # True only for envs of the hub's own program
-            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if build.memory_bytes_max:
-            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
+        _confine(build)
         self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else WORKER_MESSAGE_BYTES_MAX
         self._envs.build, self._row = build, build.rows[0]
         return self._answer(self._build_first)
@@ -198,6 +192,21 @@ class Builder:
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         share = Share(rows, self._envs.build.shares)
         return made_by(self._factories[rows[0]], share, self._envs.build.autoreset_mode)
+
+
+def _confine(build: control.Build) -> None:
+    """Set the limits of a worker's process; a program on another system has only envs of its own, without limits."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    from envhub_server.worker.own_process import prctl
+
+    if not build.allow_pickle:  # True only for envs of the hub's own program
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if build.memory_bytes_max:
+        resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
 
 
 def _close(group: RowGroup) -> None:

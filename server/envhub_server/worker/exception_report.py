@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
+import sys
 import traceback
 from typing import Any, Callable, Iterable
 
@@ -12,6 +12,9 @@ from envhub.errors import FULL_TRACEBACKS, shortened, without_folders
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub.values.gym_api import api
+
+if sys.platform == "linux":
+    import resource
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
@@ -43,9 +46,10 @@ def describe_failure(
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
         message = f"<{type(error).__name__}, whose text cannot be read>"
-    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if isinstance(error, MemoryError) and limit != resource.RLIM_INFINITY:
-        message += f" (the hub lets a worker have --worker-memory {limit} bytes)"
+    if isinstance(error, MemoryError) and sys.platform == "linux":
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        if limit != resource.RLIM_INFINITY:
+            message += f" (the hub lets a worker have --worker-memory {limit} bytes)"
     # An OSError keeps the file's name apart; the class takes it as a third argument.
     file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any, Callable
 
 from envhub_server.worker.exception_report import PendingFailure
+from envhub_server.worker.poller import WorkerPoller
 from envhub_server.worker.stack_dumps import StackDumps
 
 
@@ -25,13 +27,17 @@ class Host:
         """``stack_dumps`` are those of a process that is a worker to its end."""
         self._stack_dumps = stack_dumps
 
+    def new_poller(self) -> WorkerPoller:
+        """A poller for the worker's loop."""
+        return WorkerPoller()
+
     def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """Call code of an env."""
         return run(*arguments)
 
     def pin(self, cpu: int | None) -> None:
         """Keep this process, with the threads that its envs have started, to this CPU; None for any."""
-        if cpu is None:
+        if cpu is None or sys.platform != "linux":
             return
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 
 from envhub.errors import shortened
 from envhub.protocol import messages
@@ -35,7 +36,8 @@ class NameLister:
                 self._reports.send(error, None, "factory_failed")
         self._channel.send(control.Building(0))
         self._channel.send(messages.EnvNames(registered()))
-        signal.alarm(FACTORIES_S)
+        if sys.platform != "win32":
+            signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             self._channel.send(control.Building(0, entry.partition(":")[0]))
             try:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import sys
 from functools import partial
 from typing import Any, NoReturn, Union, cast
 
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed, moved_up
+from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.worker.arena_mapper import ArenaMapper
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.builder import Builder
@@ -62,8 +61,8 @@ class Worker:
     def __init__(self, channel: Channel, host: Host) -> None:
         """Serve by this channel, in this process."""
         self._channel, self._host = channel, host
-        self._poller = _moved_up_epoll()
-        self._poller.register(channel.fileno(), select.EPOLLIN)
+        self._poller = host.new_poller()
+        self._poller.register(channel.fileno())
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
         reports = FailureReports(channel, self._envs)
         self._names = NameLister(channel, reports)
@@ -77,13 +76,14 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
-        os.register_at_fork(after_in_child=partial(_detach_fork, self))
+        if sys.platform != "win32":
+            os.register_at_fork(after_in_child=partial(_detach_fork, self))
         channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
         try:
             while True:
                 while bells.spinner.spins and bells.spinner.spin(stepper.has_work):
                     stepper.serve_rows()
-                for descriptor, _ in self._poller.poll():
+                for descriptor, _ in self._poller.wait():
                     if descriptor in bells.waking:
                         if descriptor == bells.hub_bell:
                             bells.silence()
@@ -186,11 +186,6 @@ class Worker:
 def _assert_never(message: NoReturn) -> NoReturn:
     """Fail: type checkers see that this is never called."""
     raise AssertionError(f"no worker executes a {type(message).__name__}")
-
-
-def _moved_up_epoll() -> select.epoll:
-    with contextlib.closing(select.epoll()) as made:
-        return select.epoll.fromfd(moved_up(os.dup(made.fileno())))
 
 
 def main(channel: Channel, stack_dumps: StackDumps) -> None:

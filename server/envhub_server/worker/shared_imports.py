@@ -55,9 +55,10 @@ def shareable(variables: Mapping[str, str]) -> list[str] | None:
 
     None if workers of these envs must share none, because that could make a difference: the envs have changed one of
     these variables, with which they began, and which a library may read; or this process has threads, and a zygote
-    that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process.
+    that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process. Where there are
+    no zygotes, there is nothing to share.
     """
-    libraries = shared(sys.modules)
+    libraries = shared(sys.modules) if sys.platform == "linux" else []
     if not libraries:
         return []
     threads = len(os.listdir("/proc/self/task"))

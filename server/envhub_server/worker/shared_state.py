@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -31,11 +33,20 @@ def _numbers() -> Any:
     return numbers["state"]["key"].tobytes(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]
 
 
+def _folder() -> str:
+    """The working folder, also one that somebody has removed."""
+    if sys.platform != "linux":
+        with contextlib.suppress(OSError):
+            return os.getcwd()
+        return ""
+    return os.readlink("/proc/self/cwd")
+
+
 def _state() -> dict[str, int]:
     values = (
         hash(_numbers()),
         hash(random.getstate()),
         hash(frozenset(os.environ.items())),
-        hash(os.readlink("/proc/self/cwd")),  # also of a folder that somebody has removed
+        hash(_folder()),
     )
     return dict(zip(SHARED, values))

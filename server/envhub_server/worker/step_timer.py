@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
+import sys
 import time
 
 from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import StepTimes
+
+with contextlib.suppress(ImportError):  # Windows has none
+    import resource
 
 BATCHES_LEFT_OUT = 2  # the first batches, which load and compile much
 EACH_UNTIL = 64  # the number of first batches that are all timed; after them one in ONE_IN
@@ -20,7 +24,7 @@ class StepTimer:
 
     Time in which the process was ready but had no CPU counts neither as CPU time nor as waiting. The kernel says how
     long that was (``schedstat``). Where it does not, a batch without a voluntary context switch counts as one without
-    waiting.
+    waiting; other systems than Linux do not say either, and no batch counts as one with waiting.
     """
 
     def __init__(self) -> None:
@@ -30,10 +34,11 @@ class StepTimer:
         self._steps = self._cpu_ns = self._wait_ns = 0
         self._reported = False  # whether these sums are reported; then the next batch starts new ones
         self._start: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
-        try:
+        self._schedstat = -1
+        if sys.platform != "linux":
+            return
+        with contextlib.suppress(OSError):
             self._schedstat = moved_up(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:
-            self._schedstat = -1
 
     def close(self) -> None:
         """Free the descriptor."""
@@ -71,7 +76,7 @@ class StepTimer:
         return StepTimes(self._steps, self._cpu_ns, self._wait_ns)
 
     def _queued_ns(self) -> int:
-        if self._schedstat < 0:
+        if sys.platform != "linux" or self._schedstat < 0:
             return 0
         try:
             return int(os.pread(self._schedstat, 64, 0).split()[1])
@@ -82,4 +87,6 @@ class StepTimer:
 
 def _voluntary_switches() -> int:
     """Number of times that this thread has given up the CPU to wait."""
+    if sys.platform != "linux":
+        return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

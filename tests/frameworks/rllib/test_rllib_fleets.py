@@ -169,7 +169,7 @@ def test_task_of_ray_steps_on_the_fleet_without_another_init(fleet: Fleet) -> No
 @pytest.mark.long
 def test_program_of_the_page_learns_on_the_fleet(fleet: Fleet) -> None:
     (program,) = blocks("python rllib-fleet")
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     assert 8 <= float(ran.stdout.splitlines()[-1]) <= 500
 

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envhub.errors import RequestRefused, shown
+from envhub.errors import AddressError, RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.recording.options import RecordOptions
@@ -58,6 +58,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     *,
     hub: str | Sequence[str] | None = None,
     split: Sequence[int] | None = None,
+    hub_index: int | None = None,
     num_workers: int | Literal["auto"] | None = None,
     autoreset_mode: ModeName | AutoresetMode = AutoresetMode.NEXT_STEP,
     observation_mode: ObservationMode = "same",
@@ -88,9 +89,13 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
         split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
             free CPU for each env. Results do not depend on it, except those of ``vector=True``.
+        hub_index: the number of the hub that gets all envs, of several in their order and modulo how many they are:
+            programs that share a fleet number themselves. Where it is out of reach or drains, the next hub gets them;
+            with ``"redistribute"`` also after its loss the hub with most free CPUs.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
-            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0
+            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. A number
+            is divided among several hubs by their envs, and each has one at least. With 0
             the envs are in the program's own process and run in the thread that steps them, for debuggers and
             profilers. Results and errors are the same, but nothing ends an env that hangs, and one that crashes ends
             the program.
@@ -150,7 +155,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     fault_options, others = fields_of(faults.FaultOptions, kwargs)
     hosting_options, arguments = fields_of(hosting.HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
-    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode, split
+    keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode, split, hub_index
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
@@ -314,12 +319,20 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets; one that stands alone in a list by itself."""
+    """The hubs, with keys as secrets.
+
+    Raises:
+        TypeError: one of them is not a text.
+        AddressError: the list is empty.
+    """
     if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
-    several = tuple(addresses.guarded(each) for each in hub)
-    return several[0] if len(several) == 1 else several
+    if not hub:
+        raise AddressError("hub=[] names no hub")
+    if not all(isinstance(each, (str, Secret)) for each in hub):
+        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
+    return tuple(addresses.guarded(each) for each in hub)
 
 
 def _vector_env(
@@ -347,10 +360,13 @@ def _session(
     Raises:
         ValueError: an option for several hubs comes with one.
     """
+    for_several = options.split is not None or options.hub_index is not None or options.on_hub_loss == "redistribute"
+    if isinstance(hubs, tuple) and len(hubs) == 1 and not for_several:
+        (hubs,) = hubs
     if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
         return FederatedSession(class_name, partial(all_members, hubs), make, num_envs, options)
-    if options.split is not None or options.on_hub_loss == "redistribute":
-        raise ValueError("split and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
+    if for_several:
+        raise ValueError("split, hub_index and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
     return Session(class_name, hubs, make(range(num_envs)), options)
 
 

@@ -74,8 +74,8 @@ class HostingKeywords(TypedDict, total=False):
     """
 
     spares: int | None
-    """The number of workers that are made ahead, with their envs, for envs that take long to make. When a worker ends,
-    a spare takes its place at once, and another spare is made. A spare fits any worker with equal envs and the same
+    """The number of workers that each hub makes ahead, with their envs, for envs that take long. When a worker ends, a
+    spare takes its place at once, and another spare is made. A spare fits any worker with equal envs and the same
     device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that others
     share makes up to 8 of a session, or what its operator says.
     """
@@ -131,9 +131,10 @@ class SessionKeywords(OptionKeywords, total=False):
     num_workers: int | Literal["auto"] | None
     """Processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its package is
     known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs get as many as
-    suit what their steps took before. ``envs.sizing`` says how many there are, and why. With 0 the envs are in the
-    program's own process and run in the thread that steps them, for debuggers and profilers. Results and errors are
-    the same, but nothing ends an env that hangs, and one that crashes ends the program.
+    suit what their steps took before. ``envs.sizing`` says how many there are, and why. A number is divided among
+    several hubs by their envs, and each has one at least. With 0 the envs are in the program's own process and run
+    in the thread that steps them, for debuggers and profilers. Results and errors are the same, but nothing ends an
+    env that hangs, and one that crashes ends the program.
     """
 
     observation_mode: ObservationMode
@@ -176,6 +177,12 @@ class SessionKeywords(OptionKeywords, total=False):
 
     reconnect_timeout: float
     """The seconds for which a hub that is out of reach is tried, before it is taken for lost."""
+
+    hub_index: int | None
+    """The number of the hub that gets all envs, of several in their order and modulo how many they are: programs that
+    share a fleet number themselves. Where it is out of reach or drains, the next hub gets them; with
+    ``"redistribute"`` also after its loss the hub with most free CPUs.
+    """
 
     on_hub_loss: HubLossPolicy
     """``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back at the same
@@ -223,6 +230,11 @@ class MakeKeywords(SessionKeywords, total=False):
     for factories); without that a private hub, which starts and ends with this program. A list of them,
     ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
     ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
+    """
+
+    split: Sequence[int] | None
+    """How many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a free
+    CPU for each env. Results do not depend on it, except those of ``vector=True``.
     """
 
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None

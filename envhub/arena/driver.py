@@ -106,7 +106,11 @@ class ArenaDriver:
             column[rows] = code
         self._item_sizes = item_sizes
         arena.post_rows(OP_PART, rows)
-        self._sent[rows] = True  # last, so that after an interrupt old results do not count as new ones
+        self.note_sent(rows)  # last, so that after an interrupt old results do not count as new ones
+
+    def note_sent(self, rows: np.ndarray) -> None:
+        """Count these rows as sent, which were posted by ``post_rows`` before an interrupt of it."""
+        self._sent[rows] = True
 
     def done(self) -> int:
         """Number of sent rows that are done."""

@@ -105,7 +105,7 @@ def up(
             hubs=hubs,
             cpus_per_hub=cpus_per_hub,
             config=config,
-            announce="" if announce is None else announce.absolute(),
+            announce=announce,
             clients=clients,
         )
         _print_hubs(fleet)

@@ -54,7 +54,7 @@ class Fleet:
         hubs: int = 1,
         cpus_per_hub: float = 1,
         config: str | Path | None = None,
-        announce: str | Path = "",
+        announce: str | Path | None = None,
         clients: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         resources: Mapping[str, float] | None = None,
@@ -88,7 +88,7 @@ class Fleet:
             tuple(envs),
             read_config(tuple(envs), str(config or "")),
             cpus_per_hub,
-            str(announce),
+            str(Path(announce).expanduser().absolute()) if announce else "",
             *(dict(given or {}) for given in (clients, runtime_env, resources)),
         )
         fleet = cls.__new__(cls)

@@ -92,9 +92,10 @@ class HubActor:
 
 
 def _node_address() -> str:
-    """Return the address by which the nodes of the cluster reach this one."""
+    """Return the address by which the nodes of the cluster reach this one; one of IPv6 in brackets."""
     node = ray.get_runtime_context().get_node_id()
-    return str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node))
+    host = str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node))
+    return f"[{host}]" if ":" in host else host
 
 
 def _make_keys(folder: Path, clients: Mapping[str, str]) -> HubKeys:

@@ -100,6 +100,7 @@ class ClientProtocol:
         self._pending: _Pending | None = None
         self._reconnected = False  # whether the hub must learn which session the new connection belongs to
         self._heard_s: float | None = None
+        self._unanswered_since_s: float | None = None  # of the first request since the hub was heard last
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
         self._loss = ""
@@ -142,21 +143,20 @@ class ClientProtocol:
         sent = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         if (nbytes := max(map(len, sent))) > self.frame_bytes_max:
             raise FrameTooLarge(nbytes)
-        held = False
-        if of_session:
-            self._session_seq = seq
-            unsettled = self._sent_seq > self._ended_seq if ended is None else ended.held
-            held = unsettled and op not in _NEVER_HELD
-            if not held:
-                self._sent_seq = seq
-        else:
-            self._ticket = seq
+        unsettled = self._sent_seq > self._ended_seq if ended is None else ended.held
+        held = of_session and unsettled and op not in _NEVER_HELD
         done = pack_head(REPLY | op, self.hub_id, token, seq)
-        self.answer = None
         ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
         ended_seq = 0 if ended is None else ended.seq
-        self._pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
+        pending = _Pending(op, token, seq, sent, done, ask_s, held, on_its_way=not held, ended_seq=ended_seq)
+        session_seq, ticket = (seq, self._ticket) if of_session else (self._session_seq, seq)
+        sent_seq = seq if of_session and not held else self._sent_seq
         self._heard_s = now_s
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = now_s
+        numbers = session_seq, ticket, sent_seq
+        # In one statement without a call, so that no interrupt comes in between: the request has begun, or it has not.
+        self.answer, self._pending, (self._session_seq, self._ticket, self._sent_seq) = None, pending, numbers
         return sent
 
     def may_begin(self, op: Op, message: Any) -> bool:
@@ -177,10 +177,12 @@ class ClientProtocol:
         """
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
-            self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+            self._heard_s = now_s  # inline: each step comes here
+            self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
             return self._answered(pending, _DONE, frames)
         prelude = Prelude.unpack(frames[0] if frames else b"")
-        self._heard_s, self._away_since_s, self._refused_since_s = now_s, None, None
+        self._heard_s = now_s
+        self._unanswered_since_s = self._away_since_s = self._refused_since_s = None
         op = prelude.op & ~REPLY
         if self.hub_id and prelude.hub_id != self.hub_id:
             self._loss = "another hub answers at its address"
@@ -328,8 +330,14 @@ class ClientProtocol:
         return self._refused_since_s is not None and bool(self.hub_id)
 
     def silence_s(self, now_s: float) -> float:
-        """Seconds for which the hub has not answered the pending request, or the connection has been lost."""
-        since_s = [self._away_since_s, self._heard_s if self.pending is not None else None]
+        """Seconds for which the hub has said nothing since it was asked, or the connection has been lost.
+
+        Requests that were given up count: a caller with a short timeout asks again and again.
+        """
+        silent_since_s = self._unanswered_since_s
+        if silent_since_s is None and self.pending is not None:
+            silent_since_s = self._heard_s
+        since_s = [self._away_since_s, silent_since_s]
         return max((now_s - each for each in since_s if each is not None), default=0.0)
 
     def trouble(self, now_s: float) -> str:

@@ -43,10 +43,10 @@ from envhub_client.wrapper_names import WrapperLike
 # Which of ``make_vec``'s own keywords each function takes besides those of a session.
 OF_A_SESSION = (
     *("num_workers", "observation_mode", "copy", "lane", "spin_us", "pin", "vector", "compression"),
-    *("reconnect_timeout", "on_hub_loss", "record", "wrappers"),
+    *("reconnect_timeout", "hub_index", "on_hub_loss", "record", "wrappers"),
 )
 OF_CLIENTS = ("autoreset_mode", "info_mode", "env_kwargs")
-OF_FRAMEWORKS = ("hub", "env_kwargs")
+OF_FRAMEWORKS = ("hub", "split", "env_kwargs")
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
 

@@ -72,7 +72,7 @@ def of_client(options: Any) -> str:
 def of_make_vec() -> str:
     """The keywords of ``make_vec`` itself."""
     parameters = inspect.signature(make_vec).parameters
-    names = ("hub", "autoreset_mode", "info_mode", "env_kwargs", *OF_A_SESSION)
+    names = ("hub", "split", "autoreset_mode", "info_mode", "env_kwargs", *OF_A_SESSION)
     cells = {name: f"| {value(parameters[name].default)} " for name in names}
     return reference("keyword | default", cells, described(make_vec))
 

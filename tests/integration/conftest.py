@@ -16,7 +16,7 @@ from sims import OFFERED
 RESTARTED_S = 60.0
 # Test modules with envs, which go to workers by value: a worker that imported the module would import pytest, too.
 BY_VALUE = ["test_any_space", "test_defects", "test_hub_loss", "test_infos", "test_interrupts", "test_partial"]
-BY_VALUE += ["test_drop_in", "test_shared_lane", "test_slow_and_leaking", "test_workers"]
+BY_VALUE += ["test_drop_in", "test_many_hubs_sessions", "test_shared_lane", "test_slow_and_leaking", "test_workers"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

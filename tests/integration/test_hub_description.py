@@ -41,6 +41,13 @@ def test_capacity_shrinks_by_a_session_and_grows_again_with_its_end(hub: ServedH
     assert capacity_of(hub.tcp) == before
 
 
+def test_hub_plans_with_the_cpus_that_it_is_given(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", "--cpus", "1") as hub:
+        assert capacity_of(hub.tcp).cpus == 1
+        with closing(envhub.make_vec("CartPole-v1", 8, hub=hub.tcp)) as envs:
+            assert envs.sizing.num_workers == 1
+
+
 @pytest.mark.parametrize("lane", ["wire", "auto"])
 def test_steps_are_counted_on_each_lane_and_on_when_their_session_has_ended(hub: ServedHub, lane: str) -> None:
     with envhub.connect(hub.ipc) as client:

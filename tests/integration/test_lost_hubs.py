@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hubs import wait_until
+from hubs import serve, wait_until
 from several_hubs import SeveralHubs, several_hubs
 
 import envhub
 
-ENVS = ("counter=sims:counter",)
+ENVS = ("counter=sims:counter", "sleeper=odd_sims:Sleeper")
+LEASE_S = 5.0
+SILENCE_S = 2.5  # the least for which a hub must be silent before it counts as lost
 WAIT_S = 0.5  # restart_wait
 LOOK_S = 0.05
 ROWS = 4
+SLACK_S = 2.0  # of a slow machine
 AGAIN_S = 20.0  # for envs that are made again, on a slow machine
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
+    with several_hubs(tmp_path_factory.mktemp("hubs"), 3, *ENVS, "--lease", str(LEASE_S)) as hubs:
+        yield hubs
+
+
 @pytest.fixture
-def hubs(tmp_path: Path) -> Iterator[SeveralHubs]:
-    with several_hubs(tmp_path, 2, *ENVS) as running:
-        yield running
+def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
+    """Three hubs, all of which serve, and have no session before and after."""
+    yield running
+    running.restore()
+    running.await_no_sessions()
 
 
-def made(hubs: SeveralHubs, *lanes: str, **options: Any) -> envhub.HubVectorEnv:
-    """Two rows on each of two hubs, whose loss does not end the vector env."""
-    options = {"split": [2, 2], "on_hub_loss": "recreate", "restart_wait": WAIT_S, **options}
-    return envhub.make_vec("counter", ROWS, hub=hubs.addresses(*lanes), **options)
+def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", **options: Any) -> envhub.HubVectorEnv:
+    """Two rows on each of two hubs, whose loss does not end the vector env; by default the third has none."""
+    options = {"split": [2, 2, 0], "on_hub_loss": "recreate", "restart_wait": WAIT_S, **options}
+    return envhub.make_vec(env, ROWS, hub=hubs.addresses(*lanes), **options)
 
 
 class Steps:
@@ -90,4 +103,226 @@ def test_rows_of_a_killed_hub_are_truncated_and_go_on_when_it_is_back(hubs: Seve
         others = slice(2, 4) if lost == 0 else slice(0, 2)
         assert not steps.truncations[others].any() and steps.truncations.any()
         assert steps.counts[others].min() > steps.counts.min()  # which began again
-    hubs.await_no_sessions()
+
+
+@pytest.mark.long
+def test_stopped_hub_costs_the_others_no_more_than_the_silence_that_proves_it(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp")) as envs:
+        steps = Steps(envs)
+        steps.step()
+        hubs.stop(1)
+        steps.until_lost()
+        assert SILENCE_S < steps.slowest_s < SILENCE_S + SLACK_S
+        steps.slowest_s = 0.0
+        for _ in range(20):
+            steps.step()
+        assert steps.slowest_s < WAIT_S + SLACK_S
+        hubs.resume(1)
+        steps.until_all_step()
+        assert not steps.truncations[:2].any()
+        assert wait_until(lambda: hubs.sessions(1) == 1, 10)  # the other one was ended
+
+
+@pytest.mark.long
+def test_rows_of_other_hubs_are_sent_and_received_while_a_hub_is_stopped(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", env="sleeper")) as envs:
+        envs.reset()
+        envs.send([0, 0, 10, 10])  # tenths of a second
+        hubs.stop(1)
+        begun_s = time.monotonic()
+        received = dict.fromkeys(range(ROWS), 0)
+        truncated: list[int] = []
+        while len(truncated) < 2:
+            assert time.monotonic() < begun_s + SILENCE_S + SLACK_S
+            _, _, _, truncations, _, env_ids = envs.recv(1)
+            truncated += env_ids[truncations].tolist()
+            again = env_ids[~truncations]
+            for row in again.tolist():
+                received[row] += 1
+            if again.size and not truncated:
+                envs.send(np.zeros(len(again), int), again)
+        assert sorted(truncated) == [2, 3] and received[2] == received[3] == 0
+        assert min(received[0], received[1]) > 10  # which waited for no other hub
+
+
+@pytest.mark.long
+def test_other_rows_are_reset_called_and_closed_while_a_hub_is_stopped(hubs: SeveralHubs) -> None:
+    envs = made(hubs, "tcp")
+    with closing(envs):
+        steps = Steps(envs)
+        last = steps.step()[0]
+        hubs.stop(1)
+        begun_s = time.monotonic()
+        observations, _ = envs.reset(options={"reset_mask": np.array([True, True, False, False])})
+        assert observations[:2, 0].tolist() == [0, 0] and (observations[2:] == last[2:]).all()
+        steps.counts[:2] = 0
+        assert envs.call_some([1, 0], "add", 3) == (3, 3)
+        envs.set_attr("note", ["a", "b"], [0, 1])
+        assert time.monotonic() - begun_s < SLACK_S
+        begun_s = time.monotonic()
+        with pytest.raises(envhub.HubLost) as caught:
+            envs.call("add", 1)
+        assert time.monotonic() - begun_s < SILENCE_S + SLACK_S and caught.value.hub
+        assert steps.step()[3].tolist() == [False, False, True, True]
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < SILENCE_S + SLACK_S
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pending", [False, True])
+def test_close_does_not_wait_for_a_hub_that_was_stopped(hubs: SeveralHubs, pending: bool) -> None:
+    envs = made(hubs, "tcp")
+    envs.reset()
+    hubs.stop(0)
+    if pending:
+        envs.step_async(np.ones(ROWS, int))
+    begun_s = time.monotonic()
+    envs.close()
+    assert time.monotonic() - begun_s < 2 * SILENCE_S + SLACK_S
+    assert not [each for each in threading.enumerate() if each.name == "envhub-remake"]
+
+
+@pytest.mark.long
+def test_hub_that_goes_on_has_no_session_of_rows_that_went_elsewhere(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", on_hub_loss="redistribute")) as envs:
+        steps = Steps(envs)
+        hubs.stop(1)
+        steps.until_lost()
+        steps.until_all_step()
+        hubs.resume(1)
+        assert wait_until(lambda: not hubs.sessions(1), 10)
+        steps.step()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["tcp", "ipc"])
+def test_second_loss_before_the_rows_have_stepped_again(hubs: SeveralHubs, lane: str) -> None:
+    with closing(made(hubs, lane)) as envs:
+        steps = Steps(envs)
+        for _ in range(2):
+            hubs.kill(1)
+            steps.until_lost()
+            hubs.start(1)
+            assert wait_until(lambda: hubs.sessions(1) == 1, AGAIN_S)
+        hubs.kill(1)
+        steps.until_lost()
+        hubs.start(1)
+        steps.until_all_step()
+        assert not steps.truncations[:2].any()
+
+
+@pytest.mark.long
+def test_loss_of_all_hubs_truncates_all_rows_until_the_hubs_are_back(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "ipc", "tcp")) as envs:
+        steps = Steps(envs)
+        hubs.kill(0)
+        hubs.kill(1)
+        assert wait_until(lambda: bool(steps.step()[3].all()), AGAIN_S)
+        hubs.start(1)
+        assert wait_until(lambda: steps.step()[3].tolist() == [True, True, False, False], AGAIN_S)
+        hubs.start(0)
+        steps.until_all_step()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["tcp", "ipc"])
+def test_rows_that_are_outstanding_when_their_hub_is_lost_are_received_truncated(hubs: SeveralHubs, lane: str) -> None:
+    with closing(made(hubs, lane)) as envs:
+        envs.reset()
+        envs.send(np.ones(ROWS, int))
+        hubs.kill(1)
+        truncations = np.zeros(ROWS, bool)
+        while envs._session.lane.outstanding:
+            *_, part, _, env_ids = envs.recv()
+            truncations[env_ids] = part
+        assert not truncations[:2].any()  # those of the other hub may have been done before it was killed
+        hubs.start(1)
+        counts, begun_s = np.zeros(ROWS), time.monotonic()
+        while counts.min() < 1:
+            assert time.monotonic() < begun_s + AGAIN_S
+            envs.send(np.ones(ROWS, int))
+            while envs._session.lane.outstanding:
+                observations, *_, env_ids = envs.recv()
+                counts[env_ids] = observations[:, 0]
+            time.sleep(LOOK_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["tcp", "ipc"])
+def test_call_that_finds_a_hub_lost_raises_and_the_next_step_truncates(hubs: SeveralHubs, lane: str) -> None:
+    with closing(made(hubs, lane)) as envs:
+        steps = Steps(envs)
+        envs.set_attr("note", list("abcd"))
+        hubs.kill(1)
+        with pytest.raises(envhub.HubLost):
+            envs.get_attr("note")
+        assert envs.call_some([0], "add", 2) == (2,)
+        assert steps.step()[3].tolist() == [False, False, True, True]
+        hubs.start(1)
+        assert envs.get_attr("note") == tuple("abcd")  # which waits for the envs, and has the attributes set again
+        steps.until_all_step()
+        assert steps.counts[2:].max() <= 1
+
+
+@pytest.mark.long
+def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", split=[0, 4, 0], on_hub_loss="redistribute")) as envs:
+        steps = Steps(envs)
+        envs.set_attr("note", list("abcd"))
+        hubs.kill(1)
+        steps.until_lost()
+        steps.until_all_step()
+        assert [hubs.sessions(0), hubs.sessions(2)] in ([1, 1], [1, 0], [0, 1])
+        assert envs.get_attr("note") == tuple("abcd") and steps.truncations.all()
+        envs.send([1, 1], [3, 0])
+        assert sum(len(envs.recv(1)[-1]) for _ in range(2 - (envs._session.lane.outstanding == 0))) == 2
+
+
+@pytest.mark.long
+def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", reconnect_timeout=8.0)) as envs:
+        steps = Steps(envs)
+        hubs.kill(1)
+        steps.until_lost()
+        hubs.start(1, "counter=vector_sims:Spoiled")
+        begun_s = time.monotonic()
+        with pytest.raises(envhub.HubLost, match="other spaces"):
+            while time.monotonic() < begun_s + AGAIN_S:
+                steps.step()
+        hubs.kill(1)
+        with pytest.raises(envhub.HubLost, match="other spaces"):
+            steps.step()
+
+
+@pytest.mark.long
+def test_hub_that_is_announced_comes_back_at_another_port(tmp_path: Path) -> None:
+    folder = tmp_path / "announced"
+    folder.mkdir(mode=0o700)
+    announce = ("--announce", str(folder), "--name")
+    with ExitStack() as stack:
+        first = stack.enter_context(serve(tmp_path, *ENVS, *announce, "first", binds=["tcp://127.0.0.1:0"]))
+        second = stack.enter_context(serve(tmp_path, *ENVS, *announce, "second", binds=["tcp://127.0.0.1:0"]))
+        options = {"split": [2, 2], "on_hub_loss": "recreate", "restart_wait": WAIT_S}
+        envs = stack.enter_context(closing(envhub.make_vec("counter", ROWS, hub=f"file://{folder}", **options)))
+        steps = Steps(envs)
+        second.stop(signal.SIGKILL)
+        steps.until_lost()
+        again = stack.enter_context(serve(tmp_path, *ENVS, *announce, "second", binds=["tcp://127.0.0.1:0"]))
+        assert again.tcp != second.tcp and first.process.poll() is None
+        steps.until_all_step()
+        assert steps.truncations[:2].tolist() == [0, 0]
+
+
+@pytest.mark.long
+def test_truncation_in_a_step_that_was_dropped_is_reported_by_the_next_one(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp")) as envs:
+        steps = Steps(envs)
+        mine = steps.step()[0]
+        before = mine.copy()
+        hubs.kill(1)
+        envs.step_async(np.ones(ROWS, int))
+        assert envs.drop_pending() is None
+        assert (mine == before).all()
+        observations, _, _, truncations, _ = envs.step(np.ones(ROWS, int))
+        assert truncations.tolist() == [False, False, True, True]
+        assert observations[:2, 0].tolist() == [3, 3] and (mine == before).all()

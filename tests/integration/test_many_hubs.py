@@ -123,11 +123,9 @@ def check(name: str, mode: AutoresetMode, hubs: Sequence[ServedHub], split: Sequ
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 FEW = [
     ("cartpole", NEXT, [2, 3], "wire"),
-    ("nested", SAME, [3, 2], BOTH),
     ("infos", DISABLED, [1, 4], "shared"),
     ("infos", SAME, [4, 1], "wire"),
     ("graphs", NEXT, [2, 3], BOTH),
-    ("rewards", NEXT, [2, 3], "wire"),
 ]
 
 
@@ -167,7 +165,7 @@ def test_buffers_of_all_hubs_alternate_without_copies(two: list[ServedHub]) -> N
         assert envs.step(actions)[0]["pose"] is first["pose"]
 
 
-@pytest.mark.parametrize("lanes", ["wire", "shared"])
+@pytest.mark.parametrize("lanes", [pytest.param("wire", marks=pytest.mark.long), "shared"])
 def test_infos_by_env_are_those_of_one_hub(two: list[ServedHub], lanes: str) -> None:
     kind = KINDS["infos"]
     records: list[list[Any]] = []
@@ -208,7 +206,7 @@ def test_reset_that_leaves_a_hub_out_has_its_last_observations(two: list[ServedH
             assert_same(envs.reset(seed=9, env_ids=rows), own, f"reset of {rows}")
 
 
-@pytest.mark.parametrize("lanes", ["wire", "shared", pytest.param(BOTH, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lanes", [*(pytest.param(each, marks=pytest.mark.long) for each in ("wire", "shared")), BOTH])
 def test_parts_of_a_batch_step_each_env_as_it_steps_alone(two: list[ServedHub], lanes: str) -> None:
     rng = np.random.default_rng(5)
     alone = [SyncVectorEnv([CARTPOLES]) for _ in range(NUM_ENVS)]

@@ -35,7 +35,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedHub]]:
         yield hubs
 
 
-@pytest.fixture(params=["wire", "shared"])
+@pytest.fixture(params=["wire", pytest.param("shared", marks=pytest.mark.long)])
 def lanes(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -155,7 +155,7 @@ def test_exception_of_one_env_ends_its_step_where_a_lost_hub_is_replaced(lane: s
 
 
 @pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
-def test_interrupted_send_that_never_left_costs_no_result_of_others(
+def test_interrupted_send_costs_no_result_of_others_and_is_done_once_or_never(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.closing(envhub.make_vec(sims.Counter, 3, **how)) as envs:
@@ -171,8 +171,9 @@ def test_interrupted_send_that_never_left_costs_no_result_of_others(
             patch.setattr(*target, interrupt)
             envs.send([7], [2])
         _, rewards, *_, env_ids = envs.recv(timeout=20)
-        assert (env_ids.tolist(), rewards.tolist()) == ([0, 1], [5, 6])
-        assert envs.get_attr("count") == (1, 1, 0)
+        received = dict(zip(env_ids.tolist(), rewards.tolist(), strict=True))
+        assert received in ({0: 5, 1: 6}, {0: 5, 1: 6, 2: 7})
+        assert envs.get_attr("count") == (1, 1, len(received) - 2)
 
 
 @pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)

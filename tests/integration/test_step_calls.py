@@ -14,12 +14,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from fleets import addresses, served_hubs
 from hubs import serve
 
 import envhub
 
 CALLS_MAX = 40  # three leave a large reply to the thread that compresses it; one hands a request from the gateway on
-CLIENT_CALLS_MAX = {"wire": 42, "auto": 31}  # three let one thread at a time into step and its halves
+CLIENT_CALLS_MAX = {"wire": 42, "shared": 31}  # three let one thread at a time into step and its halves
+SEVERAL_CALLS_MAX = 32  # of a step over several hubs, whatever their number
+EACH_HUB_CALLS_MAX = {"wire": 35, "shared": 23}
+HUBS = 3
 NUM_ENVS = 16
 STEPS_FEW, STEPS_MANY = 100, 600
 ATTEMPTS = 5
@@ -91,28 +95,50 @@ def test_step_by_messages_takes_no_more_calls_in_the_hub_than_it_did(tmp_path: P
     assert 0 < sum(each.values()) <= CALLS_MAX, listed
 
 
-@pytest.mark.parametrize("lane", ["wire", "auto"])
-def test_step_takes_no_more_calls_in_the_client_than_it_did(lane: str) -> None:
+def client_calls(envs: envhub.HubVectorEnv) -> Counter[CodeType]:
+    """The calls of each function in this thread for the step that made fewest of them."""
     steps: list[Counter[CodeType]] = []
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             steps[-1][frame.f_code] += 1
 
-    factories = [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS
-    with closing(envhub.make_vec(factories, lane=lane, num_workers=1, spin_us=0)) as envs:
-        envs.reset(seed=0)
-        actions = np.zeros(NUM_ENVS, np.int64)
-        envs.step(actions)
-        before = sys.getprofile()
-        for _ in range(STEPS_FEW):
-            steps.append(Counter())
-            sys.setprofile(count)
-            try:
-                envs.step(actions)
-            finally:
-                sys.setprofile(before)
+    envs.reset(seed=0)
+    actions = np.zeros(envs.num_envs, np.int64)
+    envs.step(actions)
+    before = sys.getprofile()
+    for _ in range(STEPS_FEW):
+        steps.append(Counter())
+        sys.setprofile(count)
+        try:
+            envs.step(actions)
+        finally:
+            sys.setprofile(before)
     # How often a client looks before the results are there is a matter of time.
-    each = min(steps, key=Counter.total)
-    listed = "\n".join(f"{number} {code.co_filename} {code.co_name}" for code, number in each.items())
-    assert 0 < sum(each.values()) <= CLIENT_CALLS_MAX[lane], listed
+    return min(steps, key=Counter.total)
+
+
+def check_calls(calls: Counter[CodeType], most: int) -> None:
+    listed = "\n".join(f"{number} {code.co_filename} {code.co_name}" for code, number in calls.items())
+    assert 0 < calls.total() <= most, listed
+
+
+@pytest.mark.parametrize("lane", ["wire", "shared"])
+def test_step_takes_no_more_calls_in_the_client_than_it_did(lane: str) -> None:
+    factories = [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS
+    wanted = "wire" if lane == "wire" else "auto"
+    with closing(envhub.make_vec(factories, lane=wanted, num_workers=1, spin_us=0)) as envs:
+        check_calls(client_calls(envs), CLIENT_CALLS_MAX[lane])
+
+
+@pytest.mark.parametrize("lane", ["wire", "shared"])
+def test_step_takes_no_more_calls_in_the_client_for_each_further_hub(
+    lane: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with served_hubs(tmp_path_factory, HUBS, ["CartPole-v1"]) as served:
+        for count in range(1, HUBS + 1):
+            hubs, split = addresses(served, lane, count), [2] * count if count > 1 else None
+            with closing(envhub.make_vec("CartPole-v1", 2 * count, hub=hubs, split=split, num_workers=count)) as envs:
+                assert envs.lane == lane
+                several = SEVERAL_CALLS_MAX + count * EACH_HUB_CALLS_MAX[lane]
+                check_calls(client_calls(envs), several if split else CLIENT_CALLS_MAX[lane])

@@ -19,17 +19,20 @@ class SeveralHubs:
         hubs: those that serve, or served last.
     """
 
-    def __init__(self, folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> None:
+    def __init__(self, folder: Path, count: int, *arguments: str, names: Sequence[str] = (), cwd: Path = HERE) -> None:
         self._folder, self._arguments, self._cwd = folder, arguments, cwd
+        self._names = [("--name", name) for name in names] or [()] * count
         self._running = [contextlib.ExitStack() for _ in range(count)]
         self.hubs: list[ServedHub] = []
         for number in range(count):
             self.hubs.append(self._serve(number, None))
 
-    def _serve(self, number: int, binds: Sequence[str] | None) -> ServedHub:
+    def _serve(self, number: int, binds: Sequence[str] | None, arguments: Sequence[str] = ()) -> ServedHub:
         folder = self._folder / f"hub-{number}"
         folder.mkdir(exist_ok=True)
-        return self._running[number].enter_context(serve(folder, *self._arguments, binds=binds, cwd=self._cwd))
+        return self._running[number].enter_context(
+            serve(folder, *(arguments or self._arguments), *self._names[number], binds=binds, cwd=self._cwd)
+        )
 
     def addresses(self, *lanes: str) -> list[str]:
         """The hubs' addresses, of each hub by ``"ipc"`` or ``"tcp"``; the last one given is of all others, too."""
@@ -44,8 +47,7 @@ class SeveralHubs:
         """Start a hub in the place of one that has ended, with these arguments if any are given."""
         addresses = self.hubs[number].addresses
         self._running[number].close()
-        self._arguments = arguments or self._arguments
-        self.hubs[number] = self._serve(number, addresses)
+        self.hubs[number] = self._serve(number, addresses, arguments)
 
     def stop(self, number: int) -> None:
         """Stop a hub, as with its machine."""
@@ -54,6 +56,14 @@ class SeveralHubs:
     def resume(self, number: int) -> None:
         """Have a hub that was stopped go on."""
         self.hubs[number].process.send_signal(signal.SIGCONT)
+
+    def restore(self) -> None:
+        """Have all hubs serve."""
+        for number, hub in enumerate(self.hubs):
+            if hub.process.poll() is None:
+                self.resume(number)
+            else:
+                self.start(number)
 
     def sessions(self, number: int) -> int:
         """The number of sessions that a hub has."""
@@ -76,7 +86,9 @@ class SeveralHubs:
 
 
 @contextlib.contextmanager
-def several_hubs(folder: Path, count: int, *arguments: str, cwd: Path = HERE) -> Iterator[SeveralHubs]:
-    """So many hubs, which offer what ``arguments`` say, until the block ends."""
-    with contextlib.closing(SeveralHubs(folder, count, *arguments, cwd=cwd)) as hubs:
+def several_hubs(
+    folder: Path, count: int, *arguments: str, names: Sequence[str] = (), cwd: Path = HERE
+) -> Iterator[SeveralHubs]:
+    """Hubs that offer what ``arguments`` say, with these names if any are given, until the block ends."""
+    with contextlib.closing(SeveralHubs(folder, count, *arguments, names=names, cwd=cwd)) as hubs:
         yield hubs

@@ -162,7 +162,7 @@ ROOMS = {
             *("envhub.protocol", "envhub.transport", "envhub.values"),
         },
         "fleet": {"connection", "envhub.fleet", "envhub.transport"},
-        "frameworks": {"envhub.values", "envs"},
+        "frameworks": {"envhub.transport", "envhub.values", "envs", "fleet"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},
         "results": {"envhub.values"},

@@ -361,7 +361,7 @@ def test_last_number_is_that_of_the_pending_request_else_of_the_one_that_ended()
 
 def test_silence_lasts_from_the_request_or_the_loss_of_the_connection() -> None:
     pair = joined()
-    assert pair.client.silence_s(pair.now_s + 9) == 0  # nothing is pending
+    assert pair.client.silence_s(pair.now_s + 9) == 0  # nothing was asked
     step_on_its_way(pair)
     assert pair.client.silence_s(pair.now_s + 2) == 2
     assert say(pair, REPLY | Op.STEP, pair.client.last_seq) is not None

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
-from envhub_server.config import HubConfig
+from envhub_server.config import HubConfig, usable_cpus
+
+
+def test_cpus_are_as_many_as_given_and_no_more_than_may_be_used() -> None:
+    assert usable_cpus(1) == 1
+    assert usable_cpus(1 << 16) == usable_cpus()
 
 
 def test_configuration_that_differs_from_the_defaults_is_told_in_types_of_json() -> None:

@@ -46,8 +46,10 @@ KEYWORDS = [each.name for options in (FaultOptions, HostingOptions, EnvFailure) 
 MARKS = {
     "python torch": "tests/frameworks/torch/test_framework_examples.py",
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
+    "python rllib-fleet": "tests/frameworks/rllib/test_rllib_fleets.py",
     "python old": "tests/integration/test_readme.py",
     "python fleet": "tests/integration/test_announcements.py",
+    "python several": "tests/integration/test_many_hubs_sessions.py",
     "python ray": "tests/frameworks/rllib/test_ray_fleets.py",
     "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",
 }

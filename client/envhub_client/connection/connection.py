@@ -31,6 +31,8 @@ from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 
 CONNECT_TIMEOUT_S = 10.0
+SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
+RECHECK_S = 0.2  # between the first look at which a hub seems out of reach and one that proves it
 
 logger = logging.getLogger("envhub")
 
@@ -79,6 +81,7 @@ class Connection:
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
+        self._suspected_s = math.inf  # when the hub seemed out of reach first
         self._closers: list[Callable[[], None]] = []
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self.reports = UserReports(self.address, self.protocol)
@@ -296,13 +299,26 @@ class Connection:
                 "there, something between this client and the hub ends them"
             )
 
-    def check_silence(self, seconds: float) -> None:
-        """Check that the hub has not been out of reach for so long, or silent while a request is pending.
+    def check_reach(self, silence_s_max: float) -> None:
+        """Check that the hub's address refuses no connections, and that it has not been silent for so long.
+
+        A hub counts as out of reach at the second such look: at the first one, its messages may wait to be taken in,
+        since this program was stopped itself. A hub that restarts keeps no session, so that a refusal proves its loss.
 
         Raises:
-            HubLost: it has; the request goes on if the hub does.
+            HubLost: it is out of reach; the pending request goes on if the hub does.
         """
-        if (silence_s := self.protocol.silence_s(time.monotonic())) >= seconds:
+        now_s = time.monotonic()
+        silence_s, refused = self.protocol.silence_s(now_s), self.protocol.is_refused
+        if not refused and silence_s < silence_s_max - SUSPECT_S:
+            self._suspected_s = math.inf
+            return
+        self._suspected_s = min(self._suspected_s, now_s)
+        if now_s - self._suspected_s < RECHECK_S:
+            return
+        if refused:
+            raise self._loss("connections to its address are refused")
+        if silence_s >= silence_s_max:
             raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:

@@ -24,7 +24,7 @@ class Absence:
         loss: HubLost,
         patience_s: float,
         remake: Callable[[Absence], Sequence[HubPart]],
-        clear: Callable[[], None],
+        clear: Callable[[Absence], None],
     ) -> None:
         """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
@@ -34,6 +34,7 @@ class Absence:
         self._until_s = time.monotonic() + patience_s
         self._remake, self._clear = remake, clear
         self._over = threading.Event()
+        self._once = threading.Lock()  # an interrupt in ``start`` leaves open whether it has started the thread
         self._stopped = False
         self._parts: Sequence[HubPart] = ()
         self._error: Exception | None = None
@@ -46,18 +47,25 @@ class Absence:
         return self._over
 
     def _run(self) -> None:
+        if not self._once.acquire(blocking=False):
+            return
         try:
             self._parts = self._remake(self)
         except Exception as error:
             self._error = error
         finally:
             self._over.set()
-            self._clear()
+            self._clear(self)
 
     @property
     def over(self) -> bool:
         """True if the rows are on a hub again, or cannot be."""
         return self._started().is_set()
+
+    @property
+    def made(self) -> Sequence[HubPart]:
+        """The parts that have the rows now; none until the rows are on a hub again."""
+        return self._parts if self._over.is_set() else ()
 
     @property
     def patience_s(self) -> float:
@@ -84,8 +92,19 @@ class Absence:
         """True if the envs are wanted no more."""
         return self._stopped
 
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing is made any more, and what was there before is cleared."""
+        return self._over.is_set() and not self._thread.is_alive()
+
     def stop(self) -> None:
-        """Make nothing any more; what is made is left to ``parts``."""
+        """Make nothing any more; ``join`` waits for the end of the thread."""
         self._stopped = True
+        if self._thread.ident is None:
+            self._error = self.loss
+            self._over.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, which was told to stop."""
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)

@@ -26,8 +26,18 @@ class AbsentLane:
 
     name = "absent"
 
-    def __init__(self, lost: HubLane, loose: bool, absence: Absence, lane_of: Callable[[Absence], HubLane]) -> None:
-        """Continue after a lane that was lost; with ``loose`` observations also have leaves of no fixed size."""
+    def __init__(
+        self,
+        lost: HubLane,
+        outstanding: np.ndarray,
+        loose: bool,
+        absence: Absence,
+        lane_of: Callable[[Absence], HubLane],
+    ) -> None:
+        """Continue after a lane that was lost, of whose rows a mask says which were sent.
+
+        With ``loose`` observations also have leaves of no fixed size.
+        """
         self.num_envs, self.leaves = lost.num_envs, lost.leaves
         self._last = lost.last_observations()  # before the absence begins, which ends the lost session
         self.absence = absence
@@ -35,10 +45,11 @@ class AbsentLane:
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
         self._untold = np.ones(self.num_envs, bool)  # whether the row's truncation was not returned yet
-        self._sent: np.ndarray = lost.are_outstanding.copy()
+        self._sent: np.ndarray = outstanding.copy()
         self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
         self._truncates = False  # whether the step of all rows under way is a truncation
+        self._reported = np.zeros(self.num_envs, bool)  # rows whose truncation the step under way returned first
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
         self._begun = 0
 
@@ -75,11 +86,16 @@ class AbsentLane:
         """Copies of the rows' last observations; of those that have none on the hub that has them now, earlier ones."""
         return [leaf.copy() for leaf in self._last]
 
+    def report_again(self) -> None:
+        """Truncate the rows once more whose truncation was in a step that did not reach the caller."""
+        self._untold |= self._reported
+
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, as soon as the rows are on a hub again."""
         self._truncates, self._begin = False, lambda lane: lane.begin_reset(reset)
+        self._reported[:] = False
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
 
@@ -87,6 +103,7 @@ class AbsentLane:
         """Begin a step. The arrays are copied."""
         own = [array.copy() for array in arrays]
         self._truncates, self._unreset = bool(self._untold.any()), None
+        self._reported[:] = False
         self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1
 
@@ -96,6 +113,7 @@ class AbsentLane:
         if not self._truncates and self._begin is not None:
             self._truncates = not self._begun_on_hub(timeout)
         if self._truncates:
+            self._reported |= self._untold
             self._untold[:] = False
             return self._truncation(np.arange(self.num_envs), into)._replace(env_ids=None)
         batch = self.hub_lane().wait(timeout, into)
@@ -154,22 +172,37 @@ class AbsentLane:
         if later.any():
             self._waiting.append((env_ids[later], codes, [array[later].copy() for array in arrays]))
 
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these rows; there is nothing to confirm. The same again replaces it."""
+        self._forget(env_ids)
+        self.begin_rows(env_ids, codes, arrays)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
+
+    def _forget(self, env_ids: np.ndarray) -> None:
+        """Begin no step of these rows any more that waits for a hub."""
+        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
+
     def ask_rows(self) -> None:
-        """Begin what waits for a hub, once there is one, and ask for its results."""
+        """Begin what waits for a hub, once there is one, and ask for its results; truncate what waits no longer."""
         if self.absence.over:
             while self._waiting:
-                self.hub_lane().begin_rows(*self._waiting[0])
+                lane, rows = self.hub_lane(), self._waiting[0]
+                lane.confirm_rows(None)  # of these rows, where an interrupt came before they were noted as begun
+                if not (lane.are_outstanding | self._untold)[rows[0]].any():
+                    lane.begin_rows(*rows)
                 self._waiting.pop(0)
             if self._lane is not None:
                 self._lane.ask_rows()
+        elif not self.absence.patience_s:
+            while self._waiting:
+                self._untold[self._waiting[0][0]] = True
+                self._waiting.pop(0)
 
     def _truncated_rows(self) -> np.ndarray:
         """The outstanding rows that are truncated now."""
-        now: np.ndarray = self._sent & self._untold
-        if not self.absence.over and not self.absence.patience_s:
-            for env_ids, _, _ in self._waiting:
-                now[env_ids] = True
-        rows: np.ndarray = np.flatnonzero(now)
+        rows: np.ndarray = np.flatnonzero(self._sent & self._untold)
         return rows
 
     def done_rows(self) -> int:
@@ -197,5 +230,5 @@ class AbsentLane:
         if self._lane is not None:
             on_hub = self._lane.are_outstanding[env_ids]
             self._lane.taken(env_ids[on_hub])
-        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
+        self._forget(env_ids)
         self._sent[env_ids] = self._untold[env_ids] = False

@@ -13,24 +13,38 @@ from envhub_client.session.description import SessionDescription
 from envhub_client.session.options import SessionOptions
 
 
+def check_protocols(hubs: Sequence[Connection]) -> None:
+    """Check that these hubs speak the same version of the protocol.
+
+    Raises:
+        RequestRefused: two of them do not; the message has both addresses.
+    """
+    for connection in hubs[1:]:
+        _check_same(hubs[0], connection, "protocols", hubs[0].welcome.version, connection.welcome.version)
+
+
 def check_agreement(hubs: Sequence[tuple[Connection, SessionDescription]], options: SessionOptions) -> None:
-    """Check that these hubs speak the same protocol and have made the same envs.
+    """Check that these hubs have made the same envs.
 
     Raises:
         RequestRefused: two of them disagree; the message has both addresses.
     """
     (first, wanted), *others = hubs
     for connection, description in others:
-        for what, mine, theirs in _compared(first, wanted, connection, description, options):
-            if mine != theirs:
-                raise errors.RequestRefused(
-                    f"the hubs at {first.address} and {connection.address} cannot share a vector env: their {what} "
-                    f"differ, {errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
-                )
+        for what, mine, theirs in _compared(wanted, description, options):
+            _check_same(first, connection, what, mine, theirs)
+
+
+def _check_same(first: Connection, second: Connection, what: str, mine: Any, theirs: Any) -> None:
+    if mine != theirs:
+        raise errors.RequestRefused(
+            f"the hubs at {first.address} and {second.address} cannot share a vector env: their {what} differ, "
+            f"{errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
+        )
 
 
 def _compared(
-    first: Connection, wanted: SessionDescription, second: Connection, made: SessionDescription, options: SessionOptions
+    wanted: SessionDescription, made: SessionDescription, options: SessionOptions
 ) -> list[tuple[str, Any, Any]]:
     bounds = options.observation_mode in ("same", "different")
     observations: Any = [wanted.observation_spaces[0], made.observation_spaces[0]]
@@ -40,7 +54,6 @@ def _compared(
     if not bounds:
         actions = [spaces.structure(space) for space in actions]
     return [
-        ("protocols", first.welcome.version, second.welcome.version),
         ("observation spaces", *observations),
         ("action spaces", *actions),
         ("render modes", wanted.render_mode, made.render_mode),

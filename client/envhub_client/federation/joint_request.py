@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
@@ -27,21 +27,28 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
-    def __init__(self, lost: Callable[[HubPart, HubLost], None]) -> None:
-        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss."""
-        self._lost = lost
+    def __init__(self, lost: Callable[[HubPart, HubLost], None], dropped: Send = lambda part: None) -> None:
+        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss.
+
+        ``dropped`` is told of a part whose result came and does not reach the caller.
+        """
+        self._lost, self._on_dropped = lost, dropped
         self._parts: Sequence[HubPart] = ()
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
         self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
+        self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
-        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again."""
+        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again.
+
+        The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
+        """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._again = None
+        self._unsent, self._again = {}, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -50,9 +57,10 @@ class JointRequest(Generic[Result]):
             part = self._parts[self._sent]
             try:
                 self._deliver(part)
-            except Exception:  # such as a request that is too large for this hub: it is not sent once more
-                self._parts, self._tried = [each for each in self._parts if each is not part], None
+            except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
                 raise
+            except Exception as error:  # such as a request that is too large for this hub
+                self._unsent[part] = error
             self._sent, self._tried = self._sent + 1, None
 
     def _deliver(self, part: HubPart) -> None:
@@ -74,7 +82,10 @@ class JointRequest(Generic[Result]):
             try:
                 if self._again is part:
                     self._deliver(part)
+                    self._unsent.pop(part, None)
                     self._again = self._tried = None
+                if self._unsent and part in self._unsent:
+                    raise self._unsent[part]
                 return self._wait(part, timeout)
             except HubLost as error:
                 loss = error
@@ -91,19 +102,32 @@ class JointRequest(Generic[Result]):
             Exception: the first one that a hub's wait raised, in the order of their rows, once all have ended.
         """
         deadline = None if timeout is None else Deadline(timeout)
-        results: list[Result] = []
+        results: dict[HubPart, Result] = {}
         first_error: Exception | None = None
         for part in self._parts:
             try:
-                results.append(self._result(part, None if deadline is None else deadline.left_s()))
+                results[part] = self._result(part, None if deadline is None else deadline.left_s())
             except HubTimeout:
                 raise
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:
+            for part in results:
+                self._on_dropped(part)
             self._parts = ()
             raise first_error
-        return results
+        return [*results.values()]
+
+    def finish(self, timeout: float | None) -> None:
+        """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""
+        self._send_rest()
+        self.results(timeout)
+        self._parts = ()
+
+    @property
+    def is_pending(self) -> bool:
+        """True from ``begin`` until an error was raised, or ``finish`` or ``settle`` has ended."""
+        return bool(self._parts)
 
     def give_up(self) -> None:
         """Have the results of the pending request dropped, once ``settle`` has waited for them."""
@@ -121,6 +145,7 @@ class JointRequest(Generic[Result]):
         while self._parts:
             try:
                 self._result(self._parts[0], None)
+                self._on_dropped(self._parts[0])
             except Exception as error:
                 log.debug("dropped with a request that was given up: %s", error)
             self._parts = self._parts[1:]

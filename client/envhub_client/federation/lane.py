@@ -13,16 +13,17 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
+from envhub_client.connection.connection import Connection
 from envhub_client.connection.waiter import READABLE, new_waiter
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.part import HubPart
+from envhub_client.federation.parts_opener import SILENCE_S_MIN
 from envhub_client.federation.slices import out_of_band_of, reset_of
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
-CHECK_S = 0.5  # between looks at whether a hub is silent
-SILENCE_S_MIN = 2.5  # of a hub that is asked every second
+CHECK_S = 0.25  # between looks at whether a hub is out of reach
 Result = TypeVar("Result")
 _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
 
@@ -36,8 +37,8 @@ class Recovery(Protocol):
 
     patience_s: float
 
-    def absent_lane(self, part: HubPart, loss: HubLost) -> AbsentLane:
-        """Begin to make the part's rows again, and return a lane for them until then."""
+    def absent_lane(self, part: HubPart, loss: HubLost, outstanding: np.ndarray) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent."""
 
 
 class FederatedLane:
@@ -60,11 +61,15 @@ class FederatedLane:
         self._recovery = recovery
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
         self._turn = 0
-        self._request: JointRequest[Batch] = JointRequest(self.lost)
+        self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped)
         self._resets = False  # whether the request is a reset
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
-        self._into: Sequence[np.ndarray] = ()  # for the observations that are waited for
-        self._sent = np.zeros(self.num_envs, bool)
+        self._into: Sequence[np.ndarray] | None = None  # for the observations that are waited for
+        self._check_s = 0.0  # when to look next whether a hub is out of reach, in a wait for some envs
+        self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
+        self._sent_bytes = bytearray(self.num_envs)
+        self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
+        self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
 
     def _new_arrays(self) -> list[np.ndarray]:
@@ -83,7 +88,9 @@ class FederatedLane:
     def settle(self) -> bool:
         """Wait for the end of what was given up; returns whether some envs are outstanding."""
         self._request.settle()
-        return bool(self._sent.any())
+        if self._rows_request.is_pending:
+            self.confirm_rows(None)
+        return 1 in self._sent_bytes
 
     def give_up(self) -> None:
         """Give up what was begun; its results are dropped."""
@@ -102,37 +109,42 @@ class FederatedLane:
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
     def lost(self, part: HubPart, loss: HubLost) -> None:
-        """Go on without the hub of this part: its rows are truncated, and made again meanwhile.
+        """Go on without the hub of this part, or of one with rows of it: its rows are truncated, and made again.
 
         Raises:
             HubLost: this loss, where nothing makes them again.
         """
-        if self._recovery is None:
+        part = next(each for each in self.parts if part.rows.start in each.rows)
+        if self._recovery is None or not _hub_parts(part):
             raise loss
         if part not in self._absent:
             self._absent.append(part)
-        part.lane = lane = self._recovery.absent_lane(part, loss)
+        part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
         lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
 
-    def present_parts(self) -> list[HubPart]:
-        """All parts, once those whose hub was lost are on a hub again; errors as for ``Absence.parts``."""
-        for part in self._absent:
+    def present_parts(self, rows: Sequence[int] = ()) -> list[HubPart]:
+        """The parts with these rows, or all, once those whose hub was lost are on a hub again.
+
+        Errors are those of ``Absence.parts``.
+        """
+        wanted = [part for part in self.parts if not rows or any(row in part.rows for row in rows)]
+        for part in wanted:
             if isinstance(part.lane, AbsentLane):
                 part.lane.absence.wait(None)
-        self._replace_absent()
-        return [each for part in self.parts for each in self._hub_parts(part)]
+                part.lane.absence.parts()
+        return [each for part in wanted for each in _hub_parts(part)]
 
-    def _hub_parts(self, part: HubPart) -> list[HubPart]:
-        if not isinstance(part.lane, AbsentLane):
-            return [part]
-        return [each.moved(part.rows.start) for each in part.lane.absence.parts()]
+    def is_present(self, connection: Connection) -> bool:
+        """True if this is the connection to a hub that has rows now."""
+        return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
     def _replace_absent(self) -> None:
         """Put the parts that are on a hub again in the place of those that were lost."""
         for part in [*self._absent]:
             if isinstance(part.lane, AbsentLane) and part.lane.is_replaceable:
                 place = self.parts.index(part)
-                self.parts[place : place + 1] = self._hub_parts(part)
+                part.lane.absence.parts()  # raises, where there are none
+                self.parts[place : place + 1] = _hub_parts(part)
                 self._absent.remove(part)
 
     # --- the whole batch ------------------------------------------------------------------------------------------
@@ -143,7 +155,7 @@ class FederatedLane:
             self._replace_absent()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
-        self._turn, self._resets = 1 - self._turn, True
+        self._turn, self._into, self._resets = 1 - self._turn, None, True
         self._left_out = [part for part in self.parts if part not in wanted]
         self._request.begin([*wanted], lambda part: part.lane.begin_reset(wanted[part]), self._await)
 
@@ -151,7 +163,7 @@ class FederatedLane:
         """Begin a step on all hubs."""
         if self._absent:
             self._replace_absent()
-        self._turn, self._resets, self._left_out = 1 - self._turn, False, []
+        self._turn, self._into, self._resets, self._left_out = 1 - self._turn, None, False, []
         packed: dict[HubPart, bytes] = {}
         if out_of_band:
             of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
@@ -163,34 +175,49 @@ class FederatedLane:
         self._request.begin([*self.parts], send, self._await)
 
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
-        into = [*map(part.take, self._into)]
+        into = [*map(part.take, self._into or self._observations())]  # each hub's part of each step comes here
         if self._recovery is None:
             return part.numbered(part.lane.wait(timeout, into))
+        return part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
+
+    def _observations(self) -> Sequence[np.ndarray]:
+        if self._into is None:
+            self._into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
+        return self._into
+
+    def while_in_reach(self, part: HubPart, timeout: float | None, wait: Callable[[float | None], Result]) -> Result:
+        """Wait by ``wait`` for at most ``timeout`` seconds, as long as no hub of this part is out of reach.
+
+        Raises:
+            HubLost: it is for longer than envs of other hubs wait for it.
+            Exception: from ``wait``.
+        """
+        if self._recovery is None:
+            return wait(timeout)
         deadline = None if timeout is None else Deadline(timeout)
         while True:
             try:
-                return part.numbered(
-                    part.lane.wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()), into)
-                )
+                return wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()))
             except HubTimeout:
+                self._check_reach(part)
                 if deadline is not None and not deadline.left_s():
                     raise
-                self._check_reach(part)
 
     def _check_reach(self, part: HubPart) -> None:
-        """Check that a part's hub is not silent for longer than envs of other hubs wait for it.
+        """Check that no hub of this part is out of reach for longer than envs of other hubs wait for it.
 
         Raises:
-            HubLost: it is.
+            HubLost: one is.
         """
-        if self._recovery is not None and part not in self._absent:
-            part.connection.check_silence(max(self._recovery.patience_s, SILENCE_S_MIN))
+        if self._recovery is not None:
+            for each in _hub_parts(part):
+                each.connection.check_reach(max(self._recovery.patience_s, SILENCE_S_MIN))
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
-        if into is None:
-            into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
-        observations = self._into = into
+        if into is not None:
+            self._into = into
+        observations = self._observations()
         batches = self._request.results(timeout)
         rows = [row for batch in batches for row in batch.rows]
         groups = [group for batch in batches for group in batch.groups]
@@ -206,7 +233,8 @@ class FederatedLane:
         unchanged = codec.encode_pair(b"", b"")
         rows: list[tuple[int, bytes]] = []
         for part in self._left_out:
-            for array, last in zip(self._into, part.observe()[1], strict=True):
+            lasts = part.observe() if self._recovery is None else part.lane.last_observations()
+            for array, last in zip(self._observations(), lasts, strict=True):
                 part.take(array)[...] = last
             rows += [(row, unchanged) for row in part.rows] if self._loose else []
         return rows
@@ -216,7 +244,7 @@ class FederatedLane:
     @property
     def outstanding(self) -> int:
         """Number of envs were begun by ``begin_rows`` and not taken."""
-        return int(self._sent.sum())
+        return self._sent_bytes.count(1)
 
     @property
     def are_outstanding(self) -> np.ndarray:
@@ -224,28 +252,56 @@ class FederatedLane:
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
-        if self._sent[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        """Begin a step of these envs only; errors as for ``Lane.begin_rows``.
+
+        All hubs are asked before one is waited for. Where one refuses, its envs have not moved, and the others have.
+        """
+        self.send_rows(env_ids, codes, arrays)
+        self.confirm_rows(None)
+
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs, without a wait for the hubs' replies; as ``HubLane.send_rows``."""
+        self.confirm_rows(None)
+        self._check_sendable(env_ids, arrays)
         if self._absent:
             self._replace_absent()
+        own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
             places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
             if places.size:
-                rows, own = env_ids[places], [array[places] for array in arrays]
-                self._sent[rows] = True  # before it is known: at an interrupt, they may be
-                try:
-                    self._begin_rows(part, rows - part.rows.start, codes, own)
-                except Exception:
-                    self._sent[rows] = False
-                    raise
+                own[part] = env_ids[places] - part.rows.start, codes, [array[places] for array in arrays]
 
-    def _begin_rows(self, part: HubPart, rows: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        def send(part: HubPart) -> None:
+            part.take(self._sent)[own[part][0]] = True  # before it is known: at an interrupt, they may be
+            part.lane.send_rows(*own[part])
+
+        self._rows_request.begin([*own], send, self._confirm)
+
+    def _check_sendable(self, env_ids: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+        """Check what a hub would refuse after others had begun; errors as for ``Lane.begin_rows``."""
+        if self._sent[env_ids].any():
+            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
+        item_sizes = [array.dtype.itemsize for array in arrays]
+        if self._sent.any() and item_sizes != self._item_sizes:
+            raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
+        self._item_sizes = item_sizes
+
+    def _confirm(self, part: HubPart, timeout: float | None) -> None:
+        self.while_in_reach(part, timeout, part.lane.confirm_rows)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Wait until all hubs have begun what ``send_rows`` sent; as ``HubLane.confirm_rows``.
+
+        What an interrupt of ``send_rows`` left to be sent is sent first.
+        """
         try:
-            part.lane.begin_rows(rows, codes, arrays)
-        except HubLost as loss:
-            self.lost(part, loss)
-            part.lane.begin_rows(rows, codes, arrays)
+            self._rows_request.finish(timeout)
+        except HubTimeout:
+            raise
+        except Exception:
+            for part in self.parts:
+                part.take(self._sent)[...] &= part.lane.are_outstanding
+            raise
 
     def ask_rows(self) -> None:
         """Have the results of the outstanding envs sent as soon as they are done."""
@@ -265,15 +321,20 @@ class FederatedLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
-        deadline = None if timeout is None else Deadline(timeout)
+        deadline, done = None if timeout is None else Deadline(timeout), 0
         while True:
             left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
             self.ask_rows()
-            if (done := self.done_rows()) >= min_envs:
+            before, done = done, self.done_rows()
+            if done >= min_envs:
                 break
             if deadline is not None and not left_s:
                 raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
-            if not _parked(self.descriptors(), left_s):
+            if done > before:  # hubs that have answered are to be asked again first
+                continue
+            _park(self.descriptors(), left_s)
+            if time.monotonic() >= self._check_s:
+                self._check_s = time.monotonic() + CHECK_S
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)
         batches = [self._of_rows(part, _received) for part in self._outstanding_parts()]
@@ -306,15 +367,27 @@ def _received(part: HubPart) -> Batch | None:
     return part.numbered(part.lane.wait_rows(1, 0)) if part.lane.done_rows() else None
 
 
-def _parked(descriptors: Sequence[int], seconds: float) -> bool:
-    """Wait until one of these descriptors is readable, at most ``seconds``; True if one is."""
+def _hub_parts(part: HubPart) -> list[HubPart]:
+    """This part, or those that have its rows since its hub was lost; none as long as they are on no hub."""
+    lane = part.lane
+    return [each.moved(part.rows.start) for each in lane.absence.made] if isinstance(lane, AbsentLane) else [part]
+
+
+def _dropped(part: HubPart) -> None:
+    """Have the part report again what was in a result that does not reach the caller."""
+    if isinstance(part.lane, AbsentLane):
+        part.lane.report_again()
+
+
+def _park(descriptors: Sequence[int], seconds: float) -> None:
+    """Wait until one of these descriptors is readable, at most ``seconds``."""
     if not descriptors:
         time.sleep(seconds)
-        return False
+        return
     waiter = new_waiter()
     try:
         for descriptor in descriptors:
             waiter.register(descriptor, READABLE)
-        return bool(waiter.poll(seconds))
+        waiter.poll(seconds)
     finally:
         waiter.close()

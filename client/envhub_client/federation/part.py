@@ -7,6 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from envhub.protocol.client import Reply
 from envhub.protocol.messages import Observe, Observed, Op
 from envhub_client.batch import Batch
 from envhub_client.connection.connection import Connection
@@ -52,14 +53,16 @@ class HubPart:
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
 
-    def observe(self) -> tuple[Observed, list[np.ndarray]]:
-        """The reply to OBSERVE, and the rows' last observations in it, an array for each leaf.
+    def observe(self) -> list[np.ndarray]:
+        """The rows' last observations, an array for each leaf; errors as for ``Connection.ask``."""
+        return self.observed(self.connection.ask(Op.OBSERVE, self.observe_request()))[1]
 
-        Raises:
-            EnvHubError: as for ``Connection.ask``.
-        """
-        request = Observe(self.connection.protocol.token, described=True)
-        reply = self.connection.ask(Op.OBSERVE, request)
+    def observe_request(self) -> Observe:
+        """The request for the rows' last observations."""
+        return Observe(self.connection.protocol.token, described=True)
+
+    def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
+        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
         shapes = [(len(self.rows), *leaf.shape) for leaf in self.lane.leaves]
         arrays = [
             np.frombuffer(frame, leaf.dtype).reshape(shape)

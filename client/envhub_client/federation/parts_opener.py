@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -10,10 +11,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from envhub import errors
-from envhub.protocol.messages import Make
+from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.federation.agreement import check_agreement
+from envhub_client.deadline import ANSWER_S, Deadline
+from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.fleet.members import Member
@@ -21,7 +23,10 @@ from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 
 RowsMake = Callable[[range], Make]  # the request for these rows
-LOOK_S = 0.5  # between looks at whether envs that are built in the background are still wanted
+LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
+
+log = logging.getLogger("envhub")
 
 
 class OpenHub(NamedTuple):
@@ -40,20 +45,41 @@ class PartsOpener:
 
     def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
         """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
-        self.hubs = hubs
+        self._hubs = hubs
         self.options = options
         self._make = make
         self._connections: list[Connection] = []  # every one that may have a session of ours
         self._lock = threading.Lock()
         self.closed = False
 
+    def hubs(self) -> Sequence[Member]:
+        """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
+        hubs = self._hubs()
+        first = (self.options.hub_index or 0) % len(hubs)
+        return [*hubs[first:], *hubs[:first]]
+
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
         hubs = self.hubs()
+        if self.options.hub_index is not None:
+            return self._on_first_that_serves(hubs, num_envs)
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
         return self.parts(connected, counts or room_for(num_envs, connected), 0)
+
+    def _on_first_that_serves(self, hubs: Sequence[Member], num_envs: int) -> list[HubPart]:
+        """Open one session, on the first of these hubs that can be reached and does not drain."""
+        for hub in hubs[:-1]:
+            try:
+                return self._on(hub, num_envs, ANSWER_S)
+            except errors.HubUnreachable as error:
+                log.warning("%s; the envs are made on the next hub", error)
+                self.end([*self._connections])
+        return self._on(hubs[-1], num_envs, CONNECT_TIMEOUT_S)
+
+    def _on(self, hub: Member, num_envs: int, timeout: float) -> list[HubPart]:
+        return self.parts([self.connect(hub, timeout)], [num_envs], 0)
 
     def connect(self, hub: Member, timeout: float) -> OpenHub:
         """Connect to a hub.
@@ -89,6 +115,7 @@ class PartsOpener:
             SessionLost: ``is_wanted`` returned False meanwhile.
             Exception: as for ``Session``, of the first of these hubs.
         """
+        check_protocols([hub.connection for hub, count in zip(hubs, counts, strict=True) if count])
         makers: list[tuple[str, range, SessionMaker]] = []
         processes = _processes(self.options.num_workers, counts)
         for hub, count, num_workers in zip(hubs, counts, processes, strict=True):
@@ -101,23 +128,54 @@ class PartsOpener:
             maker = SessionMaker(hub.member.address, self._make(rows), options)
             maker.begin(hub.connection, lost=lost)
             makers.append((hub.member.name, rows, maker))
-        lanes = []
-        for _, _, maker in makers:
-            made = None
-            while made is None:
-                with suppress(errors.HubTimeout):
-                    made = maker.made(LOOK_S)
-                if not is_wanted():
-                    raise errors.SessionLost("the envs are wanted no more")
-            lanes.append(maker.describe(made))
+        lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
 
+    def _made(
+        self, makers: Sequence[tuple[str, range, SessionMaker]], maker: SessionMaker, is_wanted: Callable[[], bool]
+    ) -> Made:
+        """Wait until the envs of one of the makers are built; errors as for ``parts``."""
+        while True:
+            try:
+                return maker.made(LOOK_S)
+            except errors.HubTimeout:
+                if not is_wanted():
+                    raise errors.SessionLost("the envs are wanted no more") from None
+            except errors.RequestRefused as error:
+                others = [other.latest.address for _, _, other in makers if other is not maker and _makes(other)]
+                if not others:
+                    raise
+                text = f"{error}; {' and '.join(others)} made these envs, which each hub of a vector env has to make"
+                raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
+
     def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
-        """End the sessions of these connections, and the connections, unless that was done."""
+        """End the sessions of these connections, and the connections, unless that was done.
+
+        A hub that is out of reach is not waited for.
+        """
+        self._end(connections, terminate, _await_end)
+
+    def end_later(self, connections: Sequence[Connection], is_wanted: Callable[[], bool]) -> None:
+        """End the sessions of these connections as ``end`` does, on a hub that is out of reach when it is back.
+
+        Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
+        """
+
+        def wait(connection: Connection, timeout: float) -> None:
+            while is_wanted():
+                with suppress(errors.HubTimeout):
+                    connection.result(LOOK_S)
+                    return
+
+        self._end(connections, True, wait)
+
+    def _end(
+        self, connections: Sequence[Connection], terminate: bool, wait: Callable[[Connection, float], None]
+    ) -> None:
         with self._lock:
             ours = [each for each in connections if each in self._connections]
-        end_sessions(ours, terminate)
+        end_sessions(ours, terminate, wait)
         with self._lock:
             self._connections = [each for each in self._connections if each not in ours]
 
@@ -126,6 +184,19 @@ class PartsOpener:
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate)
+
+
+def _await_end(connection: Connection, timeout: float) -> None:
+    """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
+    deadline = Deadline(timeout)
+    while True:
+        try:
+            connection.result(min(LOOK_S, deadline.left_s()))
+            return
+        except errors.HubTimeout:
+            if not deadline.left_s():
+                raise
+            connection.check_reach(SILENCE_S_MIN)
 
 
 def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
@@ -139,6 +210,21 @@ def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
     except ValueError as error:
         names = ", ".join(hub.member.name for hub in hubs)
         raise errors.RequestRefused(f"{error} ({names})") from error
+
+
+def _makes(maker: SessionMaker) -> bool:
+    """True if its hub has made the envs, at the latest after ``LOOK_S``."""
+    try:
+        maker.made(LOOK_S)
+    except errors.EnvHubError:
+        return False
+    return True
+
+
+def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
+    best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
+    return [num_envs if hub is best else 0 for hub in hubs]
 
 
 def _room(connection: Connection) -> Room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,15 +31,17 @@ def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:
         ValueError: the hubs do not admit as many envs.
     """
     weights = [max(0.0, room.cpus_free) for room in rooms]
-    if not any(weights):
+    is_free = any(weights)
+    if not is_free:
         weights = [max(1.0, room.cpus) for room in rooms]
     most = [num_envs if room.envs_free is None else min(num_envs, room.envs_free) for room in rooms]
     if sum(most) < num_envs:
         raise ValueError(f"{num_envs} envs are wanted, and the hubs admit {sum(most)} more")
     chosen: list[int] = []
     for hub in sorted(range(len(rooms)), key=lambda hub: -weights[hub]):
-        enough = sum(weights[each] for each in chosen) >= num_envs and sum(most[each] for each in chosen) >= num_envs
-        useful = most[hub] and (weights[hub] or sum(most[each] for each in chosen) < num_envs)
+        admitted = sum(most[each] for each in chosen) >= num_envs
+        enough = is_free and admitted and sum(weights[each] for each in chosen) >= num_envs
+        useful = most[hub] and (weights[hub] or not admitted)
         if not enough and useful and len(chosen) < num_envs:
             chosen.append(hub)
     return divided(num_envs, [weights[hub] if hub in chosen else 0.0 for hub in range(len(rooms))], most)
@@ -61,12 +64,13 @@ def checked_split(split: Sequence[int], num_envs: int, hubs: int) -> list[int]:
     """The numbers of envs as they were given, one for each hub.
 
     Raises:
-        TypeError: they are no whole numbers.
+        TypeError: they are not whole numbers in a list.
         ValueError: they are not as many as hubs, or not ``num_envs`` in all.
     """
-    if isinstance(split, (str, bytes)) or not all(type(count) is int for count in split):
-        raise TypeError(f"split must be a list of numbers of envs, one for each hub, got {split!r}")
-    counts = [*split]
+    try:
+        counts = [*map(operator.index, split)]
+    except TypeError:
+        raise TypeError(f"split must be a list of numbers of envs, one for each hub, got {split!r}") from None
     if len(counts) != hubs:
         raise ValueError(f"split={counts} has {len(counts)} numbers of envs, and there are {hubs} hubs")
     if min(counts) < 0 or sum(counts) != num_envs:

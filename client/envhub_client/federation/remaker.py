@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
+
+import numpy as np
 
 from envhub import errors
 from envhub.values import spaces
@@ -15,7 +18,7 @@ from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for
+from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for, roomiest
 from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.attributes_set import AttributesSet
@@ -44,25 +47,39 @@ class Remaker:
         self._loose = loose
         self.attributes = AttributesSet()
         self._absences: list[Absence] = []
+        self._stopped = False
 
     def stop(self) -> None:
         """Make nothing again any more: the envs are being closed."""
+        self._stopped = True
         for absence in self._absences:
             absence.stop()
+        for absence in self._absences:
+            absence.join()
 
-    def absent_lane(self, part: HubPart, loss: errors.HubLost) -> AbsentLane:
-        """Begin to make the part's rows again, and return a lane for them until then."""
+    def absent_lane(self, part: HubPart, loss: errors.HubLost, outstanding: np.ndarray) -> AbsentLane:
+        """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent.
+
+        Raises:
+            HubLost: this loss, where the envs are being closed.
+        """
+        if self._stopped:
+            raise loss
         log.warning("%s; its envs %s are made again", loss, _text(part.rows))
-        silence_s = part.connection.protocol.silence_s(time.monotonic())
-        gone = [part.connection]
-        if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
-            gone += [each.connection for each in part.lane.absence.parts()]
+        made = part.lane.absence.made if isinstance(part.lane, AbsentLane) else [part]
+        gone = [each.connection for each in made]
+        silence_s = max(connection.protocol.silence_s(time.monotonic()) for connection in gone)
         patience_s = max(0.0, self.patience_s - silence_s)
+        if len(part.rows) == self._description.num_envs:  # no row of another hub waits for them
+            patience_s = math.inf
         absence = Absence(
-            loss, patience_s, lambda absence: self._made_again(part, absence, gone), lambda: self._opener.end(gone)
+            loss,
+            patience_s,
+            lambda absence: self._made_again(part, absence, gone),
+            lambda absence: self._opener.end_later(gone, lambda: not absence.stopped),
         )
-        self._absences = [each for each in self._absences if not each.over] + [absence]
-        return AbsentLane(part.lane, self._loose, absence, self._lane_of)
+        self._absences = [each for each in self._absences if not each.has_ended] + [absence]
+        return AbsentLane(part.lane, outstanding, self._loose, absence, self._lane_of)
 
     def _lane_of(self, absence: Absence) -> HubLane:
         parts = absence.parts()
@@ -114,9 +131,9 @@ class Remaker:
 
     def _opened(self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence) -> list[HubPart]:
         count = len(part.rows)
-        if self._description.vector:  # whose envs are one: on one hub, by as many workers
-            hubs = hubs[:1]
-        counts = room_for(count, hubs) if len(hubs) > 1 else [count]
+        # The envs of a vector env are one: on one hub, by as many workers.
+        on_one = len(hubs) == 1 or self._description.vector or self._opener.options.hub_index is not None
+        counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
         parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped)
         for each in parts:
             self._check_same(each)

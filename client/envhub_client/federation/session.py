@@ -53,8 +53,8 @@ class FederatedSession(LaneSession):
         """Make a session on as many of these hubs as are needed, and wait until all envs are built.
 
         ``class_name`` is of the class that holds it. ``hubs`` returns those that the names stand for now. ``make`` has
-        the request for some rows. ``options.split`` says how many rows each hub gets; without it that follows from
-        their free CPUs.
+        the request for some rows. ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which
+        one gets all; without them that follows from their free CPUs.
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.
@@ -64,7 +64,7 @@ class FederatedSession(LaneSession):
         self._class_name = class_name
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
-        self._opener = PartsOpener(hubs, make, options)
+        self._opener = self._ending = PartsOpener(hubs, make, options)
         try:
             parts = self._opener.open(num_envs)
             self.description = joint_description([part.maker.description for part in parts])
@@ -80,17 +80,14 @@ class FederatedSession(LaneSession):
             hide_frames(error)
             raise
 
-    @property
-    def _is_over(self) -> bool:
-        return self._opener.closed
-
     def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
         """Have the rows of this part made again, since a request other than a step or reset found its hub lost.
 
         Raises:
             HubLost: always.
         """
-        self._lane.lost(part, loss)
+        if self._lane.is_present(part.connection):
+            self._lane.lost(part, loss)
         raise loss
 
     @property
@@ -138,7 +135,7 @@ class FederatedSession(LaneSession):
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
-        if not self._is_over:
+        if not self._opener.closed:
             self._request.settle()
         super().check_free(what, among_others, resets_all)
 
@@ -163,16 +160,18 @@ class FederatedSession(LaneSession):
         return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
 
     def _begin_call(self, call: Call) -> None:
-        self._asked = [
-            (part, own) for part in self._lane.present_parts() if (own := call_of(call, part.rows)) is not None
-        ]
+        parts = self._lane.present_parts(call.rows)
+        self._asked = [(part, own) for part in parts if (own := call_of(call, part.rows)) is not None]
         self._ask(Op.CALL, dict(self._asked))
 
     def _ask(self, op: Op, messages: dict[HubPart, Any]) -> None:
         def send(part: HubPart) -> None:
             part.connection.send(op, messages[part], keep=True)
 
-        self._request.begin([*messages], send, lambda part, timeout: part.connection.result(timeout))
+        def wait(part: HubPart, timeout: float | None) -> Reply:
+            return self._lane.while_in_reach(part, timeout, part.connection.result)
+
+        self._request.begin([*messages], send, wait)
 
     def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         results = {}
@@ -184,7 +183,7 @@ class FederatedSession(LaneSession):
     def set_attr(self, message: SetAttr) -> None:
         """Set an attribute; errors as for ``call``."""
         count = self.description.num_envs
-        own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts()}
+        own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
         with self._given_up_at_error():
             self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
             self._request.results(None)
@@ -192,7 +191,11 @@ class FederatedSession(LaneSession):
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""
-        observed = [part.observe() for part in self._lane.present_parts()]
+        parts = self._lane.present_parts()
+        with self._given_up_at_error():
+            self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts})
+            replies = self._request.results(None)
+        observed = [part.observed(reply) for part, reply in zip(parts, replies, strict=True)]
         steps = [count for message, _ in observed for count in message.steps]
         given = [flag for message, _ in observed for flag in message.given]
         leaves = zip(*(arrays for _, arrays in observed), strict=True)

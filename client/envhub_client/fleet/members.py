@@ -65,6 +65,8 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
     return tuple(chosen)
 
 
-def stands_for_several(hub: str | Secret[str]) -> bool:
-    """True if this may stand for several hubs: a folder of announcements, a DNS name of many, or a fleet on Ray."""
-    return any(each(hub) is not None for each in (announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of))
+def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
+    """True if this may stand for several hubs: a list, a folder of announcements, a DNS name, a fleet on Ray."""
+    named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
+    kinds = announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of
+    return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)

@@ -10,12 +10,15 @@ from gymnasium.vector import AutoresetMode
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.tune.registry import register_env
 
+from envhub.transport import address as addresses
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.fleet.members import stands_for_several
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.frameworks.extras import needs
 
@@ -37,6 +40,9 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
             and arguments for the env. ``autoreset_mode`` and ``info_mode`` are not among them: RLlib needs
             ``NEXT_STEP`` and batched infos. ``restart_wait`` is 30 s if it is not given: RLlib takes the row after a
             truncation for a reset, also where the env was truncated once more, because its restart took longer.
+            Where ``hub`` stands for several hubs, ``hub_index`` is the number of the env runner, and ``on_hub_loss`` is
+            ``"redistribute"``, if they and ``split`` are not given. RLlib's mode ``vector_entry_point`` does not say
+            the number; ``FleetEnvRunner`` does.
 
     Raises:
         TypeError: ``env_config`` has no ``env``, or has ``autoreset_mode`` or ``info_mode``, or what neither
@@ -45,8 +51,8 @@ def env_creator(env_config: Mapping[str, Any]) -> HubEnv | HubVectorEnv:
         Exception: as for ``envhub.make_vec``.
     """
     refuse_decided(env_config, "RLlib", "autoreset_mode", "info_mode")
-    arguments = {"restart_wait": RESTART_WAIT_S, **env_config}
-    _check_names_env(arguments)
+    _check_names_env(env_config)
+    arguments = {"restart_wait": RESTART_WAIT_S, **_on_one_hub(env_config, getattr(env_config, "worker_index", None))}
     if "num_envs" in arguments:
         envs: HubEnv | HubVectorEnv = making.make_vec(autoreset_mode=AutoresetMode.NEXT_STEP, **arguments)
     else:
@@ -74,7 +80,8 @@ def multi_agent_env_creator(env_config: Mapping[str, Any]) -> HubMultiAgentEnv:
     with needs("pettingzoo"):
         from envhub_client.frameworks import pettingzoo
     _check_names_env(env_config)
-    return HubMultiAgentEnv(pettingzoo.make(**env_config))
+    arguments = _on_one_hub(env_config, getattr(env_config, "worker_index", None))
+    return HubMultiAgentEnv(pettingzoo.make(**arguments))
 
 
 def register(name: str = "", *, multi_agent: bool = False) -> str:
@@ -92,6 +99,29 @@ def register(name: str = "", *, multi_agent: bool = False) -> str:
 def _check_names_env(env_config: Mapping[str, Any]) -> None:
     if "env" not in env_config:
         raise TypeError("env_config needs 'env', the id of the env to make, such as {'env': 'CartPole-v1'}")
+
+
+def _on_one_hub(env_config: Mapping[str, Any], worker_index: int | None) -> dict[str, Any]:
+    """The arguments, by which of several hubs the one of the env runner's number gets all envs."""
+    hubs = env_config.get("hub")
+    if hubs is None and isinstance(env_config.get("env", ""), str) and env_config.get("num_workers") != 0:
+        hubs = addresses.of_environment()
+    if worker_index is None or "split" in env_config or hubs is None or not stands_for_several(hubs):
+        return dict(env_config)
+    return {"hub_index": worker_index, "on_hub_loss": "redistribute", **env_config}
+
+
+class FleetEnvRunner(SingleAgentEnvRunner):  # Ray has no types
+    """An env runner whose envs are on one hub of a fleet; for ``config.env_runners(env_runner_cls=FleetEnvRunner)``.
+
+    Runner ``i`` takes hub ``i`` modulo how many there are, in their order. RLlib's own runner does not say its number
+    in the vectorize mode ``vector_entry_point``.
+    """
+
+    def make_env(self) -> None:
+        """Make the envs; errors as for ``env_creator``."""
+        self.config.env_config = _on_one_hub(self.config.env_config, self.worker_index or 0)
+        super().make_env()
 
 
 class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types

@@ -100,6 +100,18 @@ class HubLane(Lane, Protocol):
             Exception: what an env raised.
         """
 
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs as ``begin_rows``, and leave the wait for the hub's reply to ``confirm_rows``."""
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Wait until the hub has begun what ``send_rows`` sent, if anything is not confirmed; errors as ``begin_rows``.
+
+        An interrupt of ``send_rows`` may have come before anything was sent: then the envs are not outstanding.
+
+        Raises:
+            HubTimeout: no reply within ``timeout`` seconds; it can be waited for again.
+        """
+
     def ask_rows(self) -> None:
         """Have the results of the outstanding envs sent as soon as they are done, without a wait for them."""
 

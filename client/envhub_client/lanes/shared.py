@@ -82,11 +82,14 @@ class SharedLane:
         self.woke_ns = 0
         self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
+        self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         connection.on_close(self.close)
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+        if self._unconfirmed is not None:
+            self.confirm_rows(None)
         outstanding = 1 in self._driver.sent
         if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
@@ -170,10 +173,26 @@ class SharedLane:
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:
+            self.confirm_rows(None)
             self._prepare()
+            self._unconfirmed = env_ids, self.progress
             self._begun = Begun.POSTED
             self._driver.post_rows(env_ids, codes, arrays)
+            self.confirm_rows(None)
+
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs; only an interrupt leaves something to confirm."""
+        self.begin_rows(env_ids, codes, arrays)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Note the envs as sent and ring their workers, if an interrupt came in between; it does not wait."""
+        if self._unconfirmed is None:
+            return
+        env_ids, before = self._unconfirmed
+        if self.progress != before:
+            self._driver.note_sent(env_ids)
             self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
+        self._unconfirmed = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
@@ -221,8 +240,8 @@ class SharedLane:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun; as ``Lane.progress``."""
-        return int(self._arena.request[0]), *self._wire.progress
+        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
+        return int(np.add.reduce(self._arena.request)), *self._wire.progress
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, again if asked again; errors as for the wire lane."""
@@ -236,7 +255,7 @@ class SharedLane:
             observations: Sequence[np.ndarray] = driver.observations()
             if into is not None:
                 for array, leaf in zip(into, observations, strict=True):
-                    np.copyto(array, leaf)
+                    array[...] = leaf  # without the Python call that ``np.copyto`` is
                 observations = into
             elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]

@@ -42,6 +42,13 @@ class _Inbox(NamedTuple):
 _EMPTY = _Inbox()
 
 
+class _Unconfirmed(NamedTuple):
+    """A SEND that may have no reply yet, and may not have been sent."""
+
+    env_ids: np.ndarray
+    before: tuple[int, ...]  # the lane's progress before it
+
+
 class WireLane:
     """Requests and replies over a connection.
 
@@ -73,7 +80,7 @@ class WireLane:
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._into: Sequence[np.ndarray] | None = None  # arrays for the observations that are waited for
-        self._sending: np.ndarray | None = None  # envs of a SEND that ended a RECEIVE and may have no reply yet
+        self._unconfirmed: _Unconfirmed | None = None  # SEND that may have no reply yet
         self._inbox = _EMPTY
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
@@ -86,7 +93,7 @@ class WireLane:
 
     def give_up(self) -> None:
         """Give up what was begun; the hub drops its results."""
-        self._sending = None
+        self._unconfirmed = None
         self._connection.give_up()
 
     def lose(self, loss: HubLost) -> NoReturn:
@@ -123,8 +130,13 @@ class WireLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
+        self.send_rows(env_ids, codes, arrays)
+        self.confirm_rows(None)
+
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Begin a step of these envs, without a wait for the reply; as ``HubLane.send_rows``."""
         with self._connection.in_use:  # the reply to a RECEIVE must not come between the look at it and its end
-            self._finish_send(None)
+            self.confirm_rows(None)
             ends_receive = self._ends_receive()
             if self._sent[env_ids].any():
                 raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
@@ -132,14 +144,10 @@ class WireLane:
                 self._inbox = _Inbox((), None, self._inbox.read)
             send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
             # Before it is known: at an interrupt, they may be under way.
-            self._sending = env_ids if ends_receive else None
+            self._unconfirmed = _Unconfirmed(env_ids, self.progress)
             self._sent[env_ids] = True
             with self._sent_unless_refused(env_ids):
-                if not ends_receive:
-                    self._connection.ask(Op.SEND, send, frames)
-                    return
                 self._connection.send(Op.SEND, send, frames, keep=True)
-            self._finish_send(None)
 
     @contextmanager
     def _sent_unless_refused(self, env_ids: np.ndarray) -> Iterator[None]:
@@ -150,7 +158,7 @@ class WireLane:
             raise
         except Exception as error:
             self._sent[env_ids] = False
-            self._sending = None
+            self._unconfirmed = None
             if isinstance(error, RequestRefused):
                 raise ValueError(str(error)) from error
             raise
@@ -175,17 +183,18 @@ class WireLane:
         answer = self._connection.protocol.answer
         return answer is not None and answer.op is op
 
-    def _finish_send(self, timeout: float | None) -> None:
-        """Wait for the reply to a SEND that ended a RECEIVE, and keep the reply to the RECEIVE that comes with it.
+    def confirm_rows(self, timeout: float | None) -> None:
+        """Wait for the reply to a SEND; as ``HubLane.confirm_rows``.
 
-        Errors are those of ``begin_rows``: the SEND may be one that was interrupted.
+        The reply to a RECEIVE that the SEND ended, which comes with it, is kept.
         """
-        if (env_ids := self._sending) is None:
+        if self._unconfirmed is None:
             return
+        env_ids, before = self._unconfirmed
         with self._sent_unless_refused(env_ids):
-            if self._connection.protocol.pending is not Op.SEND and not self._has_reply(Op.SEND):
-                self._sent[env_ids] = False  # the interrupt came before it was begun
-                self._sending = None
+            if self.progress == before:  # the interrupt came before it was begun
+                self._sent[env_ids] = False
+                self._unconfirmed = None
                 return
             reply = self._connection.wait(timeout)
             received = reply.received
@@ -194,12 +203,12 @@ class WireLane:
                 self._inbox = self._inbox._replace(unread=received)
             if isinstance(reply.message, Failure):
                 self._connection.fail(reply.message)
-            self._sending = None
+            self._unconfirmed = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline = None if timeout is None else Deadline(timeout)
-        self._finish_send(timeout)
+        self.confirm_rows(timeout)
         # A wait that may time out asks for less at a time: the next may want less.
         while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0 or self._inbox.unread is not None:
             if not self._receiving():
@@ -218,7 +227,7 @@ class WireLane:
 
     def ask_rows(self) -> None:
         """Have the results of the outstanding envs sent as soon as they are done."""
-        self._finish_send(None)
+        self.confirm_rows(None)
         if self.outstanding > sum(map(_size, self._inbox.parts)) and not self._receiving():
             self._connection.send(Op.RECEIVE, Receive(1), keep=True)
 

@@ -35,7 +35,7 @@ class AttributesSet:
             HubLost: the hub is lost.
             Exception: from a signal handler.
         """
-        for message in filter(None, map(own, self._messages.values())):
+        for message in filter(None, map(own, [*self._messages.values()])):  # others may be set meanwhile
             try:
                 connection.ask(Op.SET_ATTR, message)
             except errors.HubLost:

@@ -27,7 +27,7 @@ class HostingOptions:
             The hub measures it five times a second and ends a worker that has more, before the machine is short of
             memory. Its envs are truncated or raise as at a crash, with the cause ``memory``. 0 for no limit. A hub that
             others share allows no more than its operator.
-        spares: the number of workers that are made ahead, with their envs, for envs that take long to make. When a
+        spares: the number of workers that each hub makes ahead, with their envs, for envs that take long. When a
             worker ends, a spare takes its place at once, and another spare is made. A spare fits any worker with equal
             envs and the same device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for.
             A hub that others share makes up to 8 of a session, or what its operator says.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
@@ -15,6 +16,16 @@ from envhub_client.session.pending import PendingRequest
 from envhub_client.session.shares import RowShares
 
 
+class Ending(Protocol):
+    """The part of a session that ends it.
+
+    Attributes:
+        closed: whether the end has begun, even where an interrupt broke off ``close``.
+    """
+
+    closed: bool
+
+
 class LaneSession:
     """Begins resets and steps on the lane of a ``VectorSession``, whose attributes it has."""
 
@@ -22,16 +33,12 @@ class LaneSession:
     pending: PendingRequest
     description: SessionDescription
     _shares: RowShares
-
-    @property
-    def _is_over(self) -> bool:
-        """True if the session was ended, even where an interrupt broke off ``close``."""
-        raise NotImplementedError
+    _ending: Ending
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
         pending = self.pending
-        if pending.closed or self._is_over:
+        if pending.closed or self._ending.closed:
             raise pending.closed_error()
         if pending.state is not AsyncState.DEFAULT:
             raise pending.busy_error(what)

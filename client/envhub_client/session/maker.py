@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -44,6 +44,7 @@ class SessionMaker:
         description: of that session.
         sizing: how many processes host its envs now.
         compression: how its observations are compressed on the wire lane; empty for not at all.
+        closed: whether the end of the session in use has begun.
     """
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
@@ -54,6 +55,7 @@ class SessionMaker:
         within = address is None and is_env_of_worker()
         own = replace(options.hosting, one_per_process=False)
         self.options = replace(options, num_workers=0, hosting=own) if within else options
+        self.closed = False
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
 
@@ -191,12 +193,16 @@ def end_session(connection: Connection, terminate: bool) -> None:
     end_sessions([connection], terminate)
 
 
-def end_sessions(connections: Sequence[Connection], terminate: bool) -> None:
-    """End the sessions of these connections, all at the same time; as ``end_session``."""
+def end_sessions(
+    connections: Sequence[Connection],
+    terminate: bool,
+    wait: Callable[[Connection, float], object] = Connection.result,
+) -> None:
+    """End the sessions of these connections, all at the same time, and ``wait`` for each; as ``end_session``."""
     timeouts = [_begin_end(connection, terminate) for connection in connections]
     for connection, timeout in zip(connections, timeouts, strict=True):
         with _ending(connection):
-            connection.result(timeout)
+            wait(connection, timeout)
         connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 

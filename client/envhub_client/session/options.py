@@ -90,6 +90,7 @@ class SessionOptions:
     record: str | Path | RecordOptions | None = None
     info_mode: InfoMode = "batched"
     split: Sequence[int] | None = None
+    hub_index: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -135,6 +136,13 @@ class SessionOptions:
             )
         if self.on_hub_loss not in get_args(HubLossPolicy):
             raise ValueError(f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {self.on_hub_loss!r}")
+        if self.hub_index is not None:
+            if not isinstance(cast("object", self.hub_index), (int, np.integer)):
+                raise TypeError(f"hub_index must be a whole number or None, got {self.hub_index!r}")
+            if self.split is not None:
+                raise ValueError(
+                    "split divides the envs among several hubs, and hub_index chooses one: give one of them"
+                )
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
             raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")
         if self.spin_us is not None:

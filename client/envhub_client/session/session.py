@@ -58,7 +58,7 @@ class Session(LaneSession):
         """
         self._class_name = class_name
         self.in_use = InUse()
-        self._maker = SessionMaker(address, make, options)
+        self._maker = self._ending = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
         self._renewal = SessionRenewal(self._maker)
         try:
@@ -77,10 +77,6 @@ class Session(LaneSession):
     def connection(self) -> Connection:
         """The connection to the hub that has the envs now."""
         return self._maker.connection
-
-    @property
-    def _is_over(self) -> bool:
-        return self.connection.in_use.closed
 
     @property
     def address(self) -> str | None:
@@ -176,6 +172,7 @@ class Session(LaneSession):
             log.debug("closing a %s: %s", self._class_name, error)
         finally:
             self._maker.end_all_but(self.connection)
+            self._maker.closed = True
             end_session(self.connection, terminate)
             self.pending.closed = True
 

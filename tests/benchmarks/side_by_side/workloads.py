@@ -58,6 +58,7 @@ busy_100us = partial(Synthetic, 0.0001, 0.0001)
 unequal = partial(Synthetic, 0.0001, 0.002)
 # These take no CPU time but wait, as for a simulator behind a socket, on a GPU, or for a robot.
 wait = partial(Synthetic, 0.01, 0.01, time.sleep)
+wait_5ms = partial(Synthetic, 0.005, 0.005, time.sleep)
 wait_2ms = partial(Synthetic, 0.002, 0.002, time.sleep)
 wait_random = partial(Synthetic, 0.0001, 0.02, time.sleep)
 
@@ -68,7 +69,7 @@ def atari() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
 
 
-OWN = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_random", "atari")
+OWN = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_5ms", "wait_random", "atari")
 
 
 def entry(name: str) -> str:

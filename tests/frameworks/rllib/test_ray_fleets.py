@@ -32,13 +32,12 @@ pytestmark = pytest.mark.long
 
 NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 
-FOLDERS = runtime_folder() / "fleets"
-
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes with two CPUs each, which want a token."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
         reset_auth_token_state()
@@ -63,13 +62,18 @@ def fleet(cluster: Cluster) -> Iterator[Fleet]:
     fleet.down()
     assert fleets() == []
     assert serving_processes() == []
-    assert not [*FOLDERS.iterdir()]
+    assert not [*folders().iterdir()]
+
+
+def folders() -> Path:
+    """The folder of the folders of all hubs."""
+    return runtime_folder() / "fleets"
 
 
 def serving_processes() -> list[int]:
     """The pids of the hubs below this program's nodes."""
     processes = psutil.process_iter(["cmdline"])
-    return [each.pid for each in processes if any(str(FOLDERS) in part for part in each.info["cmdline"] or ())]
+    return [each.pid for each in processes if any(str(folders()) in part for part in each.info["cmdline"] or ())]
 
 
 def actors_of(fleet: Fleet) -> list[int]:
@@ -144,10 +148,11 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     print(f"its hub has ended after {await_(lambda: not psutil.pid_exists(before.pid)):.1f} s")
     print(f"another serves after {await_(lambda: fleet.access().get(0, access) != access):.1f} s")
     assert len(serving_processes()) == 2
-    assert len([*FOLDERS.iterdir()]) == 2
+    assert len([*folders().iterdir()]) == 2
     steps("ray://sims")
 
 
+@pytest.mark.chaos
 def test_trainer_goes_on_with_a_hub_that_comes_back_at_another_address_with_other_keys(fleet: Fleet) -> None:
     def sessions() -> int:
         if (access := fleet.access().get(0)) is None:
@@ -271,6 +276,7 @@ def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Pa
     assert [*folder.glob("*.json")] == []
 
 
+@pytest.mark.chaos
 def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cluster) -> None:
     fleet = Fleet.up("wide", ["CartPole-v1"], hubs=3, cpus_per_hub=2, timeout=120)
     try:
@@ -288,7 +294,7 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
     finally:
         fleet.down()
     assert fleets() == serving_processes() == []
-    assert not [*FOLDERS.iterdir()]
+    assert not [*folders().iterdir()]
 
 
 def wheel(folder: Path) -> Path:
@@ -303,6 +309,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.chaos
 def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
     variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
     runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}

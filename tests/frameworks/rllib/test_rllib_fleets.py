@@ -1,0 +1,238 @@
+"""RLlib's env runners on a fleet: one hub for each, and learning goes on after the loss of a hub or of a node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from envhub_client.fleet.report import reports
+from hubs import ServedHub, serve
+from pages import blocks
+from ray._private.authentication_test_utils import reset_auth_token_state
+from ray.cluster_utils import Cluster
+from ray.rllib.algorithms.ppo import PPOConfig
+
+import envhub.rllib
+from envhub.fleet import Fleet
+
+pytestmark = pytest.mark.timeout(600)
+
+RUNNERS = 3
+NUM_ENVS = 4
+NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
+
+
+def config(hub: Any, **env_config: Any) -> PPOConfig:
+    """PPO of CartPole, with short iterations."""
+    return (
+        PPOConfig()
+        .environment(
+            envhub.rllib.register(),
+            env_config={"env": "CartPole-v1", "hub": hub, "num_workers": 1, "step_timeout": 60.0, **env_config},
+        )
+        .env_runners(
+            num_env_runners=RUNNERS,
+            num_envs_per_env_runner=NUM_ENVS,
+            gym_env_vectorize_mode="vector_entry_point",
+            env_runner_cls=envhub.rllib.FleetEnvRunner,
+        )
+        .callbacks(envhub.rllib.CutEpisodes)
+        .training(train_batch_size_per_learner=600, minibatch_size=200, num_epochs=2)
+        .debugging(seed=1, log_level="ERROR")
+    )
+
+
+@contextlib.contextmanager
+def learner(built: PPOConfig) -> Iterator[Any]:
+    algorithm = built.build_algo()
+    try:
+        yield algorithm
+    finally:
+        algorithm.stop()
+
+
+def hubs_of_runners(algorithm: Any) -> list[set[str]]:
+    """The names of the hubs that have the envs of each env runner, in the runners' order."""
+
+    def hubs(runner: Any) -> set[str]:  # in here, since Ray's processes cannot import this module
+        envs = runner.env.unwrapped
+        return {envs._session.hub_of(env) for env in range(envs.num_envs)}
+
+    found: list[set[str]] = algorithm.env_runner_group.foreach_env_runner(hubs, local_env_runner=False)
+    return found
+
+
+def sessions(hub: str) -> dict[str, int | None]:
+    """The number of sessions on each hub of a fleet, as ``envhub fleet ls`` prints it."""
+    return {each.name: each.sessions for each in reports([hub], 10) if each.answers}
+
+
+@pytest.fixture
+def one_node() -> Iterator[None]:
+    ray.init(num_cpus=RUNNERS + 1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def announced(tmp_path: Path) -> Iterator[tuple[str, Sequence[ServedHub]]]:
+    """A fleet of three hubs, ``hub-0`` to ``hub-2``, which are announced in a folder."""
+    folder = tmp_path / "announced"
+    folder.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        hubs = []
+        for number in range(RUNNERS):
+            place = tmp_path / f"{number}"
+            place.mkdir()
+            options = "--name", f"hub-{number}", "--announce", str(folder)
+            hubs.append(stack.enter_context(serve(place, "CartPole-v1", *options)))
+        yield f"file://{folder}", hubs
+
+
+def test_each_env_runner_has_a_hub_and_another_once_that_is_killed(
+    one_node: None, announced: tuple[str, Sequence[ServedHub]]
+) -> None:
+    fleet, hubs = announced
+    with learner(config(fleet)) as algorithm:
+        first = algorithm.train()["env_runners"]
+        assert hubs_of_runners(algorithm) == [{"hub-1"}, {"hub-2"}, {"hub-0"}]
+        assert sessions(fleet) == {"hub-0": 1, "hub-1": 1, "hub-2": 1}
+        hubs[2].process.kill()
+        began_s = time.monotonic()
+        second = algorithm.train()["env_runners"]
+        print(f"the iteration with the loss took {time.monotonic() - began_s:.1f} s")
+        third = algorithm.train()["env_runners"]
+        used = hubs_of_runners(algorithm)
+        assert used[0] == {"hub-1"} and used[2] == {"hub-0"} and used[1] in ({"hub-0"}, {"hub-1"})
+        assert sum(count or 0 for count in sessions(fleet).values()) == RUNNERS
+        cut = [result["num_cut_episodes"] for result in (first, second, third)]
+        assert cut[0] == 0 and 1 <= sum(cut) <= NUM_ENVS  # an env whose episode had just ended is cut in none
+        sampled = [result["num_env_steps_sampled_lifetime"] for result in (first, second, third)]
+        assert sampled[0] >= 600 and sampled[1] - sampled[0] >= 600 and sampled[2] - sampled[1] >= 600
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head for the learner, and three nodes for a hub and an env runner each, which want a token."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
+        reset_auth_token_state()
+        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+        try:
+            for _ in range(RUNNERS):
+                nodes.add_node(**NODE, resources={"sim": 1})
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            ray.init(address=nodes.address, log_to_driver=False)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+    reset_auth_token_state()
+
+
+@pytest.fixture
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    """A fleet of three hubs, each on a node of its own."""
+    fleet = Fleet.up("sims", ["CartPole-v1"], hubs=RUNNERS, resources={"sim": 1}, timeout=120)
+    yield fleet
+    fleet.down()
+
+
+@pytest.mark.long
+def test_task_of_ray_steps_on_the_fleet_without_another_init(fleet: Fleet) -> None:
+    @ray.remote
+    def stepped() -> tuple[list[str], list[int], bool]:  # in here, since Ray's processes cannot import this module
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError("ray.init is called")
+
+        ray.init = refuse
+        with contextlib.closing(envhub.make_vec("CartPole-v1", 4, hub="ray://sims")) as envs:
+            envs.reset(seed=1)
+            shape = envs.step([0, 1, 0, 1])[0].shape
+        with contextlib.closing(envhub.make_vec("CartPole-v1", 2, hub="ray://sims", hub_index=1)) as envs:
+            envs.reset(seed=1)
+            hubs = sorted({str(envs._session.hub_of(env)) for env in range(2)})
+        return hubs, [*shape], "envhub.fleet.lookup" in sys.modules
+
+    assert ray.get(stepped.remote(), timeout=120) == (["sims/1"], [4, 4], False)
+
+
+@pytest.mark.long
+def test_program_of_the_page_learns_on_the_fleet(fleet: Fleet) -> None:
+    (program,) = blocks("python rllib-fleet")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
+    assert ran.returncode == 0, ran.stderr
+    assert 8 <= float(ran.stdout.splitlines()[-1]) <= 500
+
+
+def nodes_of_runners(algorithm: Any) -> list[str]:
+    """The ids of the nodes on which the env runners are."""
+    group = algorithm.env_runner_group
+    found: list[str] = group.foreach_env_runner(
+        lambda runner: ray.get_runtime_context().get_node_id(), local_env_runner=False
+    )
+    return found
+
+
+def nodes_of_hubs(fleet: Fleet) -> list[str]:
+    """The ids of the nodes on which the hubs are."""
+    actors = {each["Name"]: each for each in ray._private.state.actors().values() if each["State"] == "ALIVE"}
+    return [actors[f"envhub:{fleet.name}:{hub.index}"]["Address"]["NodeID"] for hub in fleet.ls()]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_learning_goes_on_when_a_node_is_lost_and_another_comes(cluster: Cluster, fleet: Fleet) -> None:
+    with learner(config("ray://sims")) as algorithm:
+        began_s = time.monotonic()
+        returns: list[float] = []
+        cut = 0
+
+        def say(what: str) -> None:
+            print(f"{time.monotonic() - began_s:5.1f} s: {what}")
+
+        def train() -> None:
+            nonlocal cut
+            started_s = time.monotonic()
+            result = algorithm.train()["env_runners"]
+            returns.append(result["episode_return_mean"])
+            cut += int(result["num_cut_episodes"])
+            took_s, used = time.monotonic() - started_s, hubs_of_runners(algorithm)
+            say(
+                f"iteration {len(returns)} took {took_s:.1f} s, return {returns[-1]:.0f}, {cut} cut, env runners {used}"
+            )
+
+        train()
+        assert hubs_of_runners(algorithm) == [{"sims/1"}, {"sims/2"}, {"sims/0"}]
+        runners, hubs = nodes_of_runners(algorithm), nodes_of_hubs(fleet)
+        assert len({*hubs}) == len({*runners}) == RUNNERS
+        own_hubs = dict(zip(runners, [hubs[1], hubs[2], hubs[0]], strict=True))
+        # Rather a node that has the hub of another's env runner: that goes on, and its own one is started again.
+        lost = max(cluster.worker_nodes, key=lambda node: own_hubs[node.node_id] != node.node_id)
+        cluster.remove_node(lost, allow_graceful=False)
+        say(f"env runner {runners.index(lost.node_id) + 1} and hub {hubs.index(lost.node_id)} are lost with their node")
+        while len(fleet.access()) == RUNNERS or algorithm.env_runner_group.num_healthy_remote_workers() == RUNNERS:
+            train()
+        for _ in range(3):
+            train()
+        cluster.add_node(**NODE, resources={"sim": 1})
+        say("a node is added")
+        deadline_s = time.monotonic() + 300
+        while len(fleet.access()) < RUNNERS or algorithm.env_runner_group.num_healthy_remote_workers() < RUNNERS:
+            assert time.monotonic() < deadline_s
+            train()
+        say("all hubs and env runners are up again")
+        for _ in range(5):
+            train()
+        assert len(hubs_of_runners(algorithm)) == RUNNERS
+        assert bool(cut) == (own_hubs[lost.node_id] != lost.node_id)
+        assert sum(returns[-3:]) / 3 > 1.3 * returns[0]

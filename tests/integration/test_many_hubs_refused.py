@@ -1,0 +1,155 @@
+"""Hubs that cannot share a vector env are refused at the start, and leave no session behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+from envhub_server.network.key_folder import KeyFolder
+from hubs import ServedHub, free_port, serve, wait_until
+from lying_hub import LyingHub
+
+import envhub
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedHub]]:
+    """Hubs of which each has an env of its own, and which make another one of different spaces."""
+    with ExitStack() as stack:
+        offered = ["CartPole-v1", "thing=sims:counter", "first=sims:counter"], ["CartPole-v1", "thing=sims:nested"]
+        yield [
+            stack.enter_context(serve(tmp_path_factory.mktemp("hub"), *names, "--name", f"hub-{number}"))
+            for number, names in enumerate(offered)
+        ]
+
+
+def has_no_session(hub: ServedHub) -> bool:
+    with envhub.connect(hub.tcp) as client:
+        return not client.sessions()
+
+
+def refused(hubs: Any, error: type[Exception], *texts: str, env: str = "CartPole-v1", **options: Any) -> None:
+    """The making raises this error with these texts."""
+    with pytest.raises(error) as caught:
+        envhub.make_vec(env, 4, hub=hubs, **options)
+    for text in texts:
+        assert text in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_hubs_that_make_other_spaces_are_named(two: list[ServedHub], swapped: bool) -> None:
+    first, second = two[::-1] if swapped else two
+    texts = first.tcp, second.tcp, "observation spaces differ"
+    refused([first.tcp, second.tcp], envhub.RequestRefused, *texts, env="thing", split=[2, 2])
+    assert wait_until(lambda: all(map(has_no_session, two)), 10)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_hub_that_does_not_know_the_env_is_named_with_one_that_does(two: list[ServedHub], swapped: bool) -> None:
+    hubs = [hub.tcp for hub in (two[::-1] if swapped else two)]
+    texts = "does not offer 'first'", f"(hub at {two[1].tcp})", f"{two[0].tcp} made these envs"
+    refused(hubs, envhub.RequestRefused, *texts, env="first", split=[2, 2])
+    assert wait_until(lambda: all(map(has_no_session, two)), 10)
+
+
+def test_env_that_no_hub_knows_is_refused_as_by_one(two: list[ServedHub]) -> None:
+    with pytest.raises(envhub.RequestRefused, match="does not offer 'nothing'") as caught:
+        envhub.make_vec("nothing", 4, hub=[hub.tcp for hub in two], split=[2, 2])
+    assert "made these envs" not in str(caught.value)
+
+
+def test_hub_of_another_version_of_the_protocol_is_named(two: list[ServedHub]) -> None:
+    with LyingHub() as old:
+        for hubs in ([two[0].tcp, old.address], [old.address, two[0].tcp]):
+            refused(hubs, envhub.RequestRefused, *hubs, "protocols differ", "1.0", split=[2, 2])
+    assert wait_until(lambda: has_no_session(two[0]), 10)
+
+
+def test_hubs_that_are_too_old_for_parts_are_refused() -> None:
+    with LyingHub() as first, LyingHub() as second:
+        hubs = [first.address, second.address]
+        refused(hubs, envhub.RequestRefused, "a first env other than 0 came with 1.3", second.address, split=[2, 2])
+
+
+def test_hub_that_wants_a_key_is_named(two: list[ServedHub], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("keyed")
+    keys = KeyFolder(folder / "keys")
+    keys.make_secret()
+    with serve(folder, "CartPole-v1", "--keys", str(keys.path), binds=["tcp://127.0.0.1:0"]) as keyed:
+        refused([two[0].tcp, keyed.tcp], envhub.AccessDenied, keyed.tcp.removeprefix("tcp://"), "key", split=[2, 2])
+    assert wait_until(lambda: has_no_session(two[0]), 10)
+
+
+def test_hub_that_is_out_of_reach_is_named(two: list[ServedHub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envhub_client.federation.parts_opener.CONNECT_TIMEOUT_S", 0.3)
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    refused([two[0].tcp, nowhere], envhub.HubUnreachable, nowhere, split=[2, 2])
+    assert wait_until(lambda: has_no_session(two[0]), 10)
+
+
+def test_exception_of_a_constructor_has_the_hub_and_the_index_in_the_whole_batch(two: list[ServedHub]) -> None:
+    each = [{}, {}, {}, {"colour": 1}]
+    with pytest.raises(TypeError, match="colour") as caught:
+        envhub.make_vec("thing", hub=[hub.tcp for hub in two], split=[1, 3], num_workers=2, env_kwargs=each)
+    assert caught.value.__cause__ is not None
+    error: Any = caught.value
+    while not isinstance(error, envhub.EnvRaised):
+        error = error.__cause__
+    assert error.hub == "hub-1" and error.env_index == 3
+    assert wait_until(lambda: all(map(has_no_session, two)), 10)
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    ([2, 3], ValueError, "num_envs=4 in all"),
+    ([4], ValueError, "1 numbers of envs, and there are 2 hubs"),
+    ([2, 1, 1], ValueError, "3 numbers of envs"),
+    ([5, -1], ValueError, "numbers from 0"),
+    ("22", TypeError, "must be a list"),
+    ([2.0, 2.0], TypeError, "must be a list"),
+    (4, TypeError, "must be a list"),
+]
+
+
+@pytest.mark.parametrize(("split", "error", "text"), WRONG, ids=str)
+def test_split_that_does_not_divide_the_envs_is_refused(split: Any, error: type[Exception], text: str) -> None:
+    refused(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], error, text, split=split)  # before a hub is asked
+
+
+HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ([], {}, ValueError, "names no hub"),
+    (["tcp://127.0.0.1:1"] * 2, {}, ValueError, "named twice"),
+    (["tcp://127.0.0.1:1", None], {}, TypeError, "a list of addresses"),  # None is the private hub
+    (["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], {"num_workers": 0}, ValueError, "num_workers=0"),
+    (["nobody", "tcp://127.0.0.1:1"], {}, ValueError, "nobody"),
+    ("tcp://127.0.0.1:1", {"split": [4]}, ValueError, "for several hubs"),
+    ("tcp://127.0.0.1:1", {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),
+]
+
+
+@pytest.mark.parametrize(("hubs", "options", "error", "text"), HUBS, ids=str)
+def test_list_of_hubs_that_makes_no_sense_is_refused(
+    hubs: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    refused(hubs, error, text, **options)  # before a hub is asked
+
+
+def test_option_of_private_hubs_is_refused(two: list[ServedHub]) -> None:
+    refused([hub.tcp for hub in two], envhub.RequestRefused, "python: for private hubs", python="python3")
+
+
+def test_session_over_several_hubs_is_not_handed_over(two: list[ServedHub]) -> None:
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=[hub.tcp for hub in two], split=[1, 1])) as envs:
+        with pytest.raises(envhub.RequestRefused, match="several hubs has no token"):
+            print(envs.token)
+        with pytest.raises(envhub.RequestRefused, match="another process could take over"):
+            envs.detach()
+        envs.reset()
+        assert not envs.closed and envs.address == f"{two[0].tcp}, {two[1].tcp}"
+    with pytest.raises(envhub.SessionClosed):
+        envs.detach()
+    with pytest.raises((TypeError, ValueError)):
+        envhub.connect([hub.tcp for hub in two])  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError)):
+        envhub.make("CartPole-v1", hub=[hub.tcp for hub in two], split=[1, 1])  # type: ignore[arg-type]

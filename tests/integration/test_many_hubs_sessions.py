@@ -1,0 +1,305 @@
+"""Around the steps of a vector env over several hubs: making, recording, observers, threads, the end."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sims
+import vector_sims
+from fleets import addresses, served_hubs
+from gymnasium.vector import SyncVectorEnv
+from hubs import ServedHub, wait_until
+from pages import ROOT, blocks
+from same import assert_same
+from witness import about_each, data_set
+
+import envhub
+
+OFFERED = ["CartPole-v1", "counter=sims:counter", "naughty=sims:naughty", "parts=recorded_sims:parts"]
+ZEROS = np.zeros(5, np.int64)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedHub]]:
+    with served_hubs(tmp_path_factory, 2, OFFERED, "--allow-factories") as hubs:
+        yield hubs
+
+
+def made(hubs: Sequence[ServedHub], env: Any, lanes: str = "wire", **options: Any) -> envhub.HubVectorEnv:
+    options = {"num_workers": 2, "split": [2, 3], **options}
+    return envhub.make_vec(env, 5, hub=addresses(hubs, lanes, 2), **options)
+
+
+def sessions(hubs: Sequence[ServedHub]) -> int:
+    count = 0
+    for hub in hubs:
+        with envhub.connect(hub.tcp) as client:
+            count += len(client.sessions())
+    return count
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def test_envs_are_on_as_few_hubs_as_have_room_without_a_split(two: list[ServedHub]) -> None:
+    hub = addresses(two, "wire", 2)
+    with closing(envhub.make_vec("counter", 1, hub=hub)) as envs:
+        envs.reset()
+        assert sessions(two) == 1 and envs.address in hub
+
+
+def test_factories_run_on_hubs_that_allow_them(two: list[ServedHub]) -> None:
+    factories = [functools.partial(gym.make, "CartPole-v1", max_episode_steps=row + 2) for row in range(5)]
+    wanted = SyncVectorEnv(factories)
+    with closing(made(two, factories)) as envs:
+        assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+        for step in range(7):
+            assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), f"step {step}")
+
+
+def test_wrappers_and_arguments_reach_the_envs_of_each_hub(two: list[ServedHub]) -> None:
+    wrappers = [("FrameStackObservation", {"stack_size": 3})]
+    lengths = [{"max_episode_steps": row + 2} for row in range(5)]
+    factories = [
+        lambda one=one: gym.wrappers.FrameStackObservation(gym.make("CartPole-v1", **one), 3) for one in lengths
+    ]
+    wanted = SyncVectorEnv(factories)
+    with closing(made(two, "CartPole-v1", wrappers=wrappers, env_kwargs=lengths)) as envs:
+        assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+        for step in range(7):
+            assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), f"step {step}")
+        assert envs.is_wrapped(gym.wrappers.TimeLimit) == (True,) * 5
+
+
+def test_each_hubs_workers_are_set_up(two: list[ServedHub]) -> None:
+    def setup() -> None:
+        os.environ["SET_UP"] = "yes"
+
+    with closing(made(two, sims.Counter, worker_setup=setup)) as envs:
+        assert envs.call("environment", "SET_UP") == ("yes",) * 5
+
+
+@pytest.mark.parametrize("compression", ["lz4", pytest.param("zstd", marks=pytest.mark.long)])
+def test_observations_are_compressed_by_each_hub(two: list[ServedHub], compression: Any) -> None:
+    pytest.importorskip("lz4" if compression == "lz4" else "zstandard")
+    with closing(made(two, "CartPole-v1", compression=compression)) as envs:
+        wanted = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+        assert envs.compression == compression
+        assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+        assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), "step")
+
+
+def test_vector_env_is_one_on_each_hub(two: list[ServedHub]) -> None:
+    with closing(made(two, vector_sims.told, vector=True)) as envs:
+        observations, infos = envs.reset(seed=4)
+        assert observations[:, 0].tolist() == [4, 4, 6, 6, 6]  # the seed that each hub's vector env was given
+        assert len(infos["options"]) == 5
+        assert envs.step(ZEROS)[-1]["batch"].tolist() == [2, 2, 3, 3, 3]
+        envs.send([0, 0], [0, 1])  # the share of the first hub
+        assert envs.recv(timeout=20)[-1].tolist() == [0, 1]
+        envs.send([0, 0], [2, 3])
+        with pytest.raises(envhub.NothingPending, match=r"wait for envs \[4\] of their share"):
+            envs.recv()
+        envs.send([0], [4])
+        assert envs.recv(timeout=20)[-1].tolist() == [2, 3, 4]
+
+
+class Bounded(sims.Counter):
+    """Observes numbers up to a bound of its own."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__(length=3)
+        self.observation_space = gym.spaces.Box(-bound, bound, (2,), np.float64)
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, 0], np.float64)
+
+
+@pytest.mark.parametrize("split", [[2, 3], [1, 4]])
+def test_spaces_of_other_bounds_are_batched_if_the_mode_says_so(two: list[ServedHub], split: list[int]) -> None:
+    single = gym.spaces.Box(-99, 99, (2,), np.float64)
+    mode: Any
+    for bounds in ([10, 11, 12, 13, 14], [10, 11, 11, 11, 11]):
+        factories = [functools.partial(Bounded, bound) for bound in bounds]
+        for mode in ("different", (gym.vector.utils.batch_space(single, 5), single)):
+            wanted = SyncVectorEnv(factories, observation_mode=mode)
+            with closing(made(two, factories, split=split, observation_mode=mode)) as envs:
+                assert envs.observation_space == wanted.observation_space
+                assert envs.single_observation_space == wanted.single_observation_space
+                assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
+                assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), "step")
+        with closing(made(two, factories, split=split, observation_mode="first")) as envs:
+            assert envs.single_observation_space == gym.spaces.Box(-10, 10, (2,), np.float64)
+        with pytest.raises((RuntimeError, envhub.RequestRefused), match=r"not equivalent|spaces differ"):
+            made(two, factories, split=split)
+    assert sessions(two) == 0
+
+
+def test_program_of_the_page_runs(two: list[ServedHub], capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks("python several", [ROOT / "client/docs/fleets.md"])
+    for name, hub in zip(("tcp://simbox:5555", "tcp://simbox2:5555"), two, strict=True):
+        assert name in program
+        program = program.replace(name, hub.tcp)
+    exec(program, {})  # noqa: S102  a page of ours
+    assert capsys.readouterr().out.startswith(f"{two[0].tcp}, {two[1].tcp} wire ")
+    assert sessions(two) == 0
+
+
+# --- recording, observers ---------------------------------------------------------------------------------------------
+
+
+def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path: Path) -> None:
+    folders = []
+    for name, hub, options in (("one", two[0].tcp, {}), ("two", addresses(two, "wire", 2), {"split": [2, 3]})):
+        with closing(
+            envhub.make_vec("parts", 5, hub=hub, num_workers=2, record=tmp_path / name, **options)  # type: ignore[arg-type]
+        ) as envs:
+            envs.action_space.seed(1)
+            envs.reset(seed=5)
+            for _ in range(25):
+                envs.step(envs.action_space.sample())
+            with pytest.raises(ValueError, match="recorded"):
+                envs.send(envs.action_space.sample())
+        assert envs.recorded.dropped == 0 and envs.recorded.episodes
+        found = data_set(tmp_path / name)
+        numbers = [each["env_id"] for each in about_each(found)]  # the envs' episodes are written as they come
+        assert {*numbers} == {*range(5)}
+        folders.append([found[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)])
+    assert len(folders[0]) == len(folders[1])
+    for number, (left, right) in enumerate(zip(*folders, strict=True)):
+        for part in ("observations", "actions", "rewards", "terminations", "truncations", "infos"):
+            assert_same(getattr(right, part), getattr(left, part), f"{part} of episode {number}")
+
+
+class Counts(envhub.StepObserver):
+    """Counts what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def reset_ended(self, envs: Any, reset: Any, observations: Any) -> None:
+        self.seen.append(f"reset of {len(observations)}")
+
+    def step_begun(self, actions: Any) -> None:
+        self.seen.append("begun")
+
+    def step_ended(self, envs: Any, results: Any) -> None:
+        self.seen.append(f"step of {len(results[1])}")
+
+    def broken_off(self, error: Any) -> None:
+        self.seen.append(type(error).__name__)
+
+    def check_partial_batches(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.seen.append("closed")
+
+
+def test_observer_sees_whole_batches(two: list[ServedHub]) -> None:
+    observer = Counts()
+    with closing(made(two, "naughty")) as envs:
+        envs.add_observer(observer)
+        envs.reset()
+        envs.step(ZEROS)
+        with pytest.raises(ValueError, match="not allowed"):
+            envs.step([0, 0, 1, 0, 0])
+    assert observer.seen == ["reset of 5", "begun", "step of 5", "begun", "ValueError", "closed"]
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [pytest.param("wire", marks=pytest.mark.long), "shared"])
+def test_hubs_have_no_session_after_the_end(two: list[ServedHub], lanes: str) -> None:
+    envs = made(two, "naughty", lanes)
+    assert sessions(two) == 2
+    envs.close()
+    envs.close()
+    assert envs.closed and sessions(two) == 0
+    for use in ("reset", "recv", "observe", "render"):
+        with pytest.raises(envhub.SessionClosed):
+            getattr(envs, use)()
+    with closing(made(two, "naughty", lanes)) as envs:  # after an error, with a request pending
+        envs.reset()
+        with pytest.raises(ValueError, match="not allowed"):
+            envs.step([0, 1, 1, 0, 0])
+        envs.reset()
+        envs.step_async(ZEROS)
+    assert sessions(two) == 0
+    envs = made(two, "naughty", lanes)  # while some envs are under way
+    envs.reset()
+    envs.send([0, 0], [0, 4])
+    envs.close(terminate=True)
+    assert sessions(two) == 0
+    envs = made(two, "naughty", lanes)
+    envs.reset()
+    del envs
+    gc.collect()
+    assert wait_until(lambda: sessions(two) == 0, 10)
+
+
+def test_closing_one_vector_env_leaves_another_on_the_same_hubs(two: list[ServedHub]) -> None:
+    with closing(made(two, "counter")) as envs:
+        envs.reset()
+        other = made(two, "counter")
+        other.reset()
+        other.close()
+        assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
+
+
+def test_vector_env_over_several_hubs_is_neither_pickled_nor_used_by_a_forked_child(two: list[ServedHub]) -> None:
+    with closing(made(two, "counter")) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(envs)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                envs.step(ZEROS)
+                told = "stepped"
+            except BaseException as error:
+                told = type(error).__name__
+            os.write(writing, told.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reading, 100) == b"Forked"
+        os.close(reading)
+        os.close(writing)
+        assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
+
+
+def test_second_thread_is_refused_while_another_one_steps(two: list[ServedHub]) -> None:
+    with closing(made(two, "naughty")) as envs:
+        envs.reset()
+        began, errors = threading.Event(), []
+
+        def step() -> None:
+            began.set()
+            envs.step([6] * 5)
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        began.wait()
+        while thread.is_alive():
+            try:
+                envs.step(ZEROS)
+            except envhub.LocalProtocolError as error:
+                errors.append(error)
+                break
+        thread.join()
+        assert all("thread" in str(error) for error in errors)
+        counts = {*envs.get_attr("count")}
+        assert len(counts) == 1

@@ -1,0 +1,402 @@
+"""The division of a vector env's rows among hubs, and of requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from envhub_client.batch import Batch
+from envhub_client.federation.absent_lane import AbsentLane
+from envhub_client.federation.joint_shares import JointShares
+from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.placement import Room, checked_split, divided, placed
+from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from envhub.errors import HubLost, HubTimeout
+from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.values import codec
+from envhub.values.leaf import Leaf
+
+# --- placement --------------------------------------------------------------------------------------------------------
+
+cpus = st.integers(0, 12).map(float)
+rooms = st.lists(st.builds(Room, cpus, cpus, st.none() | st.integers(0, 12)), min_size=1, max_size=6)
+
+
+@given(st.integers(1, 40), rooms)
+def test_all_envs_are_placed_within_the_limits(num_envs: int, hubs: list[Room]) -> None:
+    most = [num_envs if hub.envs_free is None else hub.envs_free for hub in hubs]
+    if sum(min(num_envs, each) for each in most) < num_envs:
+        with pytest.raises(ValueError, match=f"{num_envs} envs are wanted"):
+            placed(num_envs, hubs)
+        return
+    counts = placed(num_envs, hubs)
+    assert sum(counts) == num_envs
+    assert all(0 <= count <= limit for count, limit in zip(counts, most, strict=True))
+
+
+@given(st.integers(1, 40), st.lists(cpus, min_size=1, max_size=6))
+@example(3, [0.0, 0.0])
+def test_envs_are_on_as_few_hubs_as_have_free_cpus(num_envs: int, free: list[float]) -> None:
+    counts = placed(num_envs, [Room(16.0, each, None) for each in free])
+    used = sum(map(bool, counts))
+    sums = [*accumulate(sorted(free, reverse=True))]
+    if sums[-1] >= num_envs:
+        assert used == 1 + sum(total < num_envs for total in sums)
+    elif any(free):  # on all that have any, as far as there are envs
+        assert used == min(num_envs, sum(map(bool, free)))
+        assert all(each or not count for each, count in zip(free, counts, strict=True))
+    else:
+        assert used == min(num_envs, len(free))
+
+
+def test_envs_are_divided_by_free_cpus() -> None:
+    assert placed(8, [Room(4, 4, None), Room(16, 12, None)]) == [0, 8]
+    assert placed(16, [Room(4, 4, None), Room(16, 12, None)]) == [4, 12]
+    assert placed(32, [Room(4, 4, None), Room(16, 12, None)]) == [8, 24]
+    assert placed(6, [Room(4, 0, None), Room(8, 0, None)]) == [2, 4]
+    assert placed(6, [Room(4, 4, 1), Room(8, 2, None)]) == [1, 5]
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_processes_are_divided_by_envs(data: st.DataObject, counts: list[int]) -> None:
+    number = data.draw(st.integers(len(counts), sum(counts)))
+    processes = divided(number, counts, counts)
+    assert sum(processes) == number
+    assert all(1 <= each <= count for each, count in zip(processes, counts, strict=True))
+
+
+@given(st.lists(st.integers(-1, 5), max_size=4), st.integers(1, 12), st.integers(1, 4))
+def test_split_is_taken_as_given_or_refused(split: list[int], num_envs: int, hubs: int) -> None:
+    if len(split) == hubs and min(split) >= 0 and sum(split) == num_envs:
+        assert checked_split(split, num_envs, hubs) == split
+        assert checked_split(np.array(split), num_envs, hubs) == split  # type: ignore[arg-type]
+    else:
+        with pytest.raises(ValueError, match="split="):
+            checked_split(split, num_envs, hubs)
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def parts_of_rows(draw: st.DrawFn) -> list[range]:
+    ends = [0, *accumulate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))]
+    return [range(*pair) for pair in pairwise(ends)]
+
+
+@given(st.data(), parts_of_rows())
+def test_reset_has_each_rows_seed_mask_and_options(data: st.DataObject, parts: list[range]) -> None:
+    count = parts[-1].stop
+    seeds = data.draw(st.lists(st.none() | st.integers(0, 99), min_size=count, max_size=count) | st.just([]))
+    mask = data.draw(st.lists(st.booleans(), min_size=count, max_size=count) | st.just([]))
+    each = data.draw(st.lists(st.binary(max_size=2), min_size=count, max_size=count) | st.just([]))
+    reset = Reset(seeds, mask, b"all", each)
+    for rows in parts:
+        own = reset_of(reset, rows)
+        wanted = [row for row in rows if not mask or mask[row]]
+        if own is None:
+            assert not wanted
+            continue
+        assert [rows[row] for row in range(len(rows)) if not own.mask or own.mask[row]] == wanted
+        assert own.mask == [] or not all(own.mask)  # else it is a reset of all rows there
+        assert own.seeds == ([seeds[row] for row in rows] if seeds else [])
+        assert own.options_each == ([each[row] for row in rows] if each else [])
+        assert own.options == b"all"
+
+
+@given(st.data(), parts_of_rows())
+def test_calls_and_attributes_go_to_the_hubs_of_their_rows(data: st.DataObject, parts: list[range]) -> None:
+    count = parts[-1].stop
+    named = sorted(data.draw(st.sets(st.integers(0, count - 1))))
+    values = [b"%d" % row for row in named or range(count)] if data.draw(st.booleans()) else [b"one"]
+    called, given_values = [], {}
+    for rows in parts:
+        call = call_of(Call("name", b"", rows=named), rows)
+        if call is not None:
+            called += [rows[row] for row in (call.rows or range(len(rows)))]
+        message = set_attr_of(SetAttr("name", values, named), rows, count)
+        if message is not None:
+            own = message.rows or range(len(rows))
+            each = message.values * len(own) if len(message.values) == 1 else message.values
+            given_values.update({rows[row]: value for row, value in zip(own, each, strict=True)})
+    wanted = named or [*range(count)]
+    assert called == wanted
+    assert given_values == {row: b"one" if values == [b"one"] else b"%d" % row for row in wanted}
+
+
+@given(st.data(), parts_of_rows())
+def test_actions_out_of_band_go_to_the_hubs_of_their_rows(data: st.DataObject, parts: list[range]) -> None:
+    rows = sorted(data.draw(st.sets(st.integers(0, parts[-1].stop - 1))))
+    packed = pack_rows((row, b"action %d" % row) for row in rows)
+    found = []
+    for part, own in zip(parts, out_of_band_of(packed, parts), strict=True):
+        found += [(part[row], bytes(blob)) for row, blob in unpack_rows(own, len(part))]
+    assert found == [(row, b"action %d" % row) for row in rows]
+
+
+# --- shares of vector envs --------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Rows of so many workers."""
+
+    def __init__(self, rows: range, num_workers: int) -> None:
+        self.rows = rows
+        self.maker = self.sizing = self
+        self.num_workers = num_workers
+
+
+def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
+    parts: Any = [Hub(range(4), 2), Hub(range(4, 7), 1)]
+    shares, begun = JointShares(parts), []
+
+    def begin(env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        begun.append((env_ids.tolist(), arrays[0].tolist()))
+
+    def send(*env_ids: int) -> None:
+        shares.send(np.array(env_ids), b"c", [np.array(env_ids) * 10], begin)
+
+    send(0, 5)
+    assert not begun and shares.held == [0, 5] and shares.missing == [2, 4, 6]
+    with pytest.raises(ValueError, match=r"envs \[5\] are sent already, and wait for envs \[2, 4, 6\]"):
+        send(5)
+    send(2)
+    assert begun == [([0, 2], [0, 20])] and shares.held == [5]
+    send(4, 6, 1, 3)
+    assert [env_ids for env_ids, _ in begun[1:]] == [[1, 3], [4, 5, 6]] and shares.held == []
+    assert begun[2][1] == [40, 50, 60]
+    send(0)
+    shares.give_up()
+    assert shares.held == [] == shares.missing
+
+
+# --- rows whose hub was lost ------------------------------------------------------------------------------------------
+
+LOSS = HubLost("the hub is gone")
+LOSS.hub = "hub-1"
+
+
+class Absence:
+    """The absence of rows that are on a hub again once ``over`` is set."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.loss, self.patience_s, self.over = LOSS, patience_s, False
+        self.error: Exception | None = None
+
+    def wait(self, timeout: float | None) -> bool:
+        assert self.over or timeout is not None, "it waits for ever"
+        return self.over
+
+
+class OneHub:
+    """A lane of three rows that counts what was begun on it."""
+
+    num_envs, name = 3, "wire"
+    leaves = (Leaf("<f8", (1,)),)
+
+    def __init__(self, first: float) -> None:
+        self.first, self.begun, self.outstanding_rows = first, list[str](), np.zeros(3, bool)
+
+    def last_observations(self) -> list[np.ndarray]:
+        return [np.arange(3.0).reshape(3, 1) + self.first]
+
+    @property
+    def are_outstanding(self) -> np.ndarray:
+        return self.outstanding_rows
+
+    @property
+    def outstanding(self) -> int:
+        return int(self.outstanding_rows.sum())
+
+    def begin_reset(self, reset: Reset) -> None:
+        self.begun.append("reset")
+
+    def begin_step(self, codes: bytes, arrays: Any, out_of_band: bytes) -> None:
+        self.begun.append(f"step {arrays[0].tolist()}")
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
+        self.begun.append(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
+        self.outstanding_rows[env_ids] = True
+
+    def ask_rows(self) -> None:
+        pass
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        pass
+
+    def done_rows(self) -> int:
+        return self.outstanding
+
+    def _batch(self, rows: np.ndarray, into: Any = None) -> Batch:
+        observations = [leaf[rows] for leaf in self.last_observations()]
+        if into is not None:
+            into[0][...] = observations[0]
+        none = np.zeros(len(rows), bool)
+        return Batch(into or observations, np.ones(len(rows)), none, none.copy(), [], [], rows)
+
+    def wait(self, timeout: float | None, into: Any = None) -> Batch:
+        return self._batch(np.arange(3), into)._replace(env_ids=None)
+
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        return self._batch(np.flatnonzero(self.outstanding_rows))
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        self.outstanding_rows[env_ids] = False
+
+
+class Interrupted(OneHub):
+    """A lane at whose first wait the program is interrupted."""
+
+    waits = 0
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.begun),)
+
+    def wait(self, timeout: float | None, into: Any = None) -> Batch:
+        self.waits += 1
+        if self.waits == 1:
+            raise KeyboardInterrupt
+        return super().wait(timeout, into)
+
+
+ACTIONS = np.array([7, 8, 9])
+
+
+class Lost:
+    """Three rows whose hub was lost, and the lane of the hub that has them again."""
+
+    def __init__(self, patience_s: float = 0.0, loose: bool = False) -> None:
+        self.absence, self.hub = Absence(patience_s), OneHub(100.0)
+        lane: Any = OneHub(10.0)
+        self.lane = AbsentLane(lane, lane.are_outstanding, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
+
+    def step(self, timeout: float | None = None) -> Batch:
+        self.lane.begin_step(b"c", [ACTIONS], b"")
+        return self.lane.wait(timeout)
+
+    def reset(self, mask: list[bool] | None = None, timeout: float | None = None) -> Batch:
+        self.lane.begin_reset(Reset([], mask or []))
+        return self.lane.wait(timeout)
+
+
+def truncated(batch: Batch) -> list[int]:
+    """The rows that this batch truncates by the loss."""
+    assert batch.truncations is not None and batch.rewards is not None
+    rows = range(3) if batch.env_ids is None else batch.env_ids.tolist()
+    told = [row for row, flag in zip(rows, batch.truncations, strict=True) if flag]
+    assert [row for row, _ in batch.rows] == told
+    for _, blob in batch.rows:
+        (failure,) = (value for key, value in codec.decode_leniently(blob)[0].items() if key == "env_failure")
+        assert "hub_lost" in str(failure) and "hub-1" in str(failure)
+    return told
+
+
+def test_every_row_is_truncated_once_with_its_last_observation() -> None:
+    lost = Lost()
+    batch = lost.step()
+    assert truncated(batch) == [0, 1, 2] and batch.observations[0][:, 0].tolist() == [10.0, 11.0, 12.0]
+    lost.absence.over = True
+    assert lost.lane.is_replaceable
+    batch = lost.step()
+    assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
+    assert lost.hub.begun == ["step [7, 8, 9]"]
+
+
+def test_step_waits_for_the_rows_while_there_is_patience() -> None:
+    lost = Lost(patience_s=5.0)
+    assert truncated(lost.step()) == [0, 1, 2]
+    lost.lane.begin_step(b"c", [ACTIONS], b"")
+    with pytest.raises(HubTimeout, match=r"not made again within 0\.1 s"):
+        lost.lane.wait(0.1)
+    lost.absence.over = True
+    assert truncated(lost.lane.wait(None)) == []
+    assert lost.hub.begun == ["step [7, 8, 9]"]
+
+
+def test_step_is_a_truncation_where_the_patience_ends() -> None:
+    lost = Lost()
+    for _ in range(3):
+        assert truncated(lost.step()) == [0, 1, 2]
+    assert lost.hub.begun == []
+
+
+def test_reset_waits_for_the_rows_and_tells_them() -> None:
+    lost = Lost()
+    lost.lane.begin_reset(Reset([]))
+    with pytest.raises(HubTimeout):
+        lost.lane.wait(0.1)
+    lost.absence.over = True
+    assert lost.lane.wait(None).observations[0][0, 0] == 100.0
+    assert truncated(lost.step()) == []  # a reset row has a new episode
+    assert lost.hub.begun == ["reset", "step [7, 8, 9]"]
+
+
+def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then() -> None:
+    lost = Lost()
+    lost.absence.over = True
+    batch = lost.reset([True, False, False])
+    assert batch.observations[0][:, 0].tolist() == [100.0, 11.0, 12.0]
+    assert not lost.lane.is_replaceable
+    assert {*truncated(lost.step())} >= {1, 2}
+
+
+def test_rows_of_a_part_are_truncated_once_each() -> None:
+    lost = Lost()
+    lane = lost.lane
+    lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
+    assert lane.done_rows() == 2 and lane.are_outstanding.tolist() == [True, False, True]
+    batch = lane.wait_rows(1, 0)
+    assert truncated(batch) == [0, 2]
+    lane.taken(np.array([0, 2]))
+    lost.absence.over = True
+    lane.begin_rows(np.array([0, 1]), b"c", [ACTIONS[[0, 1]]])
+    lane.ask_rows()
+    batch = lane.wait_rows(2, 0)
+    assert batch.env_ids is not None and batch.env_ids.tolist() == [0, 1] and truncated(batch) == [1]
+    assert lost.hub.begun == ["rows [0] [7]"]
+    lane.taken(np.array([0, 1]))
+    assert lane.outstanding == 0 and lane.is_replaceable
+
+
+def test_rows_that_were_under_way_are_truncated() -> None:
+    old: Any = OneHub(10.0)
+    old.outstanding_rows[1] = True
+    lane = AbsentLane(old, old.are_outstanding, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
+    assert lane.settle() and truncated(lane.wait_rows(1, 0)) == [1]
+
+
+def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
+    lost = Lost()
+    assert truncated(lost.step()) == [0, 1, 2]
+    lost.lane.report_again()  # an interrupt came before another hub's results
+    lost.absence.over = True
+    assert not lost.lane.is_replaceable
+    assert truncated(lost.step()) == [0, 1, 2] and lost.lane.is_replaceable
+    assert truncated(lost.step()) == []
+
+
+def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
+    lost, other = Lost(), Interrupted(50.0)
+    maker: Any = None
+    parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
+    lane = FederatedLane(parts, loose=False, copy=True)
+    lane._absent = parts[:1]
+    actions = [np.concatenate([ACTIONS, ACTIONS])]
+    lane.begin_step(b"c", actions, b"")
+    with pytest.raises(KeyboardInterrupt):
+        lane.wait(None)
+    lane.give_up()
+    lost.absence.over = True
+    assert not lane.settle()
+    lane.begin_step(b"c", actions, b"")
+    batch = lane.wait(None)
+    assert batch.truncations is not None and batch.truncations.tolist() == [True] * 3 + [False] * 3
+    assert other.begun == ["step [7, 8, 9]"] * 2 and lost.lane.is_replaceable

@@ -4,6 +4,9 @@ Another socket can be put at a path between a check and a connection, and before
 file stays the same file: Linux resolves ``/proc/self/fd/N`` to the file itself, even if its path is gone or names
 another file. A connection to ``/proc/self/fd/N`` reaches the process that bound the socket, and is refused once that
 process has closed it.
+
+macOS cannot hold such a file open. There the socket is reached by its path, and must be in a folder in which, and above
+which, no other user can replace it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import os
 import stat
 import sys
 from io import FileIO
+
+from envhub.transport.folder_owners import weakness_of
 
 NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket without a listener does
 
@@ -29,17 +34,40 @@ class OtherUsersSocket(PermissionError):
         self.user = user
 
 
-def open_socket_file(path: str) -> FileIO:
+class SocketAtPath:
+    """The socket at a path, on a system that cannot hold its file open."""
+
+    def __init__(self, path: str, status: os.stat_result) -> None:
+        self.path = path
+        self._inode = status.st_dev, status.st_ino
+
+    def is_same(self, other: SocketAtPath) -> bool:
+        """True if both are one file."""
+        return self._inode == other._inode
+
+    def __enter__(self) -> SocketAtPath:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+def open_socket_file(path: str) -> FileIO | SocketAtPath:
     """Open the file of the socket at this path.
 
     Returns:
-        A file for ``place_of`` only. The caller owns it.
+        A file for ``place_of`` and ``is_same`` only. The caller owns it.
 
     Raises:
         OtherUsersSocket: another user made it.
-        OSError: there is no socket, or this user may not enter its folder.
+        OSError: there is no socket, or this user may not enter its folder, or others may write to that on macOS.
     """
-    if sys.platform != "linux" or not stat.S_ISSOCK(os.stat(path).st_mode):
+    if sys.platform != "linux":
+        return _socket_at(path)
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.ENOTSOCK, "is no socket", path)
     # One call into C opens and stores it: an interrupt in between would leak the descriptor.
     (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
@@ -49,6 +77,26 @@ def open_socket_file(path: str) -> FileIO:
     return file
 
 
-def place_of(file: FileIO) -> str:
+def _socket_at(path: str) -> SocketAtPath:
+    status = os.lstat(path)
+    if sys.platform == "win32" or not stat.S_ISSOCK(status.st_mode):
+        raise OSError(errno.ENOTSOCK, "is no socket", path)
+    if status.st_uid != os.getuid():
+        raise OtherUsersSocket(path, status.st_uid)
+    if (weakness := weakness_of(os.path.dirname(path))) is not None:
+        raise OSError(errno.EPERM, f"another user could replace it, since {weakness}", path)
+    return SocketAtPath(path, status)
+
+
+def is_same(file: FileIO | SocketAtPath, other: FileIO | SocketAtPath) -> bool:
+    """True if both are the file of one socket."""
+    if isinstance(file, SocketAtPath) or isinstance(other, SocketAtPath):
+        return isinstance(file, SocketAtPath) and isinstance(other, SocketAtPath) and file.is_same(other)
+    return os.path.sameopenfile(file.fileno(), other.fileno())
+
+
+def place_of(file: FileIO | SocketAtPath) -> str:
     """The path at which this process connects to the socket while the file is open."""
+    if isinstance(file, SocketAtPath):
+        return file.path
     return f"/proc/self/fd/{file.fileno()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ PROGRAM = """
 import functools, io, sys
 import other_platform
 
-platform, plain, guarded = sys.argv[1:]
+platform, plain, local, guarded = sys.argv[1:]
 other_platform.become(platform)
 other_platform.hide_proc()
 
@@ -85,7 +86,7 @@ command("serve", "CartPole-v1")
 for make in (
     lambda: envhub.make_vec("CartPole-v1", 2),
     lambda: envhub.AsyncVectorEnv([lambda: None]),
-    lambda: envhub.connect("ipc:///tmp/hub.sock"),
+    lambda: print(envhub.make_vec("counter", 1, hub=local).lane),
     lambda: envhub.connect("ssh://box"),
     lambda: envhub.connect(),
     lambda: envhub.make_vec("CartPole-v1", 2, hub=plain, record="somewhere"),
@@ -117,12 +118,21 @@ status 0
 status 2
 HubUnreachable: a hub of the program's own needs Linux, and this is SYSTEM
 HubUnreachable: a hub of the program's own needs Linux, and this is SYSTEM
-AddressError: the address ipc:///tmp/hub.sock needs Linux, and this is SYSTEM
-AddressError: an ssh:// address needs Linux, and this is SYSTEM
-AddressError: a hub that is found without an address needs Linux, and this is SYSTEM
+LOCALAddressError: a hub that is found without an address needs Linux, and this is SYSTEM
 ValueError: record= needs Linux, and this is SYSTEM
 AttributeError: envhub.serve needs Linux, and this is SYSTEM
 """
+
+LOCAL = {
+    "darwin": """\
+wire
+HubUnreachable: ssh does not reach box: there is no command 'no-ssh'; ENVHUB_SSH names another
+""",
+    "win32": """\
+AddressError: the address IPC needs Linux, and this is Windows
+AddressError: an ssh:// address needs Linux, and this is Windows
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +148,22 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_client_does_what_the_page_says(platform: str, hub: ServedHub, guarded: str, tmp_path: Path) -> None:
-    run = [sys.executable, "-c", PROGRAM, platform, hub.tcp, guarded]
-    environ = {**os.environ, "PYTHONPATH": str(HERE), "XDG_CONFIG_HOME": str(tmp_path), "ENVHUB_LOG": "error"}
+    run = [sys.executable, "-c", PROGRAM, platform, hub.tcp, hub.ipc, guarded]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "ENVHUB_LOG": "error",
+        "ENVHUB_SSH": "no-ssh",
+    }
     environ.pop("ENVHUB_ADDRESS", None)
     result = subprocess.run(run, capture_output=True, text=True, timeout=60, env=environ)
     system = {"darwin": "macOS", "win32": "Windows"}[platform]
     lines = [line.partition(": pass the tcp://")[0] for line in result.stdout.splitlines()]
     lines = [re.sub(r"^(ok: 0 sessions|counter\tBox).*", r"\1", line).replace("\t", " ") for line in lines]
-    assert "\n".join(lines) + "\n" == PRINTED.replace("SYSTEM", system)
+    assert "\n".join(lines) + "\n" == PRINTED.replace("LOCAL", LOCAL[platform]).replace("SYSTEM", system).replace(
+        "IPC", hub.ipc
+    )
     assert result.returncode == 0 and f"envhub serve: this command needs Linux, and this is {system}" in result.stderr
 
 
@@ -164,6 +182,36 @@ def passed_there(platform: str, chosen: str, *files: str) -> int:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_tests_by_tcp_pass_there(platform: str) -> None:
     assert passed_there(platform, "tcp", *FILES) > 40
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_tests_by_ipc_and_ssh_pass_on_macos() -> None:
+    assert passed_there("darwin", "ipc or ssh", *FILES, "ssh", "ssh_tunnel") > 40
+
+
+def test_socket_on_macos_is_in_a_folder_that_others_cannot_write_to(tmp_path: Path) -> None:
+    addresses = []
+    for mode in (0o700, 0o755, 0o757, 0o1777):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        addresses.append(str(folder / "hub.sock"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(addresses[-1])
+        folder.chmod(mode)
+    program = (
+        "import other_platform, sys; other_platform.become('darwin')\n"
+        "from envhub_client.connection.local_sockets import LocalSockets\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: print(LocalSockets(path).place())\n"
+        "    except Exception as error: print(error)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(HERE)}
+    run = [sys.executable, "-c", program, *addresses]
+    printed = subprocess.run(run, stdout=subprocess.PIPE, text=True, timeout=60, env=environ).stdout.splitlines()
+    assert printed[:2] == addresses[:2]
+    refused = "another user could replace it, since {} can be written to by every user"
+    assert all(refused.format(Path(path).parent) in line for path, line in zip(addresses[2:], printed[2:], strict=True))
 
 
 @pytest.mark.long

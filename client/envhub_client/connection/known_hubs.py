@@ -68,13 +68,13 @@ def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
         address = _of_ray(address)
     if isinstance(address, str) and address.startswith("ssh://"):
-        if sys.platform != "linux":
+        if sys.platform == "win32":
             raise AddressError(only_linux("an ssh:// address"))
         from envhub_client.connection import ssh_tunnel
 
         address = ssh_tunnel.forwarded(address)
     hub = addresses.parse_hub(address)
-    if hub.is_ipc and sys.platform != "linux":
+    if hub.is_ipc and sys.platform == "win32":
         raise AddressError(only_linux(f"the address {hub.text}"))
     return hub
 

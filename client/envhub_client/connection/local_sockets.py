@@ -2,6 +2,7 @@
 
 A connection is made to the file of a socket, which is held open from the check of its owner on. So a connection that
 libzmq makes again by itself reaches the same process or none, also where another process has taken the path meanwhile.
+macOS has no such descriptor: there it is made to the path, in a folder that other users cannot write to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from envhub.errors import AddressError
 from envhub.transport.address import side_path
-from envhub.transport.socket_file import NOWHERE, OtherUsersSocket, open_socket_file, place_of
+from envhub.transport.socket_file import NOWHERE, OtherUsersSocket, SocketAtPath, is_same, open_socket_file, place_of
 from envhub.transport.socket_owner import user_text
 
 PROBE_S = 0.2
@@ -49,7 +50,7 @@ class LocalSockets:
         """
         self._path = path
         self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
-        self._file: FileIO | None = None if self._own is None else self._own[0]
+        self._file: FileIO | SocketAtPath | None = None if self._own is None else self._own[0]
         if self._own is None:
             try:
                 open_socket_file(path).close()
@@ -71,7 +72,7 @@ class LocalSockets:
         if file is None:
             return False
         with file:
-            return self._file is None or not os.path.sameopenfile(file.fileno(), self._file.fileno())
+            return self._file is None or not is_same(file, self._file)
 
     def refuses(self) -> bool:
         """True if nothing listens at the last ``place``, which proves that the hub is gone."""
@@ -108,7 +109,7 @@ class LocalSockets:
         with open_socket_file(path) as file:
             side.connect(place_of(file))
 
-    def _opened(self) -> FileIO | None:
+    def _opened(self) -> FileIO | SocketAtPath | None:
         try:
             return open_socket_file(self._path)
         except OSError:
@@ -127,7 +128,9 @@ def _why_unusable(path: str, error: OSError) -> str:
         return f"belongs to {user_text(error.user)}, and a hub's socket serves its own user alone: {KEY_OR_OWN_HUB}"
     if sys.platform == "win32":
         return str(error)
-    closed = [each for each in reversed(Path(path).parents) if not os.access(each, os.X_OK, effective_ids=True)]
+    by_effective = os.access in os.supports_effective_ids
+    parents = reversed(Path(path).parents)
+    closed = [each for each in parents if not os.access(each, os.X_OK, effective_ids=by_effective)]
     if error.errno == errno.EACCES and closed:
         user, owner = user_text(os.geteuid()), user_text(closed[0].stat().st_uid)
         return f"cannot be reached: {user} may not enter {closed[0]}, which belongs to {owner}; {KEY_OR_OWN_HUB}"

@@ -33,6 +33,7 @@ _HOST = r"([A-Za-z0-9_][\w.@-]*@)?[A-Za-z0-9_][\w.-]*"
 _PLACE = re.compile(rf"ssh://(?P<host>{_HOST})(:(?P<port>[0-9]{{1,5}}))?(?P<path>{_PATH})?")
 OPEN_S = 60.0  # for ssh to connect; it may ask the user for a password
 POLL_S = 0.05
+NAME_CHARS_MAX = 24  # in the folder of temporary files of macOS, whose path has some 50 characters
 TAIL_BYTES = 4096  # of what ssh and the machine there say
 TAIL_S = 1.0  # for it, once ssh has ended: a process below it may have its output open still
 # What ``envhub.transport.address.default_address`` says there, in the shell of that user.
@@ -109,7 +110,8 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
         text = f"its socket here would be in {tempfile.gettempdir()!r}; name a folder by TMPDIR {_UNREAD}"
         raise HubUnreachable(f"ssh does not reach {host}: {text}")
     folder = Path(tempfile.mkdtemp(prefix="envhub-ssh-"))
-    socket = folder / f"{host}.sock"
+    name = f"{host}.sock"
+    socket = folder / (name if len(name) <= NAME_CHARS_MAX else "hub.sock")  # a socket's path must be short
     options = ["-o", "ExitOnForwardFailure=yes", "-L", f"{socket}:{path}"]
     ssh = subprocess.Popen(
         [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

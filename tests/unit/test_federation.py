@@ -348,6 +348,18 @@ def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then
     assert {*truncated(lost.step())} >= {1, 2}
 
 
+def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated() -> None:
+    lost = Lost()
+    lost.absence.over = True
+    lost.reset([True, False, False])
+    batch = lost.step()
+    assert batch.env_ids is None and truncated(batch) == [1, 2]
+    assert batch.observations[0].ravel().tolist() == [100.0, 11.0, 12.0]
+    assert lost.hub.begun == ["reset", "rows [0] [7]"]
+    assert lost.lane.outstanding == 0 and lost.lane.is_replaceable
+    assert truncated(lost.lane.wait(None)) == [1, 2]  # the same again
+
+
 def test_rows_of_a_part_are_truncated_once_each() -> None:
     lost = Lost()
     lane = lost.lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,8 +12,11 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
+from envhub_client.deadline import Deadline
 from envhub_client.federation.absence import Absence
 from envhub_client.lanes.base import HubLane
+
+LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
 Rows = tuple[np.ndarray, bytes, list[np.ndarray]]
 
@@ -48,6 +52,8 @@ class AbsentLane:
         self._sent: np.ndarray = outstanding.copy()
         self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
+        self._by_rows = False  # whether the step of all rows under way is one of each row by itself
+        self._joined: Batch | None = None  # its results
         self._truncates = False  # whether the step of all rows under way is a truncation
         self._reported = np.zeros(self.num_envs, bool)  # rows whose truncation the step under way returned first
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
@@ -94,7 +100,8 @@ class AbsentLane:
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, as soon as the rows are on a hub again."""
-        self._truncates, self._begin = False, lambda lane: lane.begin_reset(reset)
+        self._truncates = self._by_rows = False
+        self._begin = lambda lane: lane.begin_reset(reset)
         self._reported[:] = False
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
@@ -102,14 +109,25 @@ class AbsentLane:
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied."""
         own = [array.copy() for array in arrays]
-        self._truncates, self._unreset = bool(self._untold.any()), None
+        untold, self._unreset, self._begin = self._untold.any(), None, None
         self._reported[:] = False
-        self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
+        # Rows that were reset since the loss, or stepped by themselves, are stepped; the others are truncated.
+        self._by_rows = bool(untold and not self._untold.all() and not out_of_band)
+        self._truncates, self._joined = bool(untold and not self._by_rows), None
+        if self._by_rows:
+            self.begin_rows(np.arange(self.num_envs), codes, own)
+        elif not self._truncates:
+            self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun; as ``HubLane.wait``."""
         into = [np.empty_like(leaf) for leaf in self._last] if into is None else into
+        if self._by_rows:
+            self._joined = self._joined or self._of_all_rows(timeout)
+            for array, leaf in zip(into, self._joined.observations, strict=True):
+                array[...] = leaf
+            return self._joined._replace(observations=into, env_ids=None)
         if not self._truncates and self._begin is not None:
             self._truncates = not self._begun_on_hub(timeout)
         if self._truncates:
@@ -123,6 +141,21 @@ class AbsentLane:
             self._untold &= self._unreset
         for array, last in zip(into, self._last, strict=True):
             last[...] = array
+        return batch
+
+    def _of_all_rows(self, timeout: float | None) -> Batch:
+        """The results of all rows, of which some are truncated; errors as for ``wait``."""
+        deadline, rows = None if timeout is None else Deadline(timeout), np.arange(self.num_envs)
+        while True:
+            self.ask_rows()
+            if self.done_rows() == self.num_envs:
+                break
+            if deadline is not None and not deadline.left_s():
+                raise HubTimeout(f"{self.absence.loss}; not all of its envs are done within {timeout:g} s: wait again")
+            time.sleep(LOOK_S)
+        batch = self.wait_rows(self.num_envs, 0)
+        self._reported |= self._untold
+        self.taken(rows)
         return batch
 
     def _begun_on_hub(self, timeout: float | None) -> bool:

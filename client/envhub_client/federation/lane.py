@@ -91,7 +91,8 @@ class FederatedLane:
         self._request.settle()
         if self._rows_request.is_pending:
             self.confirm_rows(None)
-        self._finish_taking()
+        if self._taking is not None:
+            self._finish_taking()
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:

@@ -304,9 +304,10 @@ def test_every_row_is_truncated_once_with_its_last_observation() -> None:
     batch = lost.step()
     assert truncated(batch) == [0, 1, 2] and batch.observations[0][:, 0].tolist() == [10.0, 11.0, 12.0]
     lost.absence.over = True
-    assert lost.lane.is_replaceable
+    assert not lost.lane.is_replaceable  # the hub's lane has no observation yet
     batch = lost.step()
     assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
+    assert lost.lane.is_replaceable
     assert lost.hub.begun == ["step [7, 8, 9]"]
 
 
@@ -356,8 +357,11 @@ def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated()
     assert batch.env_ids is None and truncated(batch) == [1, 2]
     assert batch.observations[0].ravel().tolist() == [100.0, 11.0, 12.0]
     assert lost.hub.begun == ["reset", "rows [0] [7]"]
-    assert lost.lane.outstanding == 0 and lost.lane.is_replaceable
+    assert lost.lane.outstanding == 0 and not lost.lane.is_replaceable
     assert truncated(lost.lane.wait(None)) == [1, 2]  # the same again
+    unseen, lasts = lost.lane.earlier_observations()
+    assert unseen.tolist() == [False, True, True] and lasts[0].ravel().tolist() == [100.0, 11.0, 12.0]
+    assert truncated(lost.step()) == [] and lost.lane.is_replaceable
 
 
 def test_rows_of_a_part_are_truncated_once_each() -> None:
@@ -375,7 +379,7 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
     assert batch.env_ids is not None and batch.env_ids.tolist() == [0, 1] and truncated(batch) == [1]
     assert lost.hub.begun == ["rows [0] [7]"]
     lane.taken(np.array([0, 1]))
-    assert lane.outstanding == 0 and lane.is_replaceable
+    assert lane.outstanding == 0 and not lane.is_replaceable
 
 
 def test_rows_that_were_under_way_are_truncated() -> None:
@@ -391,8 +395,8 @@ def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
     lost.lane.report_again()  # an interrupt came before another hub's results
     lost.absence.over = True
     assert not lost.lane.is_replaceable
-    assert truncated(lost.step()) == [0, 1, 2] and lost.lane.is_replaceable
-    assert truncated(lost.step()) == []
+    assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.is_replaceable
+    assert truncated(lost.step()) == [] and lost.lane.is_replaceable
 
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:

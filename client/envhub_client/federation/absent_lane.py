@@ -49,6 +49,7 @@ class AbsentLane:
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
         self._untold = np.ones(self.num_envs, bool)  # whether the row's truncation was not returned yet
+        self._unseen = np.ones(self.num_envs, bool)  # whether the row has shown nothing on the hub that has it again
         self._sent: np.ndarray = outstanding.copy()
         self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
@@ -61,8 +62,8 @@ class AbsentLane:
 
     @property
     def is_replaceable(self) -> bool:
-        """True if the rows are on a hub again and each has been truncated: that hub's lanes can take its place."""
-        return self.absence.over and not self._untold.any() and not self._sent.any()
+        """True if the rows are on a hub again, truncated, and have observations there: its lanes can take the place."""
+        return self.absence.over and not (self._untold | self._unseen).any() and not self._sent.any()
 
     def hub_lane(self) -> HubLane:
         """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""
@@ -91,6 +92,10 @@ class AbsentLane:
     def last_observations(self) -> list[np.ndarray]:
         """Copies of the rows' last observations; of those that have none on the hub that has them now, earlier ones."""
         return [leaf.copy() for leaf in self._last]
+
+    def earlier_observations(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Mask of the rows that have no observation on the hub that has them now, and the last ones of all rows."""
+        return self._unseen.copy(), self.last_observations()
 
     def report_again(self) -> None:
         """Truncate the rows once more whose truncation was in a step that did not reach the caller."""
@@ -139,6 +144,7 @@ class AbsentLane:
             for array, last in zip(into, self._last, strict=True):
                 array[self._unreset] = last[self._unreset]
             self._untold &= self._unreset
+        self._unseen &= False if self._unreset is None else self._unreset
         for array, last in zip(into, self._last, strict=True):
             last[...] = array
         return batch
@@ -256,6 +262,7 @@ class AbsentLane:
             batches.append(batch := self._lane.wait_rows(1, timeout))
             for array, last in zip(batch.observations, self._last, strict=True):
                 last[batch.env_ids] = array
+            self._unseen[batch.env_ids] = False
         return joined(batches)
 
     def taken(self, env_ids: np.ndarray) -> None:

@@ -109,6 +109,14 @@ class FederatedLane:
             np.concatenate(leaf) for leaf in zip(*(part.lane.last_observations() for part in self.parts), strict=True)
         ]
 
+    def put_earlier(self, observations: Sequence[np.ndarray]) -> None:
+        """Put the last observations of rows that have none on the hub that has them now into these of all rows."""
+        for part in self._absent:
+            if isinstance(part.lane, AbsentLane):
+                unseen, lasts = part.lane.earlier_observations()
+                for array, last in zip(observations, lasts, strict=True):
+                    part.take(array)[unseen] = last[unseen]
+
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
     def lost(self, part: HubPart, loss: HubLost) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
@@ -196,11 +197,11 @@ class FederatedSession(LaneSession):
             self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts})
             replies = self._request.results(None)
         observed = [part.observed(reply) for part, reply in zip(parts, replies, strict=True)]
+        arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]
+        self._lane.put_earlier(arrays)
         steps = [count for message, _ in observed for count in message.steps]
         given = [flag for message, _ in observed for flag in message.given]
-        leaves = zip(*(arrays for _, arrays in observed), strict=True)
-        frames = [b"".join(array.tobytes() for array in leaf) for leaf in leaves]
-        return Reply(Op.OBSERVE, Observed(len(steps), steps, given), frames)
+        return Reply(Op.OBSERVE, Observed(len(steps), steps, given), [array.tobytes() for array in arrays])
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

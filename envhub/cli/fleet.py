@@ -59,7 +59,9 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
         for row in rows:
             if row.why:
                 errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
-    sys.exit(0 if all(row.answers for row in rows) else EXIT_FAILED)
+    if not rows:
+        errors.print(f"no hub is there: {' '.join(hub)}", markup=False, soft_wrap=True)
+    sys.exit(0 if rows and all(row.answers for row in rows) else EXIT_FAILED)
 
 
 def up(

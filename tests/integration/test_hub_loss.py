@@ -270,6 +270,39 @@ def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
         assert envs.reset()[0]["word"] == ("", "")
 
 
+def test_last_observation_of_a_row_whose_result_was_not_received_is_the_one_before() -> None:
+    with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane="wire", on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0, 0, 0])
+        for _ in range(2):
+            envs.send(np.array([0]), [0])
+            envs.recv()
+        envs.send(np.array([0, 8, 0, 8]))  # the second and the last never end
+        with pytest.raises(envhub.HubTimeout):
+            envs.recv(4, timeout=1.0)
+        kill_private_hub()
+        observations, _, _, truncations, _, env_ids = envs.recv()
+        assert env_ids.tolist() == [0, 1, 2, 3] and truncations.all()
+        assert observations[:, 0].tolist() == [3, 1, 1, 1]
+
+
+def test_last_observation_is_one_that_was_returned_after_steps_that_raised() -> None:
+    with closing(envhub.make_vec([sims.Naughty] * 2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="not allowed"):
+                envs.step([1, 0])
+        kill_private_hub()
+        truncated(envs.step([0, 0]), 1)
+        envs.reset()
+        with pytest.raises(ValueError, match="not allowed"):
+            envs.step([1, 0])
+        envs.reset()
+        kill_private_hub()
+        truncated(envs.step([0, 0]), 0)
+
+
 class Fragile(sims.Counter):
     """Kills its process once while it is made, wherever a file says so."""
 

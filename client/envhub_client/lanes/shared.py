@@ -84,6 +84,7 @@ class SharedLane:
         self._begun = Begun.BY_HUB
         self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
+        self._last: list[np.ndarray] | None = None  # copies of what was returned last, where the slots may not hold it
         connection.on_close(self.close)
 
     def settle(self) -> bool:
@@ -122,12 +123,15 @@ class SharedLane:
             due = time.monotonic_ns() >= connection.tend_ns
             if due or connection.protocol.unsettled or not self._arena.client_may_post:
                 self._prepare()
+            if self._unreturned:
+                self._keep_last()
             self._begun, self._unreturned = Begun.POSTED, True
             self._driver.post(OP_STEP, codes, arrays)
             self._ring(self._bells)
 
     def _leave_to_hub(self) -> None:
         """Have the hub drive what is begun next."""
+        self._keep_last()
         self._begun = Begun.BY_HUB
         self._driver.forget()
 
@@ -175,6 +179,8 @@ class SharedLane:
         with self._connection.in_use:
             self.confirm_rows(None)
             self._prepare()
+            if self._unreturned:
+                self._keep_last()
             self._unconfirmed = env_ids, self.progress
             self._begun = Begun.POSTED
             self._driver.post_rows(env_ids, codes, arrays)
@@ -206,6 +212,7 @@ class SharedLane:
                 except (KeyboardInterrupt, HubTimeout):  # the next wait asks again
                     raise
                 except BaseException:
+                    self._keep_last()
                     driver.taken(raised)
                     raise
             rows, large = driver.infos(env_ids)
@@ -229,13 +236,24 @@ class SharedLane:
 
     def last_observations(self) -> list[np.ndarray]:
         """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
+        if self._last is not None:
+            return [*map(np.ndarray.copy, self._last)]
         arena, rows = self._arena, np.arange(self.num_envs)
         # A row goes from one slot to the other with each request.
         slots = (arena.request & 1) ^ (self._unreturned | np.frombuffer(self._driver.sent, np.bool_))
         return [leaf[slots, rows] for leaf in arena.observations]
 
+    def _keep_last(self) -> None:
+        """Copy what was returned last, before a request that may overwrite it or whose results may not be returned."""
+        if self._wire.keeps_last and self._last is None:
+            self._last = self.last_observations()
+
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        if self._last is not None:
+            slots = self._arena.done[env_ids] & 1
+            for last, leaf in zip(self._last, self._arena.observations, strict=True):
+                last[env_ids] = leaf[slots, env_ids]
         self._driver.taken(env_ids)
 
     @property
@@ -246,7 +264,9 @@ class SharedLane:
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, again if asked again; errors as for the wire lane."""
         if self._begun is Begun.BY_HUB:
-            return self._wire.wait(timeout, into)
+            batch = self._wire.wait(timeout, into)
+            self._last, self._unreturned = None, False
+            return batch
         with self._connection.in_use:
             deadline = None if timeout is None else Deadline(timeout)
             self._await(deadline)
@@ -259,7 +279,7 @@ class SharedLane:
                 observations = into
             elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]
-            self._unreturned = False
+            self._last, self._unreturned = None, False
             results = arena.rewards.copy(), arena.terminations.copy(), arena.truncations.copy()
             return Batch(observations, *results, rows, groups)
 

@@ -84,7 +84,7 @@ class WireLane:
         self._inbox = _EMPTY
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
-        self._keeps_last = keeps_last
+        self.keeps_last = keeps_last
         self._last: list[np.ndarray] | None = None  # of each leaf, as they came; None before the first ones
 
     def settle(self) -> bool:
@@ -250,6 +250,9 @@ class WireLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        if self.keeps_last:
+            for part in self._inbox.parts:
+                self._keep_rows(part)
         self._sent[env_ids] = False
         self._inbox = _Inbox((), None, self._inbox.read)
 
@@ -296,9 +299,7 @@ class WireLane:
         env_ids = np.frombuffer(frames[0], np.int64).copy()
         if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
             raise ValueError("rows that were not sent")
-        observations, received = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
-        if self._keeps_last:
-            self._keep_rows(env_ids, received)
+        observations, _ = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
         results = split_results(bytearray(frames[count + 1]), len(env_ids))
         infos = self._infos(frames[count + 2 :], deadline) if len(frames) > count + 2 else ([], [])
         return Batch(observations, *results, *infos, env_ids)
@@ -321,16 +322,17 @@ class WireLane:
         if buffers is None and self._buffers is not None:
             buffers = self._buffers[self._turn]
         observations, received = self._arrays(frames[:count], self._fields, buffers)
-        if self._keeps_last:
+        if self.keeps_last:
             self._last = received
         if not results:
             return Batch(observations, None, None, None, rows, groups)
         return Batch(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, groups)
 
-    def _keep_rows(self, env_ids: np.ndarray, observations: Sequence[np.ndarray]) -> None:
-        self._last = self.last_observations()  # which are in a reply of all envs, not to be written to
-        for last, leaf in zip(self._last, observations, strict=True):
-            last[env_ids] = leaf
+    def _keep_rows(self, part: Batch) -> None:
+        if self._last is None or not all(last.flags.owndata for last in self._last):
+            self._last = self.last_observations()  # arrays of a whole batch are views of its frames
+        for last, leaf in zip(self._last, part.observations, strict=True):
+            last[part.env_ids] = leaf
 
     def last_observations(self) -> list[np.ndarray]:
         """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
@@ -355,7 +357,7 @@ class WireLane:
             if buffers is not None:
                 buffers[number][...] = array  # without the Python call that ``np.copyto`` is
                 array = buffers[number]
-            elif self._keeps_last or size < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable):
+            elif self.keeps_last or size < KEEP_BYTES or not (array.flags.aligned and array.flags.writeable):
                 array = array.copy()
             arrays.append(array)
         return arrays, received

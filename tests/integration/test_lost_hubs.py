@@ -295,6 +295,29 @@ def test_absence_that_has_failed_is_begun_again_by_the_next_step_or_reset(hubs: 
 
 
 @pytest.mark.long
+def test_row_that_is_sent_at_once_again_is_truncated_once(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", restart_wait=0.0)) as envs:
+        envs.reset()
+        envs.send(np.ones(ROWS, int))
+        hubs.kill(1)
+        truncated, others, begun_s = [0] * ROWS, 0, time.monotonic()
+        starts_s = begun_s + 2.0
+        while True:
+            assert time.monotonic() < begun_s + AGAIN_S
+            *_, truncations, _, env_ids = envs.recv(1)
+            for row in env_ids[truncations].tolist():
+                truncated[row] += 1
+            if truncated[2] and truncated[3] and (env_ids[~truncations] >= 2).any():
+                break
+            others += 1
+            if time.monotonic() > starts_s:
+                hubs.start(1)
+                starts_s = begun_s + 2 * AGAIN_S
+            envs.send(np.ones(len(env_ids), int), env_ids)
+        assert truncated == [0, 0, 1, 1] and others > 10
+
+
+@pytest.mark.long
 def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over(hubs: SeveralHubs) -> None:
     with closing(made(hubs, "tcp", reconnect_timeout=8.0)) as envs:
         steps = Steps(envs)

@@ -318,6 +318,22 @@ def test_row_that_is_sent_at_once_again_is_truncated_once(hubs: SeveralHubs) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("vector", [False, True])
+def test_envs_that_are_made_again_have_as_many_processes_as_before(tmp_path: Path, vector: bool) -> None:
+    with several_hubs(tmp_path, 2, "CartPole-v1", *["--vector"] * vector) as hubs:
+        options: Any = {"split": [4, 4], "num_workers": 4, "vector": vector, "on_hub_loss": "recreate"}
+        with closing(envhub.make_vec("CartPole-v1", 8, hub=hubs.addresses("tcp"), **options)) as envs:
+            envs.reset()
+            assert envs.num_workers == 4
+            hubs.kill(0)
+            assert wait_until(lambda: envs.step(np.zeros(8, int))[3].any(), AGAIN_S)
+            hubs.start(0)
+            envs.reset()
+            envs.step(np.zeros(8, int))
+            assert envs.num_workers == 4
+
+
+@pytest.mark.long
 def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over(hubs: SeveralHubs) -> None:
     with closing(made(hubs, "tcp", reconnect_timeout=8.0)) as envs:
         steps = Steps(envs)

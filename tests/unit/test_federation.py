@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from envhub_client.batch import Batch
+from envhub_client.federation import absence as absences
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
@@ -380,6 +381,47 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
     assert lost.hub.begun == ["rows [0] [7]"]
     lane.taken(np.array([0, 1]))
     assert lane.outstanding == 0 and not lane.is_replaceable
+
+
+def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> None:
+    lost = Lost()
+    for _ in range(2):
+        lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[[1]]])
+        lost.lane.ask_rows()
+        if lost.lane.done_rows():
+            assert truncated(lost.lane.wait_rows(1, 0)) == [1]
+            lost.lane.taken(np.array([1]))
+    assert lost.lane.outstanding == 1 and lost.lane.done_rows() == 0
+    lost.absence.over = True
+    lost.lane.ask_rows()
+    assert truncated(lost.lane.wait_rows(1, 0)) == [] and lost.hub.begun == ["rows [1] [8]"]
+
+
+def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
+    events: list[str] = []
+
+    def remake(absence: absences.Absence) -> list[Any]:
+        events.append("remake")
+        if len(events) == 1:
+            raise LOSS
+        return ["part"]
+
+    absence = absences.Absence(LOSS, 0.0, remake, lambda _: events.append("clear"))
+    assert absence.wait(10)
+    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, Lost)
+    lost.lane.absence = absence
+    lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
+    lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
+    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
+    lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
+    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
+    with pytest.raises(HubLost, match="the hub is gone"):
+        lane.wait_rows(1, 10)
+    assert lane.outstanding == 0 and events == ["remake"]
+    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
+    assert truncated(lane.wait_rows(3, 10)) == [] and lost.hub.begun == ["rows [0, 1, 2] [7, 8, 9]"]
+    absence.join()
+    assert events == ["remake", "remake", "clear"] and absence.has_ended
 
 
 def test_rows_that_were_under_way_are_truncated() -> None:

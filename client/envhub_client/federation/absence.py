@@ -15,6 +15,8 @@ JOIN_S = 5.0  # for the thread to see that it is stopped: it looks once a second
 class Absence:
     """The making of envs again on other sessions, in a thread, while the rows of the other hubs go on.
 
+    Where that fails, the error is raised once, and the next look at this begins the making again.
+
     Attributes:
         loss: the loss of the hub.
     """
@@ -28,20 +30,29 @@ class Absence:
     ) -> None:
         """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
-        Steps wait for that ``patience_s`` seconds in all. ``clear`` is called afterwards, and may take long.
+        Steps wait for that ``patience_s`` seconds in all. ``clear`` is called once the envs are made, or wanted no
+        more, and may take long.
         """
         self.loss = loss
         self._until_s = time.monotonic() + patience_s
         self._remake, self._clear = remake, clear
+        self._stopped = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Get ready to make the envs."""
         self._over = threading.Event()
         self._once = threading.Lock()  # an interrupt in ``start`` leaves open whether it has started the thread
-        self._stopped = False
         self._parts: Sequence[HubPart] = ()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="envhub-remake", daemon=True)
+        self._was_raised = False  # the error; last: after an interrupt before, this is done once more
 
     def _started(self) -> threading.Event:
         """The event of the end, once the thread has begun."""
+        if self._was_raised and not self._stopped:
+            self._thread.join()  # which has set the event, and clears nothing
+            self._prepare()
         if self._thread.ident is None and not self._stopped:
             self._thread.start()
         return self._over
@@ -55,7 +66,8 @@ class Absence:
             self._error = error
         finally:
             self._over.set()
-            self._clear(self)
+            if self._error is None or self._stopped:  # else the next making has to end what was there before
+                self._clear(self)
 
     @property
     def over(self) -> bool:
@@ -84,6 +96,7 @@ class Absence:
             Exception: as at the first making.
         """
         if self._error is not None:
+            self._was_raised = True
             raise self._error
         return self._parts
 
@@ -94,8 +107,8 @@ class Absence:
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing is made any more, and what was there before is cleared."""
-        return self._over.is_set() and not self._thread.is_alive()
+        """True if the rows are on a hub again, and what was there before is cleared."""
+        return bool(self.made) and not self._thread.is_alive()
 
     def stop(self) -> None:
         """Make nothing any more; ``join`` waits for the end of the thread."""

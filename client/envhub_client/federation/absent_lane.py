@@ -25,7 +25,8 @@ class AbsentLane:
     """A ``HubLane`` of rows that are on no hub, until ``absence`` is over, and then of ``lane_of`` its parts.
 
     A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
-    absence has patience, and are truncations, too, where they do not return in time. Resets wait for the return.
+    absence has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
+    do later steps of some rows, which are given up where the absence fails.
     """
 
     name = "absent"
@@ -154,6 +155,8 @@ class AbsentLane:
         deadline, rows = None if timeout is None else Deadline(timeout), np.arange(self.num_envs)
         while True:
             self.ask_rows()
+            if not self.absence.patience_s:
+                self._truncate_waiting()
             if self.done_rows() == self.num_envs:
                 break
             if deadline is not None and not deadline.left_s():
@@ -224,20 +227,31 @@ class AbsentLane:
         self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
 
     def ask_rows(self) -> None:
-        """Begin what waits for a hub, once there is one, and ask for its results; truncate what waits no longer."""
-        if self.absence.over:
+        """Begin what waits for a hub, once there is one, and ask for its results.
+
+        Errors are those of ``Absence.parts``.
+        """
+        if self._waiting and self.absence.over:
+            lane = self.hub_lane()
             while self._waiting:
-                lane, rows = self.hub_lane(), self._waiting[0]
+                rows = self._waiting[0]
                 lane.confirm_rows(None)  # of these rows, where an interrupt came before they were noted as begun
                 if not (lane.are_outstanding | self._untold)[rows[0]].any():
                     lane.begin_rows(*rows)
                 self._waiting.pop(0)
-            if self._lane is not None:
-                self._lane.ask_rows()
-        elif not self.absence.patience_s:
-            while self._waiting:
-                self._untold[self._waiting[0][0]] = True
-                self._waiting.pop(0)
+        if self._lane is not None:
+            self._lane.ask_rows()
+
+    @property
+    def waiting_rows(self) -> np.ndarray:
+        """The outstanding rows whose steps begin once they are on a hub again."""
+        return np.array([row for env_ids, *_ in self._waiting for row in env_ids.tolist()], int)
+
+    def _truncate_waiting(self) -> None:
+        """Truncate the rows whose steps wait for a hub."""
+        while self._waiting:
+            self._untold[self._waiting[0][0]] = True
+            self._waiting.pop(0)
 
     def _truncated_rows(self) -> np.ndarray:
         """The outstanding rows that are truncated now."""

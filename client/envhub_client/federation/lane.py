@@ -126,7 +126,10 @@ class FederatedLane:
             HubLost: this loss, where nothing makes them again.
         """
         part = next(each for each in self.parts if part.rows.start in each.rows)
-        if self._recovery is None or not _hub_parts(part):
+        if self._recovery is None:
+            raise loss
+        if isinstance(part.lane, AbsentLane) and not part.lane.absence.made:  # no hub has made the rows again in time
+            self.taken(part.rows.start + part.lane.waiting_rows)  # which are not waited for any more
             raise loss
         if part not in self._absent:
             self._absent.append(part)

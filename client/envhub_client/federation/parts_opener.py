@@ -105,10 +105,12 @@ class PartsOpener:
         first: int,
         lost: bytes | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
+        num_workers: int | None = None,
     ) -> list[HubPart]:
         """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
 
-        All are asked before one is waited for. ``lost`` as for ``SessionMaker.begin``.
+        All are asked before one is waited for. ``lost`` as for ``SessionMaker.begin``. ``num_workers`` processes host
+        all of these rows; by default as many as ``options`` say.
 
         Raises:
             RequestRefused: the hubs disagree.
@@ -117,14 +119,14 @@ class PartsOpener:
         """
         check_protocols([hub.connection for hub, count in zip(hubs, counts, strict=True) if count])
         makers: list[tuple[str, range, SessionMaker]] = []
-        processes = _processes(self.options.num_workers, counts)
-        for hub, count, num_workers in zip(hubs, counts, processes, strict=True):
+        processes = _processes(self.options.num_workers if num_workers is None else num_workers, counts)
+        for hub, count, own_workers in zip(hubs, counts, processes, strict=True):
             if not count:
                 self.end([hub.connection])
                 continue
             rows = range(first, first + count)
             first += count
-            options = replace(self.options, num_workers=num_workers)
+            options = replace(self.options, num_workers=own_workers)
             maker = SessionMaker(hub.member.address, self._make(rows), options)
             maker.begin(hub.connection, lost=lost)
             makers.append((hub.member.name, rows, maker))

@@ -68,6 +68,9 @@ class Remaker:
         log.warning("%s; its envs %s are made again", loss, _text(part.rows))
         made = part.lane.absence.made if isinstance(part.lane, AbsentLane) else [part]
         gone = [each.connection for each in made]
+        # As many as the rows had; without a number, each hub finds one. A vector env is divided as it was.
+        is_fixed = isinstance(self._opener.options.num_workers, int) or self._description.vector
+        num_workers = sum(each.maker.sizing.num_workers for each in made) if is_fixed else None
         silence_s = max(connection.protocol.silence_s(time.monotonic()) for connection in gone)
         patience_s = max(0.0, self.patience_s - silence_s)
         if len(part.rows) == self._description.num_envs:  # no row of another hub waits for them
@@ -75,7 +78,7 @@ class Remaker:
         absence = Absence(
             loss,
             patience_s,
-            lambda absence: self._made_again(part, absence, gone),
+            lambda absence: self._made_again(part, absence, gone, num_workers),
             lambda absence: self._opener.end_later(gone, lambda: not absence.stopped),
         )
         self._absences = [each for each in self._absences if not each.has_ended] + [absence]
@@ -87,7 +90,9 @@ class Remaker:
 
     # --- in the thread of an absence ------------------------------------------------------------------------------
 
-    def _made_again(self, part: HubPart, absence: Absence, gone: Sequence[Connection]) -> Sequence[HubPart]:
+    def _made_again(
+        self, part: HubPart, absence: Absence, gone: Sequence[Connection], num_workers: int | None
+    ) -> Sequence[HubPart]:
         timeout = self._opener.options.reconnect_timeout
         deadline, deaths = Deadline(timeout), 0
         while True:
@@ -97,7 +102,7 @@ class Remaker:
                 self._connect(part, hubs)
                 if any(hub.member.name == part.hub for hub in hubs):
                     self._opener.end(gone)  # the hub is there again, and may have no room for both
-                parts = self._opened(part, hubs, absence)
+                parts = self._opened(part, hubs, absence, num_workers)
                 log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
                 return [each.moved(-part.rows.start) for each in parts]
             except errors.WorkerDied as error:  # the cause need not be one of the envs
@@ -129,14 +134,18 @@ class Remaker:
         if not hubs:
             raise error
 
-    def _opened(self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence) -> list[HubPart]:
+    def _opened(
+        self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence, num_workers: int | None
+    ) -> list[HubPart]:
         count = len(part.rows)
         # The envs of a vector env are one: on one hub, by as many workers.
         on_one = len(hubs) == 1 or self._description.vector or self._opener.options.hub_index is not None
         counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
-        parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped)
+        parts = self._opener.parts(hubs, counts, part.rows.start, b"", lambda: not absence.stopped, num_workers)
         for each in parts:
             self._check_same(each)
+            if self._description.vector and each.maker.sizing.num_workers != num_workers:
+                raise errors.RequestRefused(f"the hub {each.hub} divides the vector env among other workers")
             own = partial(set_attr_of, rows=each.rows, num_envs=self._description.num_envs)
             self.attributes.set_again(each.connection, own)
         return parts

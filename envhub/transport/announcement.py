@@ -1,7 +1,8 @@
 """An announcement: the file by which a hub tells where it is, in a folder that hubs and clients share.
 
-A hub has one file, ``hub-NAME.json``, which it replaces by a new one every ``period_s`` seconds, and removes at its
-end. A file that is ``PERIODS_MAX`` periods old is stale: its hub has ended without removing it, or is stopped.
+A hub has one file, ``hub-NAME.json``, which it removes at its end. Every ``period_s`` seconds it sets the file's time to
+the present: that needs no space, so a full disk stops no renewal. A file that is ``PERIODS_MAX`` periods old is stale:
+its hub has ended without removing it, or is stopped.
 
 Clocks of machines differ, and so the age is by one clock alone, that of the file system: the time of a file that the
 reader makes in the folder, less that of the announcement. A reader that cannot make a file there takes the time of the
@@ -35,6 +36,7 @@ PERIOD_S = 5.0
 PERIODS_MAX = 3
 KEPT_S = 86400.0  # for an operator to see that a hub was killed
 _PREFIX, _SUFFIX = "hub-", ".json"
+_CLOCK = ".clock-"
 
 _Address = Annotated[str, Meta(min_length=1, max_length=512)]
 _Addresses = Annotated[list[_Address], Meta(max_length=ADDRESSES_MAX)]
@@ -58,8 +60,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
         version: of the hub.
         cpus: that it may use.
         envs_max, sessions_max: that may exist in it at one time.
-        renewals: how often the file was renewed. The time of the last renewal is the file's own.
-        period_s: the seconds from one renewal to the next.
+        period_s: the seconds from one renewal to the next. The time of the last renewal is the file's own.
     """
 
     name: Annotated[str, Meta(pattern=NAME)]
@@ -76,7 +77,6 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     cpus: _Count = 0
     envs_max: _Count = 0
     sessions_max: _Count = 0
-    renewals: _Count = 0
     period_s: Annotated[float, Meta(ge=0.1, le=3600.0)] = PERIOD_S
 
     @property
@@ -243,7 +243,7 @@ def announced_by(path: Path) -> Announcement | None:
 
 
 def remove_old(folder: Path) -> None:
-    """Remove the files that killed hubs have left in a folder, once they are ``KEPT_S`` old.
+    """Remove the files that killed hubs and readers have left in a folder, once they are ``KEPT_S`` old.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -251,10 +251,10 @@ def remove_old(folder: Path) -> None:
     now_s = _clock(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if now_s is None or not entry.name.startswith((_PREFIX, f".{_PREFIX}")):
+            if now_s is None or not entry.name.startswith((_PREFIX, f".{_PREFIX}", _CLOCK)):
                 continue
             with contextlib.suppress(FileNotFoundError):  # another hub removes it at the same time
-                if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > KEPT_S:
+                if entry.is_file(follow_symlinks=False) and abs(now_s - entry.stat().st_mtime) > KEPT_S:
                     os.unlink(entry.path)
 
 
@@ -264,6 +264,8 @@ def _staleness(announcement: Announcement, age_s: float) -> str:
         return f"its hub, process {announcement.pid} of this machine, has ended"
     if age_s > PERIODS_MAX * announcement.period_s:
         return f"it is stale: last renewed {age_s:.0f} s ago"
+    if age_s < -announcement.period_s:  # else it were never stale
+        return f"it is stale: its time is {-age_s:.0f} s later than now by the folder's clock"
     return ""
 
 
@@ -283,11 +285,10 @@ def _clock(folder: Path) -> float | None:
 
     On NFS it is the server's clock. A new file also makes a client of NFS forget the folder's old content.
     """
-    path = folder / f".clock-{os.geteuid() if hasattr(os, 'geteuid') else 'user'}"
+    path = folder / f"{_CLOCK}{os.urandom(8).hex()}"  # its own: another reader removes it at no moment
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.utime(path)  # if another reader has left it, or makes it at this moment
             return os.fstat(descriptor).st_mtime
         finally:
             os.close(descriptor)

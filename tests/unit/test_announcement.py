@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import resource
+import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,21 +216,33 @@ def test_age_of_a_file_is_by_the_clock_of_its_folder(folder: Path) -> None:
     fresh, old, ahead = announced("fresh"), announced("old"), announced("ahead")
     write(folder, fresh, STALE_S - 2.0)
     write(folder, old, STALE_S + 2.0)
-    write(folder, ahead, -3600.0)
+    write(folder, ahead, -PERIOD_S + 1.0)
     hubs, (skipped,) = announcements.read_folder(folder)
     assert hubs == [ahead, fresh] and skipped.stale == old
     assert skipped.why.startswith("it is stale: last renewed 17 s ago")
 
 
-def test_clock_that_a_killed_reader_has_left_is_set(folder: Path) -> None:
-    write(folder, announced("old"), STALE_S + 2.0)
-    (folder / f".clock-{os.geteuid()}").touch()
-    os.utime(folder / f".clock-{os.geteuid()}", (0, 0))
-    assert [each.file for each in announcements.read_folder(folder)[1]] == ["hub-old.json"]
+def test_file_of_the_future_is_stale(folder: Path) -> None:
+    path = write(folder, announced("ahead"), -3600.0)
+    ((), (skipped,)) = announcements.read_folder(folder)
+    assert re.match(r"it is stale: its time is (3600|3599) s later than now", skipped.why)
+    assert announcements.announced_by(path) is None
 
 
-def test_without_a_clock_the_newest_file_is_the_measure(folder: Path) -> None:
-    (folder / f".clock-{os.geteuid()}").mkdir()  # so that no file can be made there, as in a folder for reading only
+def test_dead_hub_is_stale_to_readers_of_the_same_moment(folder: Path) -> None:
+    write(folder, announced("dead", boot_id="0-1"), STALE_S + 2.0)
+
+    def read(_: int) -> int:
+        return sum(len(announcements.read_folder(folder)[0]) for _ in range(100))
+
+    with ThreadPoolExecutor(4) as readers:
+        assert [*readers.map(read, range(4))] == [0] * 4
+    assert os.listdir(folder) == ["hub-dead.json"]
+
+
+def test_without_a_clock_the_newest_file_is_the_measure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", bytes)  # zeros, so that the name of the clock is taken
+    (folder / f".clock-{bytes(8).hex()}").touch()  # as if no file could be made, as in a folder for reading only
     newer, old = announced("newer"), announced("old")
     write(folder, newer, 1000.0)
     write(folder, old, 1000.0 + STALE_S + 2.0)
@@ -395,10 +411,8 @@ def announcer(
 
 
 def renew(one: Announcer) -> None:
-    """Have it renewed, and wait until it is."""
-    before = one.announcement.renewals
-    one.renew()
-    assert wait_until(lambda: one.announcement.renewals > before)
+    """Renew it, as its thread does once the loop asks for it."""
+    one._renew()
 
 
 def test_announcement_is_renewed_and_removed(folder: Path) -> None:
@@ -406,8 +420,10 @@ def test_announcement_is_renewed_and_removed(folder: Path) -> None:
     with announcer(folder) as one:
         first, _ = announcements.read(path)
         assert first == one.announcement and first.local_addresses == ["tcp://127.0.0.1:5555"]
-        renew(one)
-        assert announcements.read(path)[0].renewals == 1
+        write(folder, first, STALE_S + 2.0)
+        assert announcements.announced_by(path) is None
+        one.renew()
+        assert wait_until(lambda: announcements.announced_by(path) == first)
         assert os.listdir(folder) == [path.name] and path.stat().st_mode & 0o777 == 0o644
     assert os.listdir(folder) == []
 
@@ -471,6 +487,49 @@ def test_hub_takes_the_name_of_a_stale_announcement(folder: Path) -> None:
         assert one.announcement.name == "sim"
 
 
+def test_hub_takes_the_name_of_its_last_run_once_that_is_stale(folder: Path) -> None:
+    last = announced("sim", boot_id="0-1")  # of another machine, or of another container as well
+    path = write(folder, last, STALE_S - 2.0)
+    with announcer(folder, hub=2) as one:
+        renew(one)
+        assert one.announcement.name == "sim-5555"
+        assert wait_until(lambda: announcements.announced_by(path) is None, timeout=5.0)
+        renew(one)
+        assert one.announcement.name == "sim" and os.listdir(folder) == [path.name]
+        assert announcements.read_folder(folder) == ([one.announcement], [])
+    assert os.listdir(folder) == []
+
+
+def test_hub_does_not_take_the_name_of_one_that_ran_beside_it(folder: Path) -> None:
+    with announcer(folder) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
+        path = write(folder, first.announcement, -0.01)  # it is renewed
+        renew(second)
+        path.unlink()
+        renew(second)
+        assert second.announcement.name == "sim-6666"
+
+
+def test_renewal_needs_no_space_and_leaves_no_other_file(folder: Path) -> None:
+    path = folder / "hub-sim.json"
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with announcer(folder) as one:
+        write(folder, one.announcement, STALE_S + 2.0)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk, no file can get a byte
+        try:
+            renew(one)
+            assert announcements.announced_by(path) == one.announcement
+            path.unlink()
+            with pytest.raises(OSError, match="too large"):
+                renew(one)
+            assert os.listdir(folder) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, before)
+        renew(one)
+        assert os.listdir(folder) == [path.name]
+
+
 @pytest.mark.parametrize("bound", ["tcp://127.0.0.1:5555", "tcp://192.0.2.7:5555"])
 def test_hub_that_loses_a_race_for_a_free_name_takes_another_one(folder: Path, bound: str) -> None:
     with announcer(folder, bound) as one:
@@ -494,11 +553,14 @@ def test_announcement_that_somebody_removed_is_written_again(folder: Path) -> No
         assert os.listdir(folder) == ["hub-sim.json"]
 
 
-def test_what_killed_hubs_have_left_is_removed_after_a_day(folder: Path) -> None:
+def test_what_killed_hubs_and_readers_have_left_is_removed_after_a_day(folder: Path) -> None:
     old = write(folder, announced("old"), announcements.KEPT_S + 60.0)
     temporary = old.rename(folder / ".hub-old.json.0000000000000001")
     write(folder, announced("old"), announcements.KEPT_S + 60.0)
     kept = write(folder, announced("kept", boot_id="0-1"), announcements.KEPT_S - 60.0)
+    clock = folder / ".clock-0123456789abcdef"
+    clock.touch()
+    os.utime(clock, (0, 0))
     (folder / "notes.txt").touch()
     os.utime(folder / "notes.txt", (0, 0))
     with announcer(folder):

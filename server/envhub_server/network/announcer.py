@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,8 @@ from envhub_server.loop.loop import Loop
 REMOVE_S = 2.0  # for the file to be removed at the hub's end
 _WILDCARDS = ("*", "0.0.0.0", "[::]")
 _ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # for documentation: nothing is sent
+
+_FileState = tuple[int, int]
 
 log = Logger("envhub.hub")
 
@@ -49,6 +51,8 @@ class Announcer:
         ports = [addresses.parse(each).port for each in (*announcement.addresses, *announcement.local_addresses)]
         suffix = f"-{next((port for port in ports if port > 0), announcement.pid)}"
         self._names = announcement.name, announcement.name[: NAME_CHARS_MAX - len(suffix)] + suffix
+        self._holder: _FileState | None = None  # file of the first name, as a hub of unknown fate had written it
+        self._logged = ""  # name that was logged last
 
     def open(self) -> None:
         """Write the announcement, and renew it from now on.
@@ -60,11 +64,11 @@ class Announcer:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             announcements.check_folder(self._folder)
             announcements.remove_old(self._folder)
-            self._take_name(self.announcement, self._names)
+            self._holder = _state(self._path(self.announcement))
+            self._take_name(self._names)
         except OSError as error:
             raise AddressError(f"this hub cannot be announced in {self._folder}: {error.strerror}") from error
-        written = self.announcement
-        log.info("announced", folder=str(self._folder), name=written.name, addresses=written.addresses)
+        self._log_name()
         self._thread.start()
         self._plan()
 
@@ -72,8 +76,16 @@ class Announcer:
         """Have the file renewed by the thread; called by the loop."""
         if self._failure:
             log.warning("announcement_failed", path=str(self._path(self.announcement)), why=self._failure)
+        self._log_name()
         self._due.set()
         self._plan()
+
+    def _log_name(self) -> None:
+        """Log the name under which the hub is announced, if it is a new one."""
+        written = self.announcement
+        if written.name != self._logged:
+            log.info("announced", folder=str(self._folder), name=written.name, addresses=written.addresses)
+            self._logged = written.name
 
     def _plan(self) -> None:
         self._loop.schedule.set(self.renew, self._loop.clock.now_s() + PERIOD_S)
@@ -102,21 +114,40 @@ class Announcer:
                 self._failure = ""
             except (OSError, AddressError) as error:
                 self._failure = str(error)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             path = self._path(self.announcement)
-            if announcements.read(path)[0].hub == self.announcement.hub:
+            if _hub_of(path) == self.announcement.hub:
                 path.unlink()
 
     def _renew(self) -> None:
-        renewed = msgspec.structs.replace(self.announcement, renewals=self.announcement.renewals + 1)
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if announcements.read(self._path(renewed))[0].hub != renewed.hub:
-                self._take_name(renewed, self._names[1:])  # another hub took the same free name at the same time
-                return
-        os.rename(self._written(renewed), self._path(renewed))
-        self.announcement = renewed
+        path = self._path(self.announcement)
+        hub = _hub_of(path)
+        if hub == self.announcement.hub:
+            os.utime(path)  # which a full disk allows
+            self._take_first_name()
+        elif hub is None:
+            with self._written(self.announcement) as temporary:
+                os.rename(temporary, path)
+        else:  # another hub took the same free name at the same time
+            self._take_name(self._names[1:])
 
-    def _take_name(self, own: Announcement, names: Sequence[str]) -> None:
+    def _take_first_name(self) -> None:
+        """Take the first name, once the file that had it at this hub's start is stale.
+
+        A hub that has renewed that file since then keeps the name for good: hubs that run at the same time must not
+        swap their names when one of them is started again.
+        """
+        if self._holder is None or self.announcement.name == self._names[0]:
+            return
+        path = self._path(msgspec.structs.replace(self.announcement, name=self._names[0]))
+        if _state(path) not in (None, self._holder):
+            self._holder = None
+        elif not self._is_taken(path):
+            before = self._path(self.announcement)
+            self._take_name(self._names[:1])
+            before.unlink(missing_ok=True)
+
+    def _take_name(self, names: Sequence[str]) -> None:
         """Write the file under the first of these names that no other hub has.
 
         Raises:
@@ -124,17 +155,15 @@ class Announcer:
             OSError: the file cannot be written.
         """
         for name in names:
-            named = msgspec.structs.replace(own, name=name)
-            temporary, path = self._written(named), self._path(named)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                if self._is_taken(path):
-                    temporary.unlink()
-                    continue
-                os.rename(temporary, path)
-            else:
-                temporary.unlink()
+            named = msgspec.structs.replace(self.announcement, name=name)
+            path = self._path(named)
+            with self._written(named) as temporary:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    if self._is_taken(path):
+                        continue
+                    os.rename(temporary, path)
             self.announcement = named
             return
         raise AddressError(f"other hubs are announced in {self._folder} as {name}: give this one another --name")
@@ -147,14 +176,35 @@ class Announcer:
     def _path(self, announcement: Announcement) -> Path:
         return self._folder / announcement.file_name
 
-    def _written(self, announcement: Announcement) -> Path:
-        """Write an announcement into a hidden file, and return it."""
+    @contextlib.contextmanager
+    def _written(self, announcement: Announcement) -> Iterator[Path]:
+        """Write an announcement into a hidden file, which is removed afterwards unless it was renamed."""
         path = self._folder / f".{announcement.file_name}.{announcement.hub}"
         # Another user may read it: its owner is what a client checks.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(path, flags, 0o644), "wb") as file:
-            file.write(announcements.encode(announcement))
-        return path
+        try:
+            with open(os.open(path, flags, 0o644), "wb") as file:
+                file.write(announcements.encode(announcement))
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _hub_of(path: Path) -> str | None:
+    """The number of the hub that has written a file; None where it does not exist or is no announcement."""
+    try:
+        return announcements.read(path)[0].hub
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _state(path: Path) -> _FileState | None:
+    """The inode and the time of a file, which each renewal changes; None where it does not exist."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def announcement_of(name: str, bound: Sequence[str], hub_id: int, server_key: bytes, **capacity: int) -> Announcement:

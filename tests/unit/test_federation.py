@@ -330,6 +330,16 @@ def test_step_is_a_truncation_where_the_patience_ends() -> None:
     assert lost.hub.begun == []
 
 
+def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
+    lost, serving = Lost(patience_s=0.0), [False]
+    lost.lane.others_serve = lambda: serving[0]
+    assert truncated(lost.step()) == [0, 1, 2]
+    with pytest.raises(HubTimeout):
+        lost.step(timeout=0.0)
+    serving[0] = True  # another hub is back, and its rows wait no longer
+    assert truncated(lost.lane.wait(0.0)) == [0, 1, 2]
+
+
 def test_reset_waits_for_the_rows_and_tells_them() -> None:
     lost = Lost()
     lost.lane.begin_reset(Reset([]))

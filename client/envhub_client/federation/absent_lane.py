@@ -27,6 +27,9 @@ class AbsentLane:
     A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
     absence has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
     do later steps of some rows, which are given up where the absence fails.
+
+    Attributes:
+        others_serve: returns whether rows of other hubs wait for these; without any, a step waits for the return.
     """
 
     name = "absent"
@@ -60,6 +63,7 @@ class AbsentLane:
         self._reported = np.zeros(self.num_envs, bool)  # rows whose truncation the step under way returned first
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
         self._begun = 0
+        self.others_serve: Callable[[], bool] = lambda: True
 
     @property
     def is_replaceable(self) -> bool:
@@ -174,7 +178,8 @@ class AbsentLane:
             HubTimeout: it is not within ``timeout`` seconds.
             Exception: as for ``Absence.parts``.
         """
-        patience_s = None if self._unreset is not None else self.absence.patience_s
+        endless = self._unreset is not None or not self.others_serve()
+        patience_s = None if endless else self.absence.patience_s
         waits_s = min((each for each in (patience_s, timeout) if each is not None), default=None)
         if not self.absence.wait(waits_s):
             if patience_s is not None and not self.absence.patience_s:

@@ -134,7 +134,12 @@ class FederatedLane:
         if part not in self._absent:
             self._absent.append(part)
         part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
+        lane.others_serve = self._serves
         lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
+
+    def _serves(self) -> bool:
+        """True if some hub has its rows, or has rows again."""
+        return any(not isinstance(part.lane, AbsentLane) or part.lane.absence.over for part in self.parts)
 
     def present_parts(self, rows: Sequence[int] = ()) -> list[HubPart]:
         """The parts with these rows, or all, once those whose hub was lost are on a hub again.

@@ -25,3 +25,8 @@ def answer_timeout(deadline: Deadline | None) -> float | None:
     Each wait asks again, so one of no time at all would never have the answer.
     """
     return None if deadline is None else max(ANSWER_S, deadline.left_s())
+
+
+def shown(timeout: float) -> str:
+    """The seconds as text, with few digits: what is left of a caller's timeout has many that say nothing."""
+    return f"{timeout:.2g}" if timeout < 1 else f"{round(timeout, 2):g}"

@@ -1,8 +1,8 @@
 """An announcement: the file by which a hub tells where it is, in a folder that hubs and clients share.
 
-A hub has one file, ``hub-NAME.json``, which it removes at its end. Every ``period_s`` seconds it sets the file's time to
-the present: that needs no space, so a full disk stops no renewal. A file that is ``PERIODS_MAX`` periods old is stale:
-its hub has ended without removing it, or is stopped.
+A hub has one file, ``hub-NAME.json``, which it removes at its end. Every ``period_s`` seconds it sets the time of the
+file to the present: that needs no space, so a full disk stops no renewal. A file that is ``PERIODS_MAX`` periods old is
+stale: its hub has ended without removing it, or is stopped.
 
 Clocks of machines differ, and so the age is by one clock alone, that of the file system: the time of a file that the
 reader makes in the folder, less that of the announcement. A reader that cannot make a file there takes the time of the

@@ -119,7 +119,7 @@ def read_private(path: Path) -> str:
     """The text of a private file: one that only this user can read, or one of root's that also its group can read.
 
     It may be behind a link of this user's or root's. Kubernetes mounts a Secret as such files and links. PostgreSQL has
-    the same rule for its keys.
+    such a rule for its keys.
 
     Raises:
         KeysError: there is no such file, or other users can read or replace it.
@@ -154,9 +154,9 @@ def read_private(path: Path) -> str:
 def _is_private(status: os.stat_result) -> bool:
     if sys.platform == "win32":  # it has no mode bits: a file is as private as its folder, that of the user's profile
         return True
-    if status.st_uid == os.getuid():
-        return not status.st_mode & 0o077
-    return status.st_uid == 0 and not status.st_mode & 0o037
+    if status.st_uid == 0:  # also for root itself, as in a container that runs as root
+        return not status.st_mode & 0o037
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def config_folder() -> Path:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -31,6 +31,7 @@ from new_keys import address_of, admitted
 from zmq.utils.monitor import recv_monitor_message
 
 import envhub
+from envhub.errors import KeysError
 from envhub.protocol import messages
 from envhub.protocol.messages import Close, Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
@@ -1043,3 +1044,20 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
         assert wait_until(
             lambda: "own: the hub" in (listed := command("ls")) and "does not know this key" in listed, 20
         )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root mounts folders")
+@pytest.mark.parametrize(("mode", "loads"), [(0o777, False), (0o775, False), (0o1777, True), (0o3777, True)])
+def test_folder_on_a_mount_for_reading_only_is_that_of_a_secret(tmp_path: Path, mode: int, loads: bool) -> None:
+    """Another mount of the same folder may be for writing, and there only a sticky folder keeps root's files."""
+    KeyFolder(tmp_path).add("alice", bytes(range(32)))
+    clients = tmp_path / "clients"
+    clients.chmod(mode)
+    if subprocess.run(["mount", "--bind", "-o", "ro", clients, clients], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this container mounts no folders")
+    try:
+        with nullcontext() if loads else pytest.raises(KeysError, match="no other user may write to"):
+            KeyFolder(tmp_path).load()
+        assert os.statvfs(clients).f_flag & os.ST_RDONLY
+    finally:
+        subprocess.run(["umount", clients], check=True)

@@ -80,7 +80,7 @@ def test_secret_is_kept_for_its_user_alone(tmp_path: Path) -> None:
     assert read_private(path) == "y"
 
 
-@pytest.mark.parametrize("mode", [0o604, 0o640, 0o666])
+@pytest.mark.parametrize("mode", [0o604, 0o660, 0o666])
 def test_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "secret"
     write_secret(path, "x")
@@ -93,7 +93,7 @@ def test_secret_behind_a_link_of_ones_own_is_read(tmp_path: Path) -> None:
     write_secret(tmp_path / "secret", "x")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     assert read_private(tmp_path / "link") == "x"
-    (tmp_path / "secret").chmod(0o640)
+    (tmp_path / "secret").chmod(0o604)
     with pytest.raises(KeysError, match="0600"):
         read_private(tmp_path / "link")
 
@@ -140,6 +140,12 @@ def test_secret_of_root_may_be_readable_by_its_group_and_behind_a_link_of_root()
                 (folder / "server.key").chmod(mode)
             with pytest.raises(KeysError, match="0440"):
                 read_private(folder / "server.key")
+        with root():
+            (folder / "server.key").chmod(0o440)
+            assert read_private(folder / "server.key") == "x"  # for root, too
+            os.chown(folder / "server.key", HUB_USER, HUB_USER)
+        with pytest.raises(KeysError, match="0440"):
+            read_private(folder / "server.key")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

@@ -29,6 +29,7 @@ from envhub_client.connection.lock import ConnectionLock
 from envhub_client.connection.transport import Transport
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
+from envhub_client.deadline import shown
 
 CONNECT_TIMEOUT_S = 10.0
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
@@ -217,7 +218,8 @@ class Connection:
                 return reply
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
-                text = f"no reply from the hub at {self.address} within {timeout:g} s; it can be waited for again"
+                assert timeout is not None
+                text = f"no reply from the hub at {self.address} within {shown(timeout)} s; it can be waited for again"
                 raise errors.of_hub(errors.HubTimeout(text), self.hub)
 
     def _send_due(self) -> None:

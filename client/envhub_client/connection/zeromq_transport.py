@@ -145,20 +145,22 @@ class ZeroMqTransport:
         if self.local_sockets is not None:
             return self.local_sockets.why_silent()
         if why := self._why_unresolved():
-            host = self._refusals.target.host
-            return f"the host {host!r} cannot be resolved here ({why}): is its name right?"
+            return why
         if self._refusals.handshakes.any and self._refusals.target.keys is not None:
             hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
             return hint + "its hub, or a hub with another key than this address says?"
         return "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
 
     def _why_unresolved(self) -> str:
-        """The reason why the host has no address; empty if it has one."""
+        """The reason why the host has no address, with advice; empty if it has one."""
         target = self._refusals.target
         try:
             socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # a label of a name may be too long for IDNA
-            return getattr(error, "strerror", None) or str(error)
+        except (socket.gaierror, UnicodeError) as error:  # a label of a name may be too long for IDNA
+            why = getattr(error, "strerror", None) or str(error)
+            return f"the host {target.host!r} cannot be resolved here ({why}): is its name right?"
+        except OSError as error:  # of this process, such as too many open files
+            return f"this process cannot look up the host {target.host!r}: {error.strerror}"
         return ""
 
     # --- messages -----------------------------------------------------------------------------------------------------

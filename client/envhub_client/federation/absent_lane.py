@@ -12,7 +12,7 @@ from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
-from envhub_client.deadline import Deadline
+from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absence import Absence
 from envhub_client.lanes.base import HubLane
 
@@ -164,7 +164,8 @@ class AbsentLane:
             if self.done_rows() == self.num_envs:
                 break
             if deadline is not None and not deadline.left_s():
-                raise HubTimeout(f"{self.absence.loss}; not all of its envs are done within {timeout:g} s: wait again")
+                late = f"not all of its envs are done within {shown(deadline.timeout)} s"
+                raise HubTimeout(f"{self.absence.loss}; {late}: wait again")
             time.sleep(LOOK_S)
         batch = self.wait_rows(self.num_envs, 0)
         self._reported |= self._untold
@@ -184,7 +185,8 @@ class AbsentLane:
         if not self.absence.wait(waits_s):
             if patience_s is not None and not self.absence.patience_s:
                 return False
-            raise HubTimeout(f"{self.absence.loss}; its envs are not made again within {timeout:g} s: wait again")
+            assert waits_s is not None
+            raise HubTimeout(f"{self.absence.loss}; its envs are not made again within {shown(waits_s)} s: wait again")
         assert self._begin is not None
         self._begin(self.hub_lane())
         self._begin = None

@@ -15,7 +15,7 @@ from envhub.values import codec
 from envhub_client.batch import Batch, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.waiter import READABLE, new_waiter
-from envhub_client.deadline import Deadline
+from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.part import HubPart
@@ -348,7 +348,9 @@ class FederatedLane:
             if done >= min_envs:
                 break
             if deadline is not None and not left_s:
-                raise HubTimeout(f"{done} of {min_envs} envs were done within {timeout:g} s; receive again")
+                raise HubTimeout(
+                    f"{done} of {min_envs} envs were done within {shown(deadline.timeout)} s; receive again"
+                )
             if done > before:  # hubs that have answered are to be asked again first
                 continue
             _park(self.descriptors(), left_s)

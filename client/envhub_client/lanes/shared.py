@@ -28,7 +28,7 @@ from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.keepalive import TEND_S
-from envhub_client.deadline import Deadline, answer_timeout
+from envhub_client.deadline import Deadline, answer_timeout, shown
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
@@ -349,9 +349,8 @@ class SharedLane:
                     break
                 self._check_hub(events, deadline)
                 if deadline is not None and not left_s:
-                    text = (
-                        f"the envs did not finish their step within {deadline.timeout:g} s; it can be waited for again"
-                    )
+                    late = f"the envs did not finish their step within {shown(deadline.timeout)} s"
+                    text = f"{late}; it can be waited for again"
                     raise of_hub(HubTimeout(text), self._connection.hub)
         self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:

@@ -101,8 +101,7 @@ class KeyFolder:
         """
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
-            # The folder of a Secret that Kubernetes mounts has mode 1777, on a mount that no process can write to.
-            is_writable = stat.S_IMODE(status.st_mode) & 0o022 and not os.statvfs(folder).f_flag & os.ST_RDONLY
+            is_writable = stat.S_IMODE(status.st_mode) & 0o022 and not _is_of_mounted_secret(folder, status)
             if status.st_uid not in (os.getuid(), 0) or is_writable:
                 raise KeysError(
                     f"{folder} must be a folder of yours that no other user may write to (chmod 700 {folder})"
@@ -299,6 +298,16 @@ class _ClientFile:
     keys: tuple[str, ...] = ()
     may: Right = "use"
     quotas: Quotas = field(default_factory=Quotas)
+
+
+def _is_of_mounted_secret(folder: Path, status: os.stat_result) -> bool:
+    """True if a folder is that of a Secret which Kubernetes mounts: root's, sticky, and for reading only here.
+
+    A mount for reading only does not keep others from writing through another mount of the same folder. But in a sticky
+    folder they cannot replace root's files. With an ``fsGroup`` the folder also gives its group to new files.
+    """
+    mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
+    return status.st_uid == 0 and mode == 0o1777 and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _no_name(name: str) -> str:

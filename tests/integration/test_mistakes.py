@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
 import sys
 from contextlib import closing
 from functools import partial
@@ -241,6 +242,18 @@ def test_hub_that_has_ended_is_announced_with_the_time_it_is_tried(
 def test_host_that_does_not_exist_is_told() -> None:
     with pytest.raises(envhub.HubUnreachable, match=r"host 'nohost\.invalid' cannot be resolved here \(.+\): is its"):
         envhub.connect("tcp://nohost.invalid:5555", timeout=0.2)
+
+
+def test_host_is_not_doubted_where_this_process_has_no_more_files() -> None:
+    program = """
+import resource
+from envhub_client.connection.zeromq_transport import ZeroMqTransport
+transport = ZeroMqTransport("tcp://127.0.0.1:1")
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+print(transport.advice())  # the first look-up of a process reads files
+"""
+    ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert ran.stdout == "this process cannot look up the host '127.0.0.1': Too many open files\n"
 
 
 @pytest.mark.long

@@ -364,6 +364,9 @@ def test_silence_lasts_from_the_request_or_the_loss_of_the_connection() -> None:
     assert pair.client.silence_s(pair.now_s + 9) == 0  # nothing was asked
     step_on_its_way(pair)
     assert pair.client.silence_s(pair.now_s + 2) == 2
+    pair.now_s += 1
+    say(pair, REPLY | Op.HEARTBEAT, pair.client.last_seq, HeartbeatReply("running"))  # it works on the request
+    assert pair.client.silence_s(pair.now_s + 2) == 2
     assert say(pair, REPLY | Op.STEP, pair.client.last_seq) is not None
     assert pair.client.silence_s(pair.now_s + 9) == 0
     pair.client.disconnected(pair.now_s)

@@ -20,7 +20,7 @@ def check(found: Outcome, restart_wait: float) -> None:
     assert not found.steps.tally.wrong and not found.trainer.endings, found.text
     assert not found.unexplained, (found.unexplained, found.text)
     assert found.steps.slowest_s < SILENCE_S + restart_wait + SLACK_S, found.text
-    assert found.descriptors_left <= 0, found.text
+    assert found.connections_left <= 0, found.text
     assert wait_until(lambda: not [each for each in threading.enumerate() if each.name in THREADS], 10)
 
 

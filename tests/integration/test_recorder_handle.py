@@ -122,7 +122,7 @@ def test_process_with_a_full_socket_ends_when_it_is_closed(handle: RecorderHandl
         handle.add_line(next(numbers), [0], [], 1).close()
     if gives_up:
         handle.give_up()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # libzmq may close descriptors of earlier tests meanwhile
         os.kill(handle.process.pid, signal.SIGCONT)
     else:
         handle.close()

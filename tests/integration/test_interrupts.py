@@ -412,4 +412,4 @@ def test_close_that_was_interrupted_when_its_sockets_were_closed_can_be_repeated
     with pytest.raises(envhub.SessionClosed):
         envs.call("render")
     envs.close()
-    assert envs.closed and wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    assert envs.closed and wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)

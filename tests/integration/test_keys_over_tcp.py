@@ -670,7 +670,7 @@ def receive(peer: socket.socket) -> bytes:
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_hub_whose_key_others_can_read_or_is_a_folder_does_not_start(keys: KeyFolder, is_folder: bool) -> None:
     path = keys.path / "server.key"
-    path.chmod(0o640)
+    path.chmod(0o644)
     if is_folder:
         path.unlink()
         path.mkdir(mode=0o700)

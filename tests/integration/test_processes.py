@@ -231,10 +231,10 @@ def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_hav
 
 
 def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = {*os.listdir("/proc/self/fd")}
     with pytest.raises(FileNotFoundError, match="gone"):
         ZygoteProcess("hub", str(tmp_path / "gone"), {})
-    assert os.listdir("/proc/self/fd") == before
+    assert {*os.listdir("/proc/self/fd")} <= before
 
 
 IN_CYCLES = """

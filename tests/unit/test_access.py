@@ -386,4 +386,4 @@ def test_looking_for_a_user_leaves_no_descriptor() -> None:
     with open(os.devnull) as no_socket:
         for _ in range(3):
             assert network_peer.is_others(no_socket.fileno())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

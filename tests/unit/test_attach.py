@@ -131,4 +131,4 @@ def test_folder_in_the_place_of_a_socket_is_none_and_costs_no_descriptor(tmp_pat
         assert sockets.place() == NOWHERE and sockets.refuses() and not sockets.has_moved()
         sockets.close()
         path.rmdir()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -235,6 +235,7 @@ def test_command_line_starts_changes_shows_and_ends_a_fleet(cluster: Cluster, tm
     assert fleets() == serving_processes() == []
 
 
+@pytest.mark.chaos
 def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(HubUnreachable, match="No module named 'no_such_sims'"):
         Fleet.up("broken", ["one=no_such_sims:make"], timeout=120)
@@ -258,6 +259,7 @@ def test_program_of_the_page_runs(cluster: Cluster) -> None:
     assert fleets() == serving_processes() == []
 
 
+@pytest.mark.chaos
 def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
     before = fleet.ls()
     with pytest.raises(AddressError, match="is up as 'sims' already"):
@@ -265,6 +267,7 @@ def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
     assert fleet.ls() == before
 
 
+@pytest.mark.chaos
 def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "announced"
     fleet = Fleet.up("told", ["CartPole-v1"], hubs=2, announce=folder, timeout=120)

@@ -136,6 +136,8 @@ def test_hub_that_drains_is_not_announced_while_its_requests_end(
     ):
         envs.reset()
         envs.step_async(np.array([8]))  # which never ends
+        with envhub.connect(hub.tcp) as client:
+            assert wait_until(lambda: client.sessions()[0]["phase"] != "ready")
         hub.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: not [*folder.iterdir()], timeout=10.0)
         assert hub.process.poll() is None

@@ -40,6 +40,12 @@ def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
     assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}
 
 
+def test_vector_envs_by_address_need_no_library_of_servers() -> None:
+    loaded = loaded_by("import envhub; envhub.make_vec")
+    assert "gymnasium" in loaded
+    assert not loaded & ({*SERVER_LIBRARIES, "msgspec", "ray", "envhub_server"} - {"gymnasium"})
+
+
 # --- the same in every run -----------------------------------------------------------------------------------------
 
 PROGRAM = """

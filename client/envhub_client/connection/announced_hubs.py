@@ -7,14 +7,16 @@ import socket
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envhub.errors import AddressError, HubUnreachable, printable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub.transport import announcement as announcements
 from envhub.transport.address import Address
-from envhub.transport.announcement import Announcement, Skipped
 from envhub.transport.socket_file import open_socket_file
+
+if TYPE_CHECKING:  # it needs msgspec, which a client of a hub by its address does not load
+    from envhub.transport.announcement import Announcement, Skipped
 
 _SKIPPED_SHOWN = 10  # in one warning
 _SCHEME = "file:"
@@ -51,8 +53,10 @@ def announced(folder: Path) -> tuple[list[Announcement], list[Skipped]]:
         AddressError: other users may write to the folder.
         HubUnreachable: it cannot be read.
     """
+    from envhub.transport.announcement import read_folder
+
     try:
-        return announcements.read_folder(folder)
+        return read_folder(folder)
     except OSError as error:
         raise HubUnreachable(f"the announcements in {folder} cannot be read: {error.strerror}") from error
 
@@ -119,11 +123,13 @@ def place_of(hub: Announcement, folder: Path) -> str:
 
 def _is_reached(address: Address, network_namespace: int) -> bool:
     """True if an announced address may lead to its hub from this process."""
+    from envhub.transport.announcement import namespace
+
     try:
         if address.is_ipc:
             open_socket_file(address.path).close()
         elif address.is_loopback:
-            return network_namespace == announcements.namespace("net")
+            return network_namespace == namespace("net")
         else:
             socket.getaddrinfo(address.host.strip("[]"), address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

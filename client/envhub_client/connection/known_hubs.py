@@ -81,7 +81,7 @@ def _reached(address: str | Secret[str]) -> Address:
 
 def _announced(hub: str) -> str | Secret[str]:
     """The address of the one hub that is announced in a folder; errors as of ``resolve``."""
-    from envhub_client.connection import announced_hubs  # which needs msgspec
+    from envhub_client.connection import announced_hubs
 
     folder = announced_hubs.folder_of(hub)
     assert folder is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from envhub_client.federation.joint_request import JointRequest
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError
 
 
 class Lane:
@@ -186,6 +186,26 @@ def test_part_that_cannot_be_sent_is_not_sent_with_the_next_request() -> None:
     assert scene.counts == [1, 0, 1]  # the others have what they would have had
     scene.begin()
     assert scene.request.results(None) == ["A", "B", "C"]
+
+
+def test_part_that_the_program_itself_cannot_send_now_is_sent_by_a_later_settling() -> None:
+    scene, in_use = Scene(), [True]
+    send = scene.send
+
+    def by_one_thread(part: Any) -> None:
+        if part.name == "b" and in_use[0]:
+            raise LocalProtocolError("another thread is using this connection")
+        send(part)
+
+    with pytest.raises(LocalProtocolError):
+        scene.request.begin(scene.parts, by_one_thread, scene.wait)
+    scene.request.give_up()
+    with pytest.raises(LocalProtocolError):
+        scene.request.settle()
+    assert scene.counts == [1, 0, 0]
+    in_use[0] = False
+    scene.request.settle()
+    assert scene.counts == [1, 1, 1]
 
 
 def test_loss_that_nothing_recovers_is_raised() -> None:

@@ -125,7 +125,7 @@ class AbsentLane:
         self._by_rows = bool(untold and not self._untold.all() and not out_of_band)
         self._truncates, self._joined = bool(untold and not self._by_rows), None
         if self._by_rows:
-            self.begin_rows(np.arange(self.num_envs), codes, own)
+            self.send_rows(np.arange(self.num_envs), codes, own)
         elif not self._truncates:
             self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1

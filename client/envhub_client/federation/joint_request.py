@@ -134,14 +134,14 @@ class JointRequest(Generic[Result]):
         self._dropped = True
 
     def settle(self) -> None:
-        """Wait until each hub has carried out its part of a request that was dropped."""
+        """Wait until each hub has carried out its part of a request that was dropped.
+
+        Raises:
+            LocalProtocolError: a part cannot be sent now; call again.
+        """
         if not self._dropped:
             return
-        while self._sent < len(self._parts):
-            try:
-                self._send_rest()
-            except Exception as error:
-                log.debug("a part of a request that was given up cannot be sent: %s", error)
+        self._send_rest()
         while self._parts:
             try:
                 self._result(self._parts[0], None)

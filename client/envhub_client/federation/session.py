@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -37,8 +36,6 @@ from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.value_codec import ValueCodec
 
-log = logging.getLogger("envhub")
-
 
 class FederatedSession(LaneSession):
     """A ``VectorSession`` on several hubs; that Protocol describes its attributes, and methods without a docstring."""
@@ -62,7 +59,6 @@ class FederatedSession(LaneSession):
             RequestRefused: the hubs disagree, or have no room.
             Exception: as for ``Session``, of the first hub in the order of ``hubs``.
         """
-        self._class_name = class_name
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
         self._opener = self._ending = PartsOpener(hubs, make, options)
@@ -218,16 +214,7 @@ class FederatedSession(LaneSession):
     def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
         with self.in_use:
             self._remaker.stop()
-            try:
-                if self.pending.state is not AsyncState.DEFAULT:
-                    terminate = not finish() or terminate
-            except errors.EnvRaised:
-                raise
-            except errors.EnvHubError as error:
-                log.debug("closing a %s: %s", self._class_name, error)
-            finally:
-                self._opener.end_all(terminate)
-                self.pending.closed = True
+            self._end_once_finished(terminate, finish, self._opener.end_all)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connections' end does it."""

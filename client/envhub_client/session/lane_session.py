@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
+from envhub.errors import EnvHubError, EnvRaised
 from envhub.protocol.messages import Reset
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.shares import RowShares
+
+log = logging.getLogger("envhub")
 
 
 class Ending(Protocol):
@@ -72,3 +76,22 @@ class LaneSession:
         if held := self._shares.held:
             why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
         raise NothingPending(f"Calling `recv` {why}", "recv")
+
+    def _end_once_finished(self, terminate: bool, finish: Callable[[], bool], end: Callable[[bool], None]) -> None:
+        """End the session by ``end(terminate)``, once ``finish`` has waited for the pending request, if there is one.
+
+        Where that returns False, the envs' processes are killed.
+
+        Raises:
+            EnvRaised: as an env raised it in the pending request; the session has ended.
+        """
+        try:
+            if self.pending.state is not AsyncState.DEFAULT:
+                terminate = not finish() or terminate
+        except EnvRaised:
+            raise
+        except EnvHubError as error:
+            log.debug("closing a vector env: %s", error)
+        finally:
+            end(terminate)
+            self.pending.closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +29,6 @@ from envhub_client.session.recovery import RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
 from envhub_client.session.shares import Shares
 
-log = logging.getLogger("envhub")
-
 
 class Session(LaneSession):
     """A ``VectorSession`` on one hub; that Protocol describes its attributes, and each method without a docstring."""
@@ -56,7 +53,6 @@ class Session(LaneSession):
             UnsupportedSpace: a space has no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
-        self._class_name = class_name
         self.in_use = InUse()
         self._maker = self._ending = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
@@ -159,22 +155,13 @@ class Session(LaneSession):
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._close(terminate, finish)
+                self._renewal.stop()
+                self._end_once_finished(terminate, finish, self._end)
 
-    def _close(self, terminate: bool, finish: Callable[[], bool]) -> None:
-        self._renewal.stop()
-        try:
-            if self.pending.state is not AsyncState.DEFAULT:
-                terminate = not finish() or terminate
-        except errors.EnvRaised:
-            raise
-        except errors.EnvHubError as error:
-            log.debug("closing a %s: %s", self._class_name, error)
-        finally:
-            self._maker.end_all_but(self.connection)
-            self._maker.closed = True
-            end_session(self.connection, terminate)
-            self.pending.closed = True
+    def _end(self, terminate: bool) -> None:
+        self._maker.end_all_but(self.connection)
+        self._maker.closed = True
+        end_session(self.connection, terminate)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connection's end does it."""

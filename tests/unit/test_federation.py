@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -418,7 +419,7 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
 
     absence = absences.Absence(LOSS, 0.0, remake, lambda _: events.append("clear"))
     assert absence.wait(10)
-    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, Lost)
+    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
     lost.lane.absence = absence
     lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
     lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)

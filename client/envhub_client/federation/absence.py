@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from envhub.errors import HubLost
 from envhub_client.federation.part import HubPart
 
-JOIN_S = 5.0  # for the thread to see that it is stopped: it looks once a second
+JOIN_S = 5.0  # for the thread to see that it is stopped, which it does between two tries to reach a hub
 
 
 class Absence:

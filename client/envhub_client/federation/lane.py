@@ -19,11 +19,10 @@ from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.parts_opener import SILENCE_S_MIN
+from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
 from envhub_client.federation.slices import out_of_band_of, reset_of
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
-CHECK_S = 0.25  # between looks at whether a hub is out of reach
 Result = TypeVar("Result")
 _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
 
@@ -213,14 +212,12 @@ class FederatedLane:
         """
         if self._recovery is None:
             return wait(timeout)
-        deadline = None if timeout is None else Deadline(timeout)
-        while True:
-            try:
-                return wait(CHECK_S if deadline is None else min(CHECK_S, deadline.left_s()))
-            except HubTimeout:
-                self._check_reach(part)
-                if deadline is not None and not deadline.left_s():
-                    raise
+        return while_in_reach(lambda: _connections(part), self._silence_s_max(), timeout, wait)
+
+    def _silence_s_max(self) -> float:
+        """Seconds for which a hub may be silent before its envs are made again."""
+        assert self._recovery is not None
+        return max(self._recovery.patience_s, SILENCE_S_MIN)
 
     def _check_reach(self, part: HubPart) -> None:
         """Check that no hub of this part is out of reach for longer than envs of other hubs wait for it.
@@ -229,8 +226,8 @@ class FederatedLane:
             HubLost: one is.
         """
         if self._recovery is not None:
-            for each in _hub_parts(part):
-                each.connection.check_reach(max(self._recovery.patience_s, SILENCE_S_MIN))
+            for connection in _connections(part):
+                connection.check_reach(self._silence_s_max())
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
@@ -262,7 +259,7 @@ class FederatedLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
     @property
@@ -355,7 +352,7 @@ class FederatedLane:
                 continue
             _park(self.descriptors(), left_s)
             if time.monotonic() >= self._check_s:
-                self._check_s = time.monotonic() + CHECK_S
+                self._check_s = time.monotonic() + LOOK_S
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)
         batches = [self._of_rows(part, _received) for part in self._outstanding_parts()]
@@ -401,6 +398,10 @@ def _hub_parts(part: HubPart) -> list[HubPart]:
     """This part, or those that have its rows since its hub was lost; none as long as they are on no hub."""
     lane = part.lane
     return [each.moved(part.rows.start) for each in lane.absence.made] if isinstance(lane, AbsentLane) else [part]
+
+
+def _connections(part: HubPart) -> list[Connection]:
+    return [each.connection for each in _hub_parts(part)]
 
 
 def _dropped(part: HubPart) -> None:

@@ -14,17 +14,16 @@ from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.deadline import ANSWER_S, Deadline
+from envhub_client.deadline import ANSWER_S
 from envhub_client.federation.agreement import check_agreement, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
+from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
 from envhub_client.fleet.members import Member
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 
 RowsMake = Callable[[range], Make]  # the request for these rows
-LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
-SILENCE_S_MIN = 2.5  # of a hub that is asked every second
 
 log = logging.getLogger("envhub")
 
@@ -190,15 +189,7 @@ class PartsOpener:
 
 def _await_end(connection: Connection, timeout: float) -> None:
     """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
-    deadline = Deadline(timeout)
-    while True:
-        try:
-            connection.result(min(LOOK_S, deadline.left_s()))
-            return
-        except errors.HubTimeout:
-            if not deadline.left_s():
-                raise
-            connection.check_reach(SILENCE_S_MIN)
+    while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
 
 
 def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:

@@ -13,6 +13,7 @@ from chaos.interrupts import Interrupt
 from envhub_client.federation import lane
 from fleets import addresses, served_hubs
 from hubs import ServedHub, stopped, wait_until
+from partial_batches import received
 
 import envhub
 
@@ -28,16 +29,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedHub]]:
 
 def made(hubs: list[str]) -> envhub.HubVectorEnv:
     return envhub.make_vec("naughty", NUM_ENVS, hub=hubs, split=SPLIT, num_workers=NUM_ENVS)
-
-
-def received(envs: envhub.HubVectorEnv) -> dict[int, float]:
-    """The rewards of all envs that are under way, by env; each env comes once."""
-    rewards: dict[int, float] = {}
-    while envs._session.lane.outstanding:
-        _, part, *_, env_ids = envs.recv(1, timeout=20)
-        assert not rewards.keys() & set(env_ids.tolist())
-        rewards.update(zip(env_ids.tolist(), part.tolist(), strict=True))
-    return rewards
 
 
 def token_of(envs: envhub.HubVectorEnv, env: int) -> str:

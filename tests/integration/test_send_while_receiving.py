@@ -16,6 +16,7 @@ import sims
 from chaos.chaos_proxy import ChaosProxy, proxy
 from chaos.interrupts import Interrupt
 from hubs import ServedHub, interrupted_after, stopped
+from partial_batches import received
 
 import envhub
 
@@ -39,16 +40,6 @@ def envs(wire: ChaosProxy) -> Iterator[envhub.HubVectorEnv]:
 def times_out(envs: envhub.HubVectorEnv, min_envs: int | None = None) -> None:
     with pytest.raises(envhub.HubTimeout):
         envs.recv(min_envs, timeout=0.05)
-
-
-def received(envs: envhub.HubVectorEnv) -> dict[int, float]:
-    """The rewards of all envs that are under way, by env; each env comes once."""
-    rewards: dict[int, float] = {}
-    while envs._session.lane.outstanding:
-        _, part, *_, env_ids = envs.recv(1, timeout=20)
-        assert not rewards.keys() & set(env_ids.tolist())
-        rewards.update(zip(env_ids.tolist(), part.tolist(), strict=True))
-    return rewards
 
 
 def answered_but_held(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:

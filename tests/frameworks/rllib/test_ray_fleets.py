@@ -21,6 +21,7 @@ from envhub_client.fleet.members import members
 from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
+from ray_clusters import NODE, ray_cluster
 
 import envhub
 from envhub.errors import AddressError, HubUnreachable, KeysError
@@ -30,27 +31,14 @@ from envhub.transport.address import runtime_folder
 
 pytestmark = pytest.mark.long
 
-NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes with two CPUs each, which want a token."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
-        reset_auth_token_state()
-        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-        try:
-            for _ in range(2):
-                nodes.add_node(**NODE)
-            patch.setenv("RAY_ADDRESS", nodes.address)
-            ray.init(address=nodes.address, log_to_driver=False)
+        with ray_cluster(patch, 2, {}, {}) as nodes:
             yield nodes
-        finally:
-            ray.shutdown()
-            nodes.shutdown()
     reset_auth_token_state()
 
 

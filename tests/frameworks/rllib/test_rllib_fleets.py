@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray_clusters import NODE, ray_cluster
 
 import envhub.rllib
 from envhub.fleet import Fleet
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.timeout(600)
 
 RUNNERS = 3
 NUM_ENVS = 4
-NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 
 
 def config(hub: Any, **env_config: Any) -> PPOConfig:
@@ -122,20 +121,11 @@ def test_each_env_runner_has_a_hub_and_another_once_that_is_killed(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head for the learner, and three nodes for a hub and an env runner each, which want a token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", os.urandom(32).hex())
-        reset_auth_token_state()
-        nodes = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-        try:
-            for _ in range(RUNNERS):
-                nodes.add_node(**NODE, resources={"sim": 1})
-            patch.setenv("RAY_ADDRESS", nodes.address)
-            ray.init(address=nodes.address, log_to_driver=False)
-            yield nodes
-        finally:
-            ray.shutdown()
-            nodes.shutdown()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ray_cluster(patch, RUNNERS, {"num_cpus": 0}, {"resources": {"sim": 1}}) as nodes,
+    ):
+        yield nodes
     reset_auth_token_state()
 
 

@@ -35,6 +35,13 @@ def test_frames_arrive_as_they_were(method: str, data: bytes, times: int) -> Non
 
 
 @methods
+def test_small_frame_is_sent_as_it_is(method: str) -> None:
+    frame = bytes(LEAST_BYTES - 1)
+    assert Compressor(method).compress(frame) is frame
+    assert decompressor(method)(frame, len(frame)) is frame
+
+
+@methods
 def test_images_become_much_smaller(method: str) -> None:
     frame = np.zeros((8, 84, 84, 4), np.uint8)
     sent = Compressor(method).compress(frame)

@@ -1030,6 +1030,7 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
     assert "close_timeout=5 s" in only(Fail, ends).failure.message
     assert session.next_deadline_s() == math.inf and session.elapsed(2 * session.make.faults.close_s) == []
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
+    assert session.next_deadline_s() == math.inf
 
 
 def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
@@ -1321,6 +1322,12 @@ def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session.said(0, CallResults([b"", b""]))
     answered = session.said(1, CallResults([b""]))
     assert only(Answer, answered) and GiveDrive() in answered and session.ownership.driver is Driver.CLIENT
+
+
+def test_hub_takes_the_drive_for_a_step_by_message() -> None:
+    session = shared()
+    assert session.request(Step(b"\x04")) == [TakeDrive(), PostStep()]
+    assert session.ownership.driver is Driver.HUB and session.phase is Phase.MOVING
 
 
 def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:

@@ -128,6 +128,10 @@ def test_leaves_are_in_the_order_of_the_space() -> None:
     assert spaces.leaves(space) == [Leaf("<f4", (2,)), Leaf("<i8", ()), Leaf("|i1", (4,))]
     assert not spaces.is_flat(space)
     assert spaces.is_flat(space[1])
+    x, y, z = np.ones(2, np.float32), np.int64(2), np.ones(4, np.int8)
+    parts = spaces.flatten(space, ({"x": x, "y": y}, z))
+    assert [id(part) for part in parts] == [id(x), id(y), id(z)]
+    assert spaces.assemble(space, iter(parts)) == ({"x": x, "y": y}, z)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class _Link:
     connection: int
     owner: str = ""  # the name of the only client whose requests are admitted
     lasts: bool = True  # False once the connection has ended
+    uses: bool = True  # False while the client only observes
     seq: int = 0
     running: bool = False
     reply: Frames | None = None
@@ -125,7 +126,7 @@ class HubProtocol:
         token, link = self._next_steps.get(first) or _NOBODY
         if link.peer != peer or token in self.leases or len(frames) >= FRAMES_MAX:
             return None
-        if not link.lasts or link.connection < 0:
+        if not (link.lasts and link.uses) or link.connection < 0:
             return None
         del self._next_steps[first]
         link.seq, link.running, link.reply = link.seq + 1, True, None
@@ -151,7 +152,7 @@ class HubProtocol:
             return None
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
-            return self._heartbeat(peer, connection, prelude, owner)
+            return self._heartbeat(peer, connection, prelude, owner, uses)
         message, ends = None, False
         link = self._links.get(prelude.token)
         if link is not None and _may_end(op, prelude.seq, link):
@@ -201,7 +202,7 @@ class HubProtocol:
             self.foreign.append((_OPS[prelude.op], prelude.token))
             self._refuse(peer, prelude, _NO_SESSION)
             return False
-        self._heard(link, peer, connection, prelude.token)
+        self._heard(link, peer, connection, prelude.token, True)
         if prelude.seq == link.seq:
             self.replayed += 1
             if link.reply is not None:
@@ -255,12 +256,15 @@ class HubProtocol:
             return Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
         return None
 
-    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> Incoming | None:
-        """Answer a heartbeat, or return it if its request runs: only the caller knows the progress."""
+    def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str, uses: bool) -> Incoming | None:
+        """Answer a heartbeat, or return it if its request runs: only the caller knows the progress.
+
+        It keeps the session of a client that only observes by now, and does not let its next STEP pass.
+        """
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
         if link is not None and link.owner == owner:
-            self._heard(link, peer, connection, prelude.token)
+            self._heard(link, peer, connection, prelude.token, uses)
             if prelude.seq <= link.seq:
                 if link.running:
                     return Incoming(peer, Op.HEARTBEAT, prelude.token, prelude.seq, None, ())
@@ -268,8 +272,8 @@ class HubProtocol:
         self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
         return None
 
-    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes) -> None:
-        link.peer, link.connection, link.lasts = peer, connection, True
+    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes, uses: bool) -> None:
+        link.peer, link.connection, link.lasts, link.uses = peer, connection, True, uses
         link.connections.add(connection)
         if self.leases.pop(token, None) is not None:
             self.returned.append(token)

@@ -61,6 +61,27 @@ def test_client_that_only_observes_uses_no_session(op: Op, message: Any) -> None
     assert (hub.failures["not_permitted"], hub.malformed) == (2, 0) and hub.peer_of(OTHER) is None
 
 
+@pytest.mark.parametrize("runs", [False, True], ids=["answered", "running"])
+def test_session_of_a_client_that_only_observes_by_now_is_kept_and_not_stepped(runs: bool) -> None:
+    hub = HubProtocol(HUB_ID)
+    with_session(hub)
+    step = hub.receive(b"peer", 1, [head(Op.STEP, 2)])
+    assert step is not None
+    if not runs:
+        hub.answer(step, Done())
+    hub.connection_ended(1)
+    heartbeat = hub.receive(b"again", 2, [head(Op.HEARTBEAT, 2, Question())], uses=False)
+    assert (heartbeat is not None) is runs and hub.peer_of(TOKEN) == b"again"
+    if runs:
+        hub.answer(step, Done())
+    hub.outgoing.clear()
+    following = head(Op.STEP, 3)
+    assert hub.receive_step(b"again", following, []) is None
+    assert hub.receive(b"again", 2, [following], uses=False) is None and refused(hub) == "not_permitted"
+    hub.receive(b"again", 2, [head(Op.HEARTBEAT, 3, Question())])  # of a client that may use it again
+    assert hub.receive_step(b"again", following, []) is not None
+
+
 @pytest.mark.parametrize("op", [Op.LIST, Op.STATS, Op.SESSIONS, Op.OBSERVE])
 def test_client_that_only_observes_asks_about_the_hub(op: Op) -> None:
     hub = HubProtocol(HUB_ID)

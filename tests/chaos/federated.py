@@ -195,4 +195,4 @@ def run(folder: Path, seed: int, faults: Sequence[str], policy: str, mode: str, 
 
 def _open_connections() -> int:
     """Number of connections of this process that are not closed; descriptors are also those of the proxy."""
-    return sum(isinstance(each, Connection) and not each.in_use.closed for each in gc.get_objects())
+    return sum(type(each) is Connection and not each.in_use.closed for each in gc.get_objects())

@@ -80,7 +80,7 @@ def run(tmp_path: Path) -> Callable[[str, str], None]:
     [
         ("record", RECORD),
         pytest.param("minari", BUILD, marks=pytest.mark.chaos),
-        ("atari", STEP.format(env="ALE/Pong-v5")),
+        pytest.param("atari", STEP.format(env="ALE/Pong-v5"), marks=pytest.mark.chaos),
         pytest.param("mujoco", STEP.format(env="HalfCheetah-v5"), marks=pytest.mark.chaos),
         pytest.param("dm-control", STEP.format(env="dm_control/cartpole-swingup-v0"), marks=pytest.mark.chaos),
     ],

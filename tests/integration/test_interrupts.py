@@ -271,7 +271,7 @@ def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what is dropped says that it was open
-@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("is_own", [pytest.param(False, marks=pytest.mark.chaos), True])
 def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub, is_own: bool) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -53,7 +53,7 @@ def test_env_whose_output_has_no_reader_delays_no_session(tmp_path: Path) -> Non
     flood(tmp_path, 50)
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_env_that_prints_a_gigabyte_delays_no_session(tmp_path: Path) -> None:
     flood(tmp_path, 1000)
 

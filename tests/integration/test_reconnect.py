@@ -359,7 +359,7 @@ def _may_drop() -> bool:
     return tried.returncode == 0
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.skipif(not _may_drop(), reason="needs root, a network namespace and iptables")
 def test_steps_go_on_after_a_firewall_dropped_everything_for_ten_seconds(tmp_path: Path) -> None:
     script = f'ip link set lo up && exec {sys.executable} -c "$0" {HERE} {tmp_path}'

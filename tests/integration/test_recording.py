@@ -225,7 +225,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("steps", [13, pytest.param(2003, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [13, pytest.param(2003, marks=pytest.mark.chaos)])
 def test_killed_programs_episodes_are_all_there(tmp_path: Path, steps: int) -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), str(steps)], cwd=HERE, timeout=60)
     assert ran.returncode == -signal.SIGKILL

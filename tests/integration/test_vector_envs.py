@@ -419,8 +419,8 @@ def test_ale_gives_what_it_gives_directly() -> None:
         assert_step(envs.step(actions), direct.step(actions), 4, "after it")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["shared", pytest.param("wire", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("lane", ["shared", "wire"])
 def test_sixteen_pongs_of_ale_are_those_of_direct_use_through_a_hub(lane: str, tmp_path: Path) -> None:
     entries = ("ale_py:ALE/Pong-v5", "--vector")
     with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/hub"]) as hub:

@@ -49,8 +49,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def long(session: nox.Session) -> None:
     """Run what `pytest` leaves out: the full matrix, and the tests of any lane by messages."""
-    # Many of them wait for a time to pass.
-    session.run("pytest", "-q", "-n", "3", "-m", "long and not chaos", *PATIENT, *session.posargs)
+    session.run("pytest", "-q", "-m", "long and not chaos", *PATIENT, *session.posargs)
     files = [f"tests/integration/test_{name}.py" for name in ANY_LANE.split()]
     session.run("pytest", "-q", "--lane", "wire", *files)
 

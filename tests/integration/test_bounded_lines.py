@@ -92,6 +92,7 @@ def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -
     assert len(hub.log) < BYTES_MAX
 
 
+@pytest.mark.long
 def test_connections_that_come_and_go_are_counted_and_no_attempts_to_get_in(tmp_path: Path) -> None:
     keys, audit = KeyFolder(tmp_path / "keys"), tmp_path / "audit"
     keys.make_secret()

@@ -82,6 +82,7 @@ def test_client_of_this_repository_passes_all_levels_by_the_command_of_the_docum
     assert ran.returncode == 0
 
 
+@pytest.mark.long
 def test_client_passes_by_each_rule_and_the_cases_are_of_the_levels() -> None:
     found = results(PageClient)
     assert {rule: (verdict.result, verdict.why) for rule, verdict in found.items()} == dict.fromkeys(

@@ -45,6 +45,7 @@ class Halving(envhub.EnvRunner):
         return observation, {**info, "by_itself": True}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("worker", [Halving, "test_contract:Halving"])
 def test_runner_of_ones_own_steps_and_resets(worker: Any) -> None:
     envs = AsyncVectorEnv([lambda: sims.Counter(2)] * 2, worker=worker)
@@ -163,6 +164,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("imports", ORDERS.values(), ids=ORDERS.keys())
 def test_any_process_finds_the_registration(hub: ServedHub, imports: str) -> None:
     program = (

@@ -151,6 +151,7 @@ def test_parallel_env_renders(met: ServedHub) -> None:
     assert len(frames) == NUM_ENVS and frames[0].ndim == 3 and frames[0].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -74,6 +74,7 @@ def _phase(hub: ServedHub, token: bytes) -> str:
         return next((found["phase"] for found in client.sessions() if found["session"] == token.hex()[:8]), "")
 
 
+@pytest.mark.long
 def test_client_that_never_reads_is_given_no_more(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
     with session(flooded, b"never reads" + bytes(5), mebibytes=8) as peer:
         for seq in range(3, 103):
@@ -172,6 +173,7 @@ def _is_ended(peer: ZmtpPeer) -> bool:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "count",
     [

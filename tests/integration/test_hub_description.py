@@ -67,6 +67,7 @@ def test_steps_are_counted_on_each_lane_and_on_when_their_session_has_ended(hub:
         assert client.stats()["steps"] - before == 18
 
 
+@pytest.mark.long
 def test_errors_and_failures_name_their_hub(tmp_path: Path) -> None:
     with serve(tmp_path, "naughty=sims:Naughty", "--name", "sim 3") as hub:
         options: dict[str, Any] = {"on_crash": "truncate", "restart_wait": 0.0}

@@ -271,6 +271,7 @@ def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
         assert envs.reset()[0]["word"] == ("", "")
 
 
+@pytest.mark.long
 def test_last_observation_of_a_row_whose_result_was_not_received_is_the_one_before() -> None:
     with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane="wire", on_hub_loss="recreate")) as envs:
         envs.reset()
@@ -287,6 +288,7 @@ def test_last_observation_of_a_row_whose_result_was_not_received_is_the_one_befo
         assert observations[:, 0].tolist() == [3, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_last_observation_is_one_that_was_returned_after_steps_that_raised() -> None:
     with closing(envhub.make_vec([sims.Naughty] * 2, on_hub_loss="recreate")) as envs:
         envs.reset()

@@ -39,7 +39,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("lane", ["wire", "shared"])
+@pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "shared"])
 def test_observer_learns_which_rows_the_hub_truncates(tmp_path: Path, lane: str) -> None:
     noted, program = tmp_path / "noted", tmp_path / "observed.py"
     program.write_text(OBSERVED)

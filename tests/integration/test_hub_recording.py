@@ -435,6 +435,7 @@ def test_session_goes_on_unrecorded_where_a_space_cannot_be_recorded(hub: Served
     assert wait_until(lambda: not recorders(hub.process.pid)) and not (tmp_path / "kept").exists()
 
 
+@pytest.mark.long
 def test_rewards_with_axes_are_not_recorded_and_their_env_goes_on(hub: ServedHub, tmp_path: Path) -> None:
     with contextlib.closing(make(hub, "objectives", 2)) as envs:
         envs.reset(seed=1)
@@ -499,6 +500,7 @@ def test_only_the_episodes_in_which_an_env_failed(hub: ServedHub, tmp_path: Path
     assert found[0].truncations.tolist() == [False, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
 @pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["counted", pytest.param("batch", marks=pytest.mark.long)])

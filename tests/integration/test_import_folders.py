@@ -152,6 +152,7 @@ def test_folder_that_others_may_write_to_is_refused_if_an_env_is_imported_from_i
     assert f"chmod go-w {folder}" in found.stderr and "Traceback" not in found.stderr
 
 
+@pytest.mark.long
 def test_parent_folder_that_others_may_write_to_is_refused_and_a_link_is_followed(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     (open_to_all / "sims").mkdir(parents=True)

@@ -142,6 +142,7 @@ class Detector(sims.Counter):
         return *found[:4], {f"of_{os.getpid()}_{self.count}": self.count}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_worker_that_takes_over_has_infos_of_forms_of_its_own(lane: str) -> None:
     """A process has more forms than go in columns, and four take over from one another."""

@@ -231,6 +231,7 @@ def test_single_env_goes_on_after_an_interrupt() -> None:
             assert env.step(7)[1] == 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(

@@ -296,6 +296,7 @@ def test_observer_sees_and_makes_nothing(admit_for_now: Admit) -> None:
             client.make_vec("CartPole-v1", 2)
 
 
+@pytest.mark.long
 def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
     token = admitted(keys, "alice", sessions_max=1, envs_max=8, workers_max=2, connections_max=3)
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
@@ -371,6 +372,7 @@ def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, k
             taken.reset()
 
 
+@pytest.mark.long
 def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_removed_key_has_none(
     tmp_path: Path, keys: KeyFolder
 ) -> None:
@@ -398,6 +400,7 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
         assert '"session_revoked"' in hub.log and "session_expired" not in hub.log
 
 
+@pytest.mark.long
 def test_admin_ends_a_session_whose_envs_are_being_made(tmp_path: Path, keys: KeyFolder) -> None:
     tokens = admitted(keys, "alice"), admitted(keys, "boss", "admin"), admitted(keys, "carol")
     held = tmp_path / "held"
@@ -508,6 +511,7 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
     assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
 
 
+@pytest.mark.long
 def test_arguments_of_a_key_name_no_file_and_no_module(admit_for_now: Admit) -> None:
     alice, dave = admit_for_now("alice"), admit_for_now("dave", "deploy")
     for value in ("/etc/passwd", "os:system", "x" * 65, {"a": 1}, "..", [["a/b"]]):
@@ -584,6 +588,7 @@ def test_health_names_no_folder_of_the_hub_to_its_remote_clients(
                     assert (str(tmp_path) in str(refused.value).replace(place, "")) == tells
 
 
+@pytest.mark.long
 def test_factories_are_for_those_who_may_deploy_where_the_hub_takes_them(tmp_path: Path, keys: KeyFolder) -> None:
     addresses = {may: admitted(keys, may, may) for may in ("use", "deploy")}
     arguments = ["CartPole-v1", "--keys", str(keys.path)]
@@ -620,6 +625,7 @@ envhub.make_vec("CartPole-v1", 1, hub=sys.argv[1]).close()
         assert found.returncode == 0 and found.stdout.count("refused") == 2, found.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarded_by", ["keys", "user", pytest.param("nothing", marks=pytest.mark.long)])
 def test_old_and_foreign_handshakes_get_nowhere(tmp_path: Path, keys: KeyFolder, guarded_by: str) -> None:
     """ZMTP 1.0 and 2.0, HTTP, which a web page can send, PLAIN, and where there are keys also NULL."""
@@ -667,6 +673,7 @@ def receive(peer: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_hub_whose_key_others_can_read_or_is_a_folder_does_not_start(keys: KeyFolder, is_folder: bool) -> None:
     path = keys.path / "server.key"
@@ -679,6 +686,7 @@ def test_hub_whose_key_others_can_read_or_is_a_folder_does_not_start(keys: KeyFo
     assert found.returncode == 3 and "0600" in found.stderr and len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_hub_that_lets_strangers_in_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:
     """The throw-away key is let in by a handler that admits everybody."""
     program = (
@@ -921,6 +929,7 @@ def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
         assert hub.log.count('"env_rebuilt"') == 1
 
 
+@pytest.mark.long
 def test_audit_has_refused_requests_to_the_session_of_another_client(tmp_path: Path, keys: KeyFolder) -> None:
     audit = tmp_path / "audit.jsonl"
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path), "--audit", str(audit)) as hub:

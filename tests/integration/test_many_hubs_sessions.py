@@ -159,6 +159,7 @@ def test_program_of_the_page_runs(two: list[ServedHub], capsys: pytest.CaptureFi
 # --- recording, observers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path: Path) -> None:
     folders = []
     for name, hub, options in (("one", two[0].tcp, {}), ("two", addresses(two, "wire", 2), {"split": [2, 3]})):

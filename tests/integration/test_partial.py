@@ -303,6 +303,7 @@ def received(envs: envhub.HubVectorEnv) -> dict[int, Any]:
             found[error.env_index].append("died")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     ["embedded", "tcp", *(pytest.param(lane, marks=pytest.mark.long) for lane in ("ipc", "embedded by wire"))],

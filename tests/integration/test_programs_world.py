@@ -58,6 +58,7 @@ envs.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_numbers_of_threads_that_the_program_has_set_are_kept(tmp_path: Path, workers: int) -> None:
     program = OF_THREADS.format(support=SUPPORT, workers=workers, names=THREADS)
@@ -126,6 +127,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
 @pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.chaos)])
 def test_workers_of_a_program_have_its_arguments_and_flags(

@@ -136,6 +136,7 @@ def is_ended(peer: ZmtpPeer) -> bool:
 # --- messages without an end ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("frames", "peers"), [(20_000_000, 1), (2_500_000, 1), (1_000_000, 8)])
 def test_message_of_empty_frames_ends_its_connection_before_it_is_whole(
     strangers: ServedHub, honest: envhub.HubVectorEnv, frames: int, peers: int
@@ -206,6 +207,7 @@ def test_bytes_without_end_end_their_connection_at_the_limit(strangers: ServedHu
         assert goes_on(honest)
 
 
+@pytest.mark.long
 def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
     greeting = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0")).ljust(64, b"\0")
     with guarded(tmp_path, "alice") as (hub, (alice,), audit), stepping(hub, alice) as envs:

@@ -172,6 +172,7 @@ def test_episode_in_which_an_env_raised_ends_with_its_last_result(tmp_path: Path
     assert failure == "exception: ValueError('it broke')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begins", ["begin_step", "begin_reset"])
 def test_request_that_is_interrupted_once_it_is_sent_ends_the_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str

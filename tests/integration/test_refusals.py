@@ -227,6 +227,7 @@ def _end_or_wait(connection: socket.socket) -> None:
     connection.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "does",
     [

@@ -481,6 +481,7 @@ def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[s
     assert ran.returncode == 0 and "where the debugger was left" in ran.stdout, ran
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("address", "env"),
     some_of(

@@ -270,6 +270,7 @@ envs.close()
 """
 
 
+@pytest.mark.long
 def test_processes_of_a_program_whose_variable_has_a_key_have_no_key(tmp_path: Path) -> None:
     public, secret = sockets.new_key_pair()
     address = f"envhub://{token_of(HubKeys(public, secret)).reveal_secret()}@simbox:5555"

@@ -121,6 +121,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["command line", "file"])
 @pytest.mark.parametrize(
     ("env", "others", "why"), [MISTAKES[0], *(pytest.param(*each, marks=pytest.mark.long) for each in MISTAKES[1:])]

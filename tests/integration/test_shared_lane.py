@@ -301,6 +301,7 @@ print("scribbled", flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "then",
     [

@@ -161,6 +161,7 @@ def test_parts_give_infos_by_env(envs: envhub.HubVectorEnv) -> None:
     assert infos == {1: {"number": 1}, 4: {"number": 4}} and env_ids.tolist() == [1, 4]
 
 
+@pytest.mark.long
 def test_network_client_asks_about_some(tmp_path: Any) -> None:
     with (
         serve(tmp_path, "CartPole-v1") as hub,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -188,9 +188,15 @@ LOSS.hub = "hub-1"
 class Absence:
     """The absence of rows that are on a hub again once ``over`` is set."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, *hubs: OneHub) -> None:
         self.loss, self.patience_s, self.over = LOSS, patience_s, False
-        self.error: Exception | None = None
+        self.hubs = hubs
+
+    @property
+    def made(self) -> list[HubPart]:
+        maker: Any = None
+        rows = (range(3 * number, 3 * number + 3) for number in range(len(self.hubs)))
+        return [HubPart("hub-9", *each) for each in zip(rows, repeat(maker), self.hubs)] if self.over else []  # type: ignore[arg-type]
 
     def wait(self, timeout: float | None) -> bool:
         assert self.over or timeout is not None, "it waits for ever"
@@ -217,15 +223,27 @@ class OneHub:
     def outstanding(self) -> int:
         return int(self.outstanding_rows.sum())
 
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.begun),)
+
+    def settle(self) -> bool:
+        return bool(self.outstanding)
+
     def begin_reset(self, reset: Reset) -> None:
+        assert not self.outstanding, "the hub refuses this"
         self.begun.append("reset")
 
     def begin_step(self, codes: bytes, arrays: Any, out_of_band: bytes) -> None:
         self.begun.append(f"step {arrays[0].tolist()}")
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
+        assert not self.outstanding_rows[env_ids].any()
         self.begun.append(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
         self.outstanding_rows[env_ids] = True
+
+    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
+        self.begin_rows(env_ids, codes, arrays)
 
     def ask_rows(self) -> None:
         pass
@@ -258,15 +276,21 @@ class Interrupted(OneHub):
 
     waits = 0
 
-    @property
-    def progress(self) -> tuple[int, ...]:
-        return (len(self.begun),)
-
     def wait(self, timeout: float | None, into: Any = None) -> Batch:
         self.waits += 1
         if self.waits == 1:
             raise KeyboardInterrupt
         return super().wait(timeout, into)
+
+
+class Raising(OneHub):
+    """A lane whose row 0 raises when its results are asked for, while the others are still under way."""
+
+    def done_rows(self) -> int:
+        if self.outstanding_rows[0]:
+            self.outstanding_rows[0] = False
+            raise ValueError("row 0 raised")
+        return self.outstanding
 
 
 ACTIONS = np.array([7, 8, 9])
@@ -275,8 +299,9 @@ ACTIONS = np.array([7, 8, 9])
 class Lost:
     """Three rows whose hub was lost, and the lane of the hub that has them again."""
 
-    def __init__(self, patience_s: float = 0.0, loose: bool = False) -> None:
-        self.absence, self.hub = Absence(patience_s), OneHub(100.0)
+    def __init__(self, patience_s: float = 0.0, hub: type[OneHub] = OneHub, loose: bool = False) -> None:
+        self.hub = hub(100.0)
+        self.absence = Absence(patience_s, self.hub)
         lane: Any = OneHub(10.0)
         self.lane = AbsentLane(lane, lane.are_outstanding, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
 
@@ -306,10 +331,10 @@ def test_every_row_is_truncated_once_with_its_last_observation() -> None:
     batch = lost.step()
     assert truncated(batch) == [0, 1, 2] and batch.observations[0][:, 0].tolist() == [10.0, 11.0, 12.0]
     lost.absence.over = True
-    assert not lost.lane.is_replaceable  # the hub's lane has no observation yet
+    assert not lost.lane.rows.are_settled  # the hub's lane has no observation yet
     batch = lost.step()
     assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
-    assert lost.lane.is_replaceable
+    assert lost.lane.rows.are_settled
     assert lost.hub.begun == ["step [7, 8, 9]"]
 
 
@@ -357,7 +382,7 @@ def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then
     lost.absence.over = True
     batch = lost.reset([True, False, False])
     assert batch.observations[0][:, 0].tolist() == [100.0, 11.0, 12.0]
-    assert not lost.lane.is_replaceable
+    assert not lost.lane.rows.are_settled
     assert {*truncated(lost.step())} >= {1, 2}
 
 
@@ -369,11 +394,40 @@ def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated()
     assert batch.env_ids is None and truncated(batch) == [1, 2]
     assert batch.observations[0].ravel().tolist() == [100.0, 11.0, 12.0]
     assert lost.hub.begun == ["reset", "rows [0] [7]"]
-    assert lost.lane.outstanding == 0 and not lost.lane.is_replaceable
+    assert lost.lane.outstanding == 0 and not lost.lane.rows.are_settled
     assert truncated(lost.lane.wait(None)) == [1, 2]  # the same again
-    unseen, lasts = lost.lane.earlier_observations()
-    assert unseen.tolist() == [False, True, True] and lasts[0].ravel().tolist() == [100.0, 11.0, 12.0]
-    assert truncated(lost.step()) == [] and lost.lane.is_replaceable
+    assert lost.lane.rows.unseen.tolist() == [False, True, True]
+    assert lost.lane.last_observations()[0].ravel().tolist() == [100.0, 11.0, 12.0]
+    assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
+
+
+def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way() -> None:
+    lost = Lost(hub=Raising)
+    lost.absence.over = True
+    lost.reset([True, True, False])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="row 0 raised"):
+            lost.step()
+        with pytest.raises(ValueError, match="row 0 raised"):
+            lost.lane.wait(None)  # the same again
+        assert lost.lane.outstanding == lost.hub.outstanding == 0
+        assert lost.lane.rows.untold.tolist() == [False, False, True]  # whose truncation was in no result
+    lost.reset()
+    assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
+
+
+def test_row_that_raises_is_outstanding_no_more() -> None:
+    lost = Lost(hub=Raising)
+    maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
+    lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
+    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
+    lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
+    lost.absence.over = True
+    lane.begin_rows(np.arange(2), b"c", [ACTIONS[:2]])
+    with pytest.raises(ValueError, match="row 0 raised"):
+        lane.wait_rows(2, 0)
+    assert lane.are_outstanding.tolist() == [False, True, False]
+    assert lane.wait_rows(1, 0).env_ids.tolist() == [1]  # type: ignore[union-attr]
 
 
 def test_rows_of_a_part_are_truncated_once_each() -> None:
@@ -391,7 +445,7 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
     assert batch.env_ids is not None and batch.env_ids.tolist() == [0, 1] and truncated(batch) == [1]
     assert lost.hub.begun == ["rows [0] [7]"]
     lane.taken(np.array([0, 1]))
-    assert lane.outstanding == 0 and not lane.is_replaceable
+    assert lane.outstanding == 0 and not lane.rows.are_settled
 
 
 def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> None:
@@ -447,9 +501,9 @@ def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
     assert truncated(lost.step()) == [0, 1, 2]
     lost.lane.report_again()  # an interrupt came before another hub's results
     lost.absence.over = True
-    assert not lost.lane.is_replaceable
-    assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.is_replaceable
-    assert truncated(lost.step()) == [] and lost.lane.is_replaceable
+    assert not lost.lane.rows.are_settled
+    assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.rows.are_settled
+    assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
 
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
@@ -457,7 +511,7 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     maker: Any = None
     parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
     lane = FederatedLane(parts, loose=False, copy=True)
-    lane._absent = parts[:1]
+    lane._has_absent = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]
     lane.begin_step(b"c", actions, b"")
     with pytest.raises(KeyboardInterrupt):
@@ -468,4 +522,4 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     lane.begin_step(b"c", actions, b"")
     batch = lane.wait(None)
     assert batch.truncations is not None and batch.truncations.tolist() == [True] * 3 + [False] * 3
-    assert other.begun == ["step [7, 8, 9]"] * 2 and not lost.lane.is_replaceable
+    assert other.begun == ["step [7, 8, 9]"] * 2 and not lost.lane.rows.are_settled

@@ -14,11 +14,11 @@ from envhub.values import codec
 from envhub_client.batch import Batch, joined
 from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absence import Absence
+from envhub_client.federation.absent_rows import AbsentRows
+from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
 
 LOOK_S = 0.005  # between looks at whether all rows of a step are done
-
-Rows = tuple[np.ndarray, bytes, list[np.ndarray]]
 
 
 class AbsentLane:
@@ -29,10 +29,10 @@ class AbsentLane:
     do later steps of some rows, which are given up where the absence fails.
 
     Attributes:
+        name: of the lane that was lost.
+        rows: the state of each row.
         others_serve: returns whether rows of other hubs wait for these; without any, a step waits for the return.
     """
-
-    name = "absent"
 
     def __init__(
         self,
@@ -46,29 +46,35 @@ class AbsentLane:
 
         With ``loose`` observations also have leaves of no fixed size.
         """
-        self.num_envs, self.leaves = lost.num_envs, lost.leaves
-        self._last = lost.last_observations()  # before the absence begins, which ends the lost session
+        self.name, self.num_envs, self.leaves = lost.name, lost.num_envs, lost.leaves
+        # Before the absence begins, which ends the lost session.
+        self.rows = AbsentRows(lost.last_observations(), outstanding)
         self.absence = absence
         self._loose = loose
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
-        self._untold = np.ones(self.num_envs, bool)  # whether the row's truncation was not returned yet
-        self._unseen = np.ones(self.num_envs, bool)  # whether the row has shown nothing on the hub that has it again
-        self._sent: np.ndarray = outstanding.copy()
-        self._waiting: list[Rows] = []  # steps of some rows, begun when these are on a hub again
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
         self._joined: Batch | None = None  # its results
+        self._error: Exception | None = None  # that an env raised in it
         self._truncates = False  # whether the step of all rows under way is a truncation
-        self._reported = np.zeros(self.num_envs, bool)  # rows whose truncation the step under way returned first
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
         self._begun = 0
         self.others_serve: Callable[[], bool] = lambda: True
 
     @property
-    def is_replaceable(self) -> bool:
-        """True if the rows are on a hub again, truncated, and have observations there: its lanes can take the place."""
-        return self.absence.over and not (self._untold | self._unseen).any() and not self._sent.any()
+    def made(self) -> Sequence[HubPart]:
+        """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
+        return self.absence.made
+
+    def successors(self, part: HubPart) -> list[HubPart]:
+        """The parts that take the place of ``part``, whose lane this is; ``part`` itself as long as there are none.
+
+        Nothing may be under way but steps of some rows, and ``settle`` must have been called.
+        """
+        if not self.made or not self.rows.are_settled:
+            return [part]
+        return [each.moved(part.rows.start) for each in self.made]
 
     def hub_lane(self) -> HubLane:
         """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""
@@ -76,8 +82,10 @@ class AbsentLane:
         return self._lane
 
     def settle(self) -> bool:
-        """True if some rows are outstanding."""
-        return bool(self._sent.any())
+        """Wait for the end of what was given up; returns whether some rows are outstanding."""
+        if self._lane is not None:
+            self._lane.settle()
+        return bool(self.outstanding)
 
     def give_up(self) -> None:
         """Give up what was begun, if anything was."""
@@ -96,34 +104,41 @@ class AbsentLane:
 
     def last_observations(self) -> list[np.ndarray]:
         """Copies of the rows' last observations; of those that have none on the hub that has them now, earlier ones."""
-        return [leaf.copy() for leaf in self._last]
-
-    def earlier_observations(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Mask of the rows that have no observation on the hub that has them now, and the last ones of all rows."""
-        return self._unseen.copy(), self.last_observations()
+        rows = self.rows
+        if self._lane is None:
+            return [*map(np.ndarray.copy, rows.earlier)]
+        lasts = self._lane.last_observations()
+        rows.show_earlier(lasts, rows.unseen)
+        return lasts
 
     def report_again(self) -> None:
         """Truncate the rows once more whose truncation was in a step that did not reach the caller."""
-        self._untold |= self._reported
+        self.rows.untold |= self.rows.reported
 
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, as soon as the rows are on a hub again."""
+        self._forget_last()
         self._truncates = self._by_rows = False
         self._begin = lambda lane: lane.begin_reset(reset)
-        self._reported[:] = False
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
 
+    def _forget_last(self) -> None:
+        """Forget what was begun before."""
+        self._begin = self._joined = self._error = self._unreset = None
+        self.rows.reported[:] = False
+        self.rows.forget(np.arange(self.num_envs))
+
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step. The arrays are copied."""
+        self._forget_last()
         own = [array.copy() for array in arrays]
-        untold, self._unreset, self._begin = self._untold.any(), None, None
-        self._reported[:] = False
+        untold = self.rows.untold
         # Rows that were reset since the loss, or stepped by themselves, are stepped; the others are truncated.
-        self._by_rows = bool(untold and not self._untold.all() and not out_of_band)
-        self._truncates, self._joined = bool(untold and not self._by_rows), None
+        self._by_rows = bool(untold.any() and not untold.all() and not out_of_band)
+        self._truncates = bool(untold.any() and not self._by_rows)
         if self._by_rows:
             self.send_rows(np.arange(self.num_envs), codes, own)
         elif not self._truncates:
@@ -132,45 +147,59 @@ class AbsentLane:
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun; as ``HubLane.wait``."""
-        into = [np.empty_like(leaf) for leaf in self._last] if into is None else into
+        rows = self.rows
+        into = [np.empty_like(leaf) for leaf in rows.earlier] if into is None else into
         if self._by_rows:
-            self._joined = self._joined or self._of_all_rows(timeout)
-            for array, leaf in zip(into, self._joined.observations, strict=True):
+            batch = self._of_all_rows(timeout)
+            for array, leaf in zip(into, batch.observations, strict=True):
                 array[...] = leaf
-            return self._joined._replace(observations=into, env_ids=None)
+            return batch._replace(observations=into, env_ids=None)
         if not self._truncates and self._begin is not None:
             self._truncates = not self._begun_on_hub(timeout)
         if self._truncates:
-            self._reported |= self._untold
-            self._untold[:] = False
+            rows.reported |= rows.untold
+            rows.untold[:] = False
             return self._truncation(np.arange(self.num_envs), into)._replace(env_ids=None)
         batch = self.hub_lane().wait(timeout, into)
         if self._unreset is not None:
-            for array, last in zip(into, self._last, strict=True):
-                array[self._unreset] = last[self._unreset]
-            self._untold &= self._unreset
-        self._unseen &= False if self._unreset is None else self._unreset
-        for array, last in zip(into, self._last, strict=True):
-            last[...] = array
+            rows.untold &= self._unreset
+        rows.unseen &= False if self._unreset is None else self._unreset
+        rows.show_earlier(into, rows.unseen)
         return batch
 
     def _of_all_rows(self, timeout: float | None) -> Batch:
-        """The results of all rows, of which some are truncated; errors as for ``wait``."""
-        deadline, rows = None if timeout is None else Deadline(timeout), np.arange(self.num_envs)
-        while True:
-            self.ask_rows()
-            if not self.absence.patience_s:
-                self._truncate_waiting()
-            if self.done_rows() == self.num_envs:
-                break
-            if deadline is not None and not deadline.left_s():
+        """The results of all rows, of which some are truncated; errors as for ``wait``, once all rows are done."""
+        deadline = None if timeout is None else Deadline(timeout)
+        while self._joined is None and (left := self.outstanding):
+            try:
+                self._joined = self._all_done()
+            except (HubLost, HubTimeout):
+                raise
+            except Exception as error:  # of an env, which is not under way any more; the others are to be done, too
+                self._error = self._error or error
+                if self.outstanding == left:
+                    raise
+                continue
+            if self._joined is None and deadline is not None and not deadline.left_s():
                 late = f"not all of its envs are done within {shown(deadline.timeout)} s"
                 raise HubTimeout(f"{self.absence.loss}; {late}: wait again")
-            time.sleep(LOOK_S)
-        batch = self.wait_rows(self.num_envs, 0)
-        self._reported |= self._untold
-        self.taken(rows)
-        return batch
+            if self._joined is None:
+                time.sleep(LOOK_S)
+        if self._error is not None:
+            self._taken_on_hub(np.arange(self.num_envs))
+            self.rows.forget(np.arange(self.num_envs))
+            raise self._error
+        assert self._joined is not None
+        self.rows.reported |= self.rows.untold
+        self.taken(np.arange(self.num_envs))
+        return self._joined
+
+    def _all_done(self) -> Batch | None:
+        """The results of the outstanding rows once all of them are done; None before."""
+        self.ask_rows()
+        if not self.absence.patience_s:
+            self.rows.truncate_waiting()
+        return self.wait_rows(1, 0) if self.done_rows() == self.outstanding else None
 
     def _begun_on_hub(self, timeout: float | None) -> bool:
         """True if what was begun is begun on the hub that has the rows now; False if a step waits no longer for one.
@@ -193,7 +222,7 @@ class AbsentLane:
         return True
 
     def _truncation(self, rows: np.ndarray, into: Sequence[np.ndarray]) -> Batch:
-        for array, last in zip(into, self._last, strict=True):
+        for array, last in zip(into, self.rows.earlier, strict=True):
             array[...] = last[rows]
         loss = self.absence.loss
         info = failure_info(EnvFailure("hub_lost", f"{loss}; the env is made again", hub=loss.hub))
@@ -207,68 +236,54 @@ class AbsentLane:
     @property
     def outstanding(self) -> int:
         """Number of envs that were begun by ``begin_rows`` and not taken."""
-        return int(self._sent.sum())
+        return int(self.are_outstanding.sum())
 
     @property
     def are_outstanding(self) -> np.ndarray:
         """Mask of the envs that are outstanding."""
-        return self._sent
+        here: np.ndarray = self.rows.due | self.rows.are_waiting
+        return here if self._lane is None else here | self._lane.are_outstanding
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these rows, of those that were truncated on the hub that has them, or will have them."""
-        self._sent[env_ids] = True
-        later = ~self._untold[env_ids]
-        if later.any():
-            self._waiting.append((env_ids[later], codes, [array[later].copy() for array in arrays]))
+        self.rows.send(env_ids, codes, arrays)
 
     def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these rows; there is nothing to confirm. The same again replaces it."""
-        self._forget(env_ids)
-        self.begin_rows(env_ids, codes, arrays)
+        self.rows.send(env_ids, codes, arrays)
 
     def confirm_rows(self, timeout: float | None) -> None:
         """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
-
-    def _forget(self, env_ids: np.ndarray) -> None:
-        """Begin no step of these rows any more that waits for a hub."""
-        self._waiting = [each for each in self._waiting if not np.isin(each[0], env_ids).any()]
 
     def ask_rows(self) -> None:
         """Begin what waits for a hub, once there is one, and ask for its results.
 
         Errors are those of ``Absence.parts``.
         """
-        if self._waiting and self.absence.over:
+        waiting = self.rows.waiting
+        if waiting and self.absence.over:
             lane = self.hub_lane()
-            while self._waiting:
-                rows = self._waiting[0]
+            while waiting:
+                env_ids, codes, arrays = waiting[0]
                 lane.confirm_rows(None)  # of these rows, where an interrupt came before they were noted as begun
-                if not (lane.are_outstanding | self._untold)[rows[0]].any():
-                    lane.begin_rows(*rows)
-                self._waiting.pop(0)
+                if not (lane.are_outstanding | self.rows.untold)[env_ids].any():
+                    lane.begin_rows(env_ids, codes, arrays)
+                waiting.pop(0)
         if self._lane is not None:
             self._lane.ask_rows()
 
     @property
     def waiting_rows(self) -> np.ndarray:
         """The outstanding rows whose steps begin once they are on a hub again."""
-        return np.array([row for env_ids, *_ in self._waiting for row in env_ids.tolist()], int)
+        return np.flatnonzero(self.rows.are_waiting)
 
-    def _truncate_waiting(self) -> None:
-        """Truncate the rows whose steps wait for a hub."""
-        while self._waiting:
-            self._untold[self._waiting[0][0]] = True
-            self._waiting.pop(0)
-
-    def _truncated_rows(self) -> np.ndarray:
-        """The outstanding rows that are truncated now."""
-        rows: np.ndarray = np.flatnonzero(self._sent & self._untold)
-        return rows
+    def _done_on_hub(self) -> int:
+        """Number of rows whose results have come from the hub that has them now."""
+        return self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
 
     def done_rows(self) -> int:
         """Number of outstanding rows whose results can be returned; as ``HubLane.done_rows``."""
-        on_hub = self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
-        return len(self._truncated_rows()) + on_hub
+        return int(self.rows.due.sum()) + self._done_on_hub()
 
     def descriptors(self) -> Sequence[int]:
         """Descriptors of the hub's lane; before there is one, none: what waits for that looks again by itself."""
@@ -276,20 +291,22 @@ class AbsentLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding rows that are done; as ``HubLane.wait_rows`` of what ``done_rows`` counts."""
-        rows, batches = self._truncated_rows(), []
-        if rows.size:
-            batches.append(self._truncation(rows, [leaf[rows] for leaf in self._last]))
+        due, batches = np.flatnonzero(self.rows.due), []
+        if due.size:
+            batches.append(self._truncation(due, [leaf[due] for leaf in self.rows.earlier]))
         if self._lane is not None and self._lane.done_rows():
-            batches.append(batch := self._lane.wait_rows(1, timeout))
-            for array, last in zip(batch.observations, self._last, strict=True):
-                last[batch.env_ids] = array
-            self._unseen[batch.env_ids] = False
+            batches.append(self._lane.wait_rows(1, timeout))
         return joined(batches)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these rows have reached the caller: they are outstanding no more."""
-        if self._lane is not None:
-            on_hub = self._lane.are_outstanding[env_ids]
-            self._lane.taken(env_ids[on_hub])
-        self._forget(env_ids)
-        self._sent[env_ids] = self._untold[env_ids] = False
+        self._taken_on_hub(env_ids)
+        self.rows.note_told(env_ids)
+
+    def _taken_on_hub(self, env_ids: np.ndarray) -> None:
+        if self._lane is None:
+            return
+        own = env_ids[self._lane.are_outstanding[env_ids]]
+        if own.size:
+            self._lane.taken(own)
+            self.rows.unseen[own] = False

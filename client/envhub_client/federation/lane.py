@@ -70,7 +70,7 @@ class FederatedLane:
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._taking: np.ndarray | None = None  # envs whose results are being taken
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
-        self._absent: list[HubPart] = []  # parts whose hub was lost, and whose rows are not on a hub again
+        self._has_absent = False  # whether some part may have an ``AbsentLane``
 
     def _new_arrays(self) -> list[np.ndarray]:
         return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -110,11 +110,10 @@ class FederatedLane:
 
     def put_earlier(self, observations: Sequence[np.ndarray]) -> None:
         """Put the last observations of rows that have none on the hub that has them now into these of all rows."""
-        for part in self._absent:
+        for part in self.parts:
             if isinstance(part.lane, AbsentLane):
-                unseen, lasts = part.lane.earlier_observations()
-                for array, last in zip(observations, lasts, strict=True):
-                    part.take(array)[unseen] = last[unseen]
+                rows = part.lane.rows
+                rows.show_earlier([*map(part.take, observations)], rows.unseen)
 
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
@@ -127,11 +126,10 @@ class FederatedLane:
         part = next(each for each in self.parts if part.rows.start in each.rows)
         if self._recovery is None:
             raise loss
-        if isinstance(part.lane, AbsentLane) and not part.lane.absence.made:  # no hub has made the rows again in time
+        if isinstance(part.lane, AbsentLane) and not part.lane.made:  # no hub has made the rows again in time
             self.taken(part.rows.start + part.lane.waiting_rows)  # which are not waited for any more
             raise loss
-        if part not in self._absent:
-            self._absent.append(part)
+        self._has_absent = True
         part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
         lane.others_serve = self._serves
         lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
@@ -158,18 +156,19 @@ class FederatedLane:
 
     def _replace_absent(self) -> None:
         """Put the parts that are on a hub again in the place of those that were lost."""
-        for part in [*self._absent]:
-            if isinstance(part.lane, AbsentLane) and part.lane.is_replaceable:
-                place = self.parts.index(part)
-                part.lane.absence.parts()  # raises, where there are none
-                self.parts[place : place + 1] = _hub_parts(part)
-                self._absent.remove(part)
+        parts: list[HubPart] = []
+        for part in self.parts:
+            if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
+                self._of_rows(part, lambda part: part.lane.settle())
+            parts += part.lane.successors(part) if isinstance(part.lane, AbsentLane) else [part]
+        self.parts = parts
+        self._has_absent = any(isinstance(part.lane, AbsentLane) for part in parts)
 
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset on the hubs whose rows it has."""
-        if self._absent:
+        if self._has_absent:
             self._replace_absent()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
@@ -179,7 +178,7 @@ class FederatedLane:
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step on all hubs."""
-        if self._absent:
+        if self._has_absent:
             self._replace_absent()
         self._turn, self._into, self._resets, self._left_out = 1 - self._turn, None, False, []
         packed: dict[HubPart, bytes] = {}
@@ -279,7 +278,7 @@ class FederatedLane:
         """Begin a step of these envs, without a wait for the hubs' replies; as ``HubLane.send_rows``."""
         self.confirm_rows(None)
         self._check_sendable(env_ids, arrays)
-        if self._absent:
+        if self._has_absent:
             self._replace_absent()
         own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
@@ -397,7 +396,7 @@ def _received(part: HubPart) -> Batch | None:
 def _hub_parts(part: HubPart) -> list[HubPart]:
     """This part, or those that have its rows since its hub was lost; none as long as they are on no hub."""
     lane = part.lane
-    return [each.moved(part.rows.start) for each in lane.absence.made] if isinstance(lane, AbsentLane) else [part]
+    return [each.moved(part.rows.start) for each in lane.made] if isinstance(lane, AbsentLane) else [part]
 
 
 def _connections(part: HubPart) -> list[Connection]:

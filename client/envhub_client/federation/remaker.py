@@ -66,7 +66,7 @@ class Remaker:
         if self._stopped:
             raise loss
         log.warning("%s; its envs %s are made again", loss, _text(part.rows))
-        made = part.lane.absence.made if isinstance(part.lane, AbsentLane) else [part]
+        made = part.lane.made if isinstance(part.lane, AbsentLane) else [part]
         gone = [each.connection for each in made]
         # As many as the rows had; without a number, each hub finds one. A vector env is divided as it was.
         is_fixed = isinstance(self._opener.options.num_workers, int) or self._description.vector

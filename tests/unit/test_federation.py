@@ -283,6 +283,14 @@ class Interrupted(OneHub):
         return super().wait(timeout, into)
 
 
+class Unasked(OneHub):
+    """A lane that, as the wire lane, may be asked what is done only where rows are outstanding."""
+
+    def done_rows(self) -> int:
+        assert self.outstanding, "the reply to a RESET is no result of rows"
+        return super().done_rows()
+
+
 class Raising(OneHub):
     """A lane whose row 0 raises when its results are asked for, while the others are still under way."""
 
@@ -414,6 +422,15 @@ def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way
         assert lost.lane.rows.untold.tolist() == [False, False, True]  # whose truncation was in no result
     lost.reset()
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
+
+
+def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
+    lost = Lost(hub=Unasked)
+    lost.absence.over = True
+    lost.reset([False, False, True])
+    lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[[1]]])
+    lost.lane.ask_rows()
+    assert lost.lane.done_rows() == 1 and truncated(lost.lane.wait_rows(1, 0)) == [1]
 
 
 def test_row_that_raises_is_outstanding_no_more() -> None:

@@ -294,7 +294,7 @@ class AbsentLane:
         due, batches = np.flatnonzero(self.rows.due), []
         if due.size:
             batches.append(self._truncation(due, [leaf[due] for leaf in self.rows.earlier]))
-        if self._lane is not None and self._lane.done_rows():
+        if self._lane is not None and self._done_on_hub():
             batches.append(self._lane.wait_rows(1, timeout))
         return joined(batches)
 

@@ -506,6 +506,57 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     assert events == ["remake", "remake", "clear"] and absence.has_ended
 
 
+class Remaker:
+    """A recovery that counts the rows of the hubs that are lost."""
+
+    patience_s = 0.0
+
+    def __init__(self) -> None:
+        self.lost: list[range] = []
+
+    def absent_lane(self, part: HubPart, loss: HubLost, outstanding: np.ndarray) -> AbsentLane:
+        self.lost.append(part.rows)
+        lane: Any = part.lane
+        return AbsentLane(lane, outstanding, False, Absence(0.0), lambda _: OneHub(0.0))  # type: ignore[arg-type]
+
+
+class Ended(OneHub):
+    """A lane of a hub that is lost once it has answered."""
+
+    def done_rows(self) -> int:
+        if self.begun[1:]:
+            raise LOSS
+        return super().done_rows()
+
+
+def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -> None:
+    hubs, first, maker, recovery = (Ended(100.0), OneHub(200.0)), OneHub(10.0), cast(Any, None), Remaker()
+    old: Any = SimpleNamespace(
+        num_envs=6, leaves=OneHub.leaves, name="wire", last_observations=lambda: [np.zeros((6, 1))]
+    )
+    absence: Any = Absence(0.0, *hubs)
+    unmade: Any = None
+    absent = AbsentLane(old, np.zeros(6, bool), False, absence, unmade)
+    parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
+    lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
+    lane._has_absent = True
+
+    def exchange() -> list[int]:
+        """Send what is not outstanding, and take all results but that of the last row; returns the truncated."""
+        rows = np.flatnonzero(~lane.are_outstanding)
+        lane.begin_rows(rows, b"c", [np.arange(9)[rows]])
+        batch = lane.wait_rows(1, 0)
+        assert batch.env_ids is not None and batch.truncations is not None
+        lane.taken(batch.env_ids[:-1])
+        return batch.env_ids[batch.truncations].tolist()  # type: ignore[no-any-return]
+
+    assert exchange() == [*range(3, 9)]
+    absence.over = True
+    assert exchange() == [8]
+    assert [part.hub for part in lane.parts] == ["hub-1", "hub-9", "hub-9"]
+    assert exchange() == [3, 4, 5, 8] and recovery.lost == [range(3, 6)]
+
+
 def test_rows_that_were_under_way_are_truncated() -> None:
     old: Any = OneHub(10.0)
     old.outstanding_rows[1] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class AbsentLane:
         self._loose = loose
         self._lane_of = lane_of
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
+        self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the absence
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
         self._joined: Batch | None = None  # its results
@@ -65,16 +67,29 @@ class AbsentLane:
     @property
     def made(self) -> Sequence[HubPart]:
         """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
-        return self.absence.made
+        return self.absence.made if self._own is None else [self._own]
 
     def successors(self, part: HubPart) -> list[HubPart]:
         """The parts that take the place of ``part``, whose lane this is; ``part`` itself as long as there are none.
 
-        Nothing may be under way but steps of some rows, and ``settle`` must have been called.
+        Each is of one hub. Its lane is one like this as long as some of its rows are to be truncated, or have no
+        observation there. Nothing may be under way but steps of some rows, and ``settle`` must have been called.
         """
-        if not self.made or not self.rows.are_settled:
+        is_settled = self.rows.are_settled
+        if not self.made or (self._own is not None and not is_settled):
             return [part]
-        return [each.moved(part.rows.start) for each in self.made]
+        parts = [each.moved(part.rows.start) for each in self.made]
+        if not is_settled:
+            for each, own in zip(parts, self.made, strict=True):
+                each.lane = self._of(own)
+        return parts
+
+    def _of(self, part: HubPart) -> AbsentLane:
+        """A lane like this of the rows of one of the parts that were made."""
+        lane = copy(self)
+        lane.num_envs, lane.rows = len(part.rows), self.rows.of(part.rows)
+        lane._own, lane._lane = part.moved(-part.rows.start), part.lane
+        return lane
 
     def hub_lane(self) -> HubLane:
         """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""

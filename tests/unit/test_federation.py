@@ -374,6 +374,30 @@ def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
     assert truncated(lost.lane.wait(0.0)) == [0, 1, 2]
 
 
+def test_step_of_some_rows_waits_for_them_where_no_other_hub_serves() -> None:
+    lost, serving = Lost(patience_s=0.0), [False]
+    lost.lane.others_serve = lambda: serving[0]
+    lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
+    lost.lane.taken(np.array([0]))
+    with pytest.raises(HubTimeout):
+        lost.step(timeout=0.0)  # row 0 waits, and the others are truncated
+    serving[0] = True
+    assert truncated(lost.lane.wait(0.0)) == [0, 1, 2]
+
+
+def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
+    maker, lost = cast(Any, None), Lost()
+    parts = [HubPart(f"hub-{each}", range(3 * each, 3 * each + 3), maker, cast(Any, OneHub(0.0))) for each in range(2)]
+    lane = FederatedLane(parts, loose=False, copy=True, recovery=Remaker())
+    for part in parts:
+        lane.lost(part, LOSS)
+    absent = cast(Any, parts[0].lane)
+    absent.absence.over = True  # it has failed: no hub has its rows
+    assert not absent.others_serve()
+    absent.absence.hubs = [lost.hub]
+    assert absent.others_serve()
+
+
 def test_reset_waits_for_the_rows_and_tells_them() -> None:
     lost = Lost()
     lost.lane.begin_reset(Reset([]))
@@ -516,8 +540,8 @@ class Remaker:
 
     def absent_lane(self, part: HubPart, loss: HubLost, outstanding: np.ndarray) -> AbsentLane:
         self.lost.append(part.rows)
-        lane: Any = part.lane
-        return AbsentLane(lane, outstanding, False, Absence(0.0), lambda _: OneHub(0.0))  # type: ignore[arg-type]
+        absence, lane = cast(Any, Absence(0.0)), cast(Any, part.lane)
+        return AbsentLane(lane, outstanding, False, absence, lambda _: OneHub(0.0))  # type: ignore[arg-type, return-value]
 
 
 class Ended(OneHub):

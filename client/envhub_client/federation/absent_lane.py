@@ -212,7 +212,7 @@ class AbsentLane:
     def _all_done(self) -> Batch | None:
         """The results of the outstanding rows once all of them are done; None before."""
         self.ask_rows()
-        if not self.absence.patience_s:
+        if not self.absence.patience_s and self.others_serve():
             self.rows.truncate_waiting()
         return self.wait_rows(1, 0) if self.done_rows() == self.outstanding else None
 

@@ -136,7 +136,7 @@ class FederatedLane:
 
     def _serves(self) -> bool:
         """True if some hub has its rows, or has rows again."""
-        return any(not isinstance(part.lane, AbsentLane) or part.lane.absence.over for part in self.parts)
+        return any(not isinstance(part.lane, AbsentLane) or part.lane.made for part in self.parts)
 
     def present_parts(self, rows: Sequence[int] = ()) -> list[HubPart]:
         """The parts with these rows, or all, once those whose hub was lost are on a hub again.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envhub.values import codec
 from envhub.values.info_columns import Template
 
 
@@ -37,6 +38,17 @@ class Batch(NamedTuple):
     rows: list[tuple[int, bytes]]
     groups: list[InfoGroup]
     env_ids: np.ndarray | None = None
+
+
+def invalid_rows(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
+    """Mask of these rows whose results are no transition of their env, as their infos say."""
+    invalid = np.zeros(len(env_ids), bool)
+    for row, blob in rows:
+        info = codec.decode_leniently(blob)[0] if blob else {}
+        if isinstance(info, list):  # an info that came with observations of no fixed size
+            info = codec.decode_leniently(info[1])[0] if info[1] else {}
+        invalid[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
+    return invalid
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

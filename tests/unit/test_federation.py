@@ -291,6 +291,19 @@ class Unasked(OneHub):
         return super().done_rows()
 
 
+class Unreset(OneHub):
+    """A lane of rows that show nothing before a reset, as with ``AutoresetMode.DISABLED``."""
+
+    invalid = codec.encode({"invalid_transition": True})
+
+    def begin_reset(self, reset: Reset) -> None:
+        super().begin_reset(reset)
+        self.invalid = b""
+
+    def _batch(self, rows: np.ndarray, into: Any = None) -> Batch:
+        return super()._batch(rows, into)._replace(rows=[(row, self.invalid) for row in rows.tolist()])
+
+
 class Raising(OneHub):
     """A lane whose row 0 raises when its results are asked for, while the others are still under way."""
 
@@ -469,6 +482,33 @@ def test_row_that_raises_is_outstanding_no_more() -> None:
         lane.wait_rows(2, 0)
     assert lane.are_outstanding.tolist() == [False, True, False]
     assert lane.wait_rows(1, 0).env_ids.tolist() == [1]  # type: ignore[union-attr]
+
+
+def test_rows_show_their_last_observations_on_the_lost_hub_until_they_are_reset() -> None:
+    lost, lasts = Lost(hub=Unreset), [10.0, 11.0, 12.0]
+    assert truncated(lost.step()) == [0, 1, 2]
+    lost.absence.over = True
+    for _ in range(2):
+        assert lost.step().observations[0].ravel().tolist() == lasts
+        lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
+        lost.lane.ask_rows()
+        assert lost.lane.wait_rows(2, 0).observations[0].ravel().tolist() == [10.0, 12.0]
+        lost.lane.taken(np.array([0, 2]))
+        assert lost.lane.rows.unseen.all() and lost.lane.last_observations()[0].ravel().tolist() == lasts
+    assert lost.reset().observations[0].ravel().tolist() == [100.0, 101.0, 102.0]
+    assert lost.step().observations[0].ravel().tolist() == [100.0, 101.0, 102.0] and lost.lane.rows.are_settled
+
+
+def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
+    lost = Lost()
+    assert truncated(lost.step()) == [0, 1, 2]
+    lost.absence.over = True
+    lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
+    lost.lane.ask_rows()
+    assert lost.lane.wait_rows(1, 0).observations[0].ravel().tolist() == [100.0]
+    assert lost.lane.last_observations()[0].ravel().tolist() == [10.0, 11.0, 12.0]
+    lost.lane.taken(np.array([0]))
+    assert lost.lane.last_observations()[0].ravel().tolist() == [100.0, 11.0, 12.0]
 
 
 def test_rows_of_a_part_are_truncated_once_each() -> None:

@@ -12,7 +12,7 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Reset
 from envhub.values import codec
-from envhub_client.batch import Batch, joined
+from envhub_client.batch import Batch, invalid_rows, joined
 from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_rows import AbsentRows
@@ -178,8 +178,9 @@ class AbsentLane:
         batch = self.hub_lane().wait(timeout, into)
         if self._unreset is not None:
             rows.untold &= self._unreset
-        rows.unseen &= False if self._unreset is None else self._unreset
-        rows.show_earlier(into, rows.unseen)
+        if rows.unseen.any():
+            rows.unseen &= self._unreset if self._unreset is not None else _invalid(batch)
+            rows.show_earlier(into, rows.unseen)
         return batch
 
     def _of_all_rows(self, timeout: float | None) -> Batch:
@@ -310,8 +311,22 @@ class AbsentLane:
         if due.size:
             batches.append(self._truncation(due, [leaf[due] for leaf in self.rows.earlier]))
         if self._lane is not None and self._done_on_hub():
-            batches.append(self._lane.wait_rows(1, timeout))
+            batches.append(self._with_earlier(self._lane.wait_rows(1, timeout)))
         return joined(batches)
+
+    def _with_earlier(self, batch: Batch) -> Batch:
+        """The batch of some rows; with earlier observations of those that show nothing on the hub yet."""
+        rows, env_ids = self.rows, batch.env_ids
+        rows.shown[env_ids] = True
+        if not rows.unseen[env_ids].any():
+            return batch
+        assert env_ids is not None
+        unseen = rows.unseen[env_ids] & _invalid(batch)
+        rows.shown[env_ids[unseen]] = False
+        observations = [leaf.copy() for leaf in batch.observations]
+        for array, earlier in zip(observations, rows.earlier, strict=True):
+            array[unseen] = earlier[env_ids[unseen]]
+        return batch._replace(observations=observations)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these rows have reached the caller: they are outstanding no more."""
@@ -324,4 +339,10 @@ class AbsentLane:
         own = env_ids[self._lane.are_outstanding[env_ids]]
         if own.size:
             self._lane.taken(own)
-            self.rows.unseen[own] = False
+            self.rows.unseen[own] &= ~self.rows.shown[own]
+
+
+def _invalid(batch: Batch) -> np.ndarray:
+    """Mask of the rows of the batch whose results are no transition of their env."""
+    assert batch.rewards is not None
+    return invalid_rows(batch.rows, np.arange(len(batch.rewards)) if batch.env_ids is None else batch.env_ids)

@@ -18,6 +18,7 @@ class AbsentRows:
         unseen: mask of the rows that have returned no observation of the hub that has them again.
         due: mask of the rows that were sent and return a truncation.
         waiting: steps of rows that were sent, which begin once these are on a hub again.
+        shown: mask of the outstanding rows whose results have an observation of that hub.
         reported: mask of the rows whose truncation the step of all rows under way has returned first.
     """
 
@@ -29,6 +30,7 @@ class AbsentRows:
         self.unseen = np.ones(count, bool)
         self.due: np.ndarray = sent.copy()
         self.waiting: list[Step] = []
+        self.shown = np.zeros(count, bool)
         self.reported = np.zeros(count, bool)
 
     def of(self, rows: range) -> AbsentRows:

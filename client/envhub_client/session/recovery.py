@@ -14,8 +14,7 @@ import numpy as np
 
 from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
-from envhub.values import codec
-from envhub_client.batch import Batch
+from envhub_client.batch import Batch, invalid_rows
 from envhub_client.lanes.base import HubLane, Lane, LaneSource
 
 ATTEMPTS_MAX = 3  # of one request, each on another hub
@@ -151,7 +150,7 @@ class RecoveringLane:
         if not self._unseen[env_ids].any():
             return batch
         env_ids = np.arange(self.num_envs)[env_ids]
-        unseen = self._unseen[env_ids] & (_invalid(batch.rows, env_ids) if repeats is None else repeats)
+        unseen = self._unseen[env_ids] & (invalid_rows(batch.rows, env_ids) if repeats is None else repeats)
         observations = [leaf.copy() for leaf in batch.observations]
         for last, leaf in zip(self._last, observations, strict=True):
             leaf[unseen] = last[env_ids[unseen]]
@@ -205,14 +204,3 @@ class RecoveringLane:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._under_way[env_ids] = self._untold[env_ids] = False
         self._lane.taken(env_ids)
-
-
-def _invalid(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
-    """Mask of these rows whose results are no transition of their env, as their infos say."""
-    invalid = np.zeros(len(env_ids), bool)
-    for row, blob in rows:
-        info = codec.decode_leniently(blob)[0] if blob else {}
-        if isinstance(info, list):  # an info that came with observations of no fixed size
-            info = codec.decode_leniently(info[1])[0] if info[1] else {}
-        invalid[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
-    return invalid

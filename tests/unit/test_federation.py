@@ -211,6 +211,7 @@ class OneHub:
 
     def __init__(self, first: float) -> None:
         self.first, self.begun, self.outstanding_rows = first, list[str](), np.zeros(3, bool)
+        self.taken_rows: list[int] = []
 
     def last_observations(self) -> list[np.ndarray]:
         return [np.arange(3.0).reshape(3, 1) + self.first]
@@ -268,6 +269,8 @@ class OneHub:
         return self._batch(np.flatnonzero(self.outstanding_rows))
 
     def taken(self, env_ids: np.ndarray) -> None:
+        assert env_ids.size, "a lane may drop what it has read"
+        self.taken_rows += env_ids.tolist()
         self.outstanding_rows[env_ids] = False
 
 
@@ -289,6 +292,16 @@ class Unasked(OneHub):
     def done_rows(self) -> int:
         assert self.outstanding, "the reply to a RESET is no result of rows"
         return super().done_rows()
+
+
+class Slow(OneHub):
+    """A lane whose rows are not done when it is asked first."""
+
+    asked = 0
+
+    def done_rows(self) -> int:
+        self.asked += 1
+        return 0 if self.asked == 1 else super().done_rows()
 
 
 class Unreset(OneHub):
@@ -363,8 +376,9 @@ def test_step_waits_for_the_rows_while_there_is_patience() -> None:
     lost = Lost(patience_s=5.0)
     assert truncated(lost.step()) == [0, 1, 2]
     lost.lane.begin_step(b"c", [ACTIONS], b"")
-    with pytest.raises(HubTimeout, match=r"not made again within 0\.1 s"):
+    with pytest.raises(HubTimeout, match=r"the hub is gone; its envs are not made again yet: wait again") as caught:
         lost.lane.wait(0.1)
+    assert caught.value.hub == "hub-1"
     lost.absence.over = True
     assert truncated(lost.lane.wait(None)) == []
     assert lost.hub.begun == ["step [7, 8, 9]"]
@@ -459,6 +473,39 @@ def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way
         assert lost.lane.rows.untold.tolist() == [False, False, True]  # whose truncation was in no result
     lost.reset()
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
+
+
+def test_wait_for_rows_that_are_made_again_names_their_hub() -> None:
+    lost = Lost(hub=Slow)
+    lost.absence.over = True
+    lost.reset([True, True, False])
+    with pytest.raises(
+        HubTimeout, match=r"not all envs that are made again on hub-9 are done yet: wait again"
+    ) as caught:
+        lost.step(timeout=0.0)
+    assert caught.value.hub == "hub-9"
+    assert truncated(lost.lane.wait(1.0)) == [2]
+
+
+def test_hub_is_told_only_of_its_own_rows_that_reached_the_caller() -> None:
+    lost = Lost()
+    lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
+    lost.lane.taken(np.array([0]))
+    lost.absence.over = True
+    lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
+    lost.lane.ask_rows()
+    lost.lane.taken(np.array([2]))  # the hub's lane may have read a part of the result of row 0, and drop it
+    assert lost.hub.begun == ["rows [0] [7]"] and lost.hub.taken_rows == []
+    lost.lane.taken(np.array([0]))
+    assert lost.hub.taken_rows == [0]
+
+
+def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
+    lost, maker = Lost(), cast(Any, None)
+    lane = FederatedLane([HubPart("hub-1", range(3), maker, cast(Any, lost.lane))], loose=False, copy=True)
+    assert lane.name == "wire"
+    lost.absence.over, lost.hub.name = True, "shared"
+    assert lane.name == "shared"
 
 
 def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:

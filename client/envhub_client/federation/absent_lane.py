@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import NoReturn
 
 import numpy as np
 
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, invalid_rows, joined
-from envhub_client.deadline import Deadline, shown
+from envhub_client.deadline import Deadline
 from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.part import HubPart
@@ -197,8 +198,7 @@ class AbsentLane:
                     raise
                 continue
             if self._joined is None and deadline is not None and not deadline.left_s():
-                late = f"not all of its envs are done within {shown(deadline.timeout)} s"
-                raise HubTimeout(f"{self.absence.loss}; {late}: wait again")
+                self._raise_late()
             if self._joined is None:
                 time.sleep(LOOK_S)
         if self._error is not None:
@@ -230,12 +230,20 @@ class AbsentLane:
         if not self.absence.wait(waits_s):
             if patience_s is not None and not self.absence.patience_s:
                 return False
-            assert waits_s is not None
-            raise HubTimeout(f"{self.absence.loss}; its envs are not made again within {shown(waits_s)} s: wait again")
+            self._raise_late()
         assert self._begin is not None
         self._begin(self.hub_lane())
         self._begin = None
         return True
+
+    def _raise_late(self) -> NoReturn:
+        """Raise that a wait has ended too early; of how many seconds it was, only the caller knows."""
+        loss, made = self.absence.loss, self.made
+        if made:
+            late = f"not all envs that are made again on {', '.join(each.hub for each in made)} are done yet"
+        else:
+            late = f"{loss}; its envs are not made again yet"
+        raise of_hub(HubTimeout(f"{late}: wait again"), made[0].hub if made else loss.hub) from loss
 
     def _truncation(self, rows: np.ndarray, into: Sequence[np.ndarray]) -> Batch:
         for array, last in zip(into, self.rows.earlier, strict=True):

@@ -78,7 +78,8 @@ class FederatedLane:
     @property
     def name(self) -> str:
         """The lanes of the hubs, such as ``"wire"``, or ``"shared+wire"`` where they differ."""
-        return "+".join(sorted({part.lane.name for part in self.parts}))
+        parts = [each for part in self.parts for each in _hub_parts(part) or [part]]
+        return "+".join(sorted({part.lane.name for part in parts}))
 
     @property
     def progress(self) -> tuple[int, ...]:

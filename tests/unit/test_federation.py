@@ -460,6 +460,15 @@ def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated()
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
 
 
+def test_actions_out_of_band_truncate_rows_that_were_reset_too_which_step_then() -> None:
+    lost = Lost()
+    lost.absence.over = True
+    lost.reset([True, False, False])
+    lost.lane.begin_step(b"c", [ACTIONS], b"packed")
+    assert truncated(lost.lane.wait(None)) == [0, 1, 2] and lost.hub.begun == ["reset"]
+    assert truncated(lost.step()) == [] and lost.hub.begun == ["reset", "step [7, 8, 9]"]
+
+
 def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way() -> None:
     lost = Lost(hub=Raising)
     lost.absence.over = True

@@ -265,6 +265,28 @@ def test_call_that_finds_a_hub_lost_raises_and_the_next_step_truncates(hubs: Sev
 
 
 @pytest.mark.long
+def test_call_is_begun_at_once_and_waited_for_while_its_envs_are_made_again(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp")) as envs:
+        steps = Steps(envs)
+        hubs.kill(1)
+        steps.until_lost()
+        begun_s = time.monotonic()
+        envs.call_async("add", 2)
+        with pytest.raises(envhub.HubTimeout, match="its envs are not made again yet"):
+            envs.call_wait(timeout=0.1)
+        assert time.monotonic() - begun_s < SLACK_S
+        hubs.start(1)
+        results = envs.call_wait()
+        assert results == (2, 2, 2, 2)
+        hubs.kill(1)
+        steps.until_lost()
+        envs.call_async("add", 2)
+        assert envs.drop_pending() is None
+        hubs.start(1)
+        steps.until_all_step()
+
+
+@pytest.mark.long
 def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> None:
     with closing(made(hubs, "tcp", split=[0, 4, 0], on_hub_loss="redistribute")) as envs:
         steps = Steps(envs)

@@ -198,7 +198,7 @@ class AbsentLane:
                     raise
                 continue
             if self._joined is None and deadline is not None and not deadline.left_s():
-                self._raise_late()
+                self.raise_late()
             if self._joined is None:
                 time.sleep(LOOK_S)
         if self._error is not None:
@@ -230,13 +230,13 @@ class AbsentLane:
         if not self.absence.wait(waits_s):
             if patience_s is not None and not self.absence.patience_s:
                 return False
-            self._raise_late()
+            self.raise_late()
         assert self._begin is not None
         self._begin(self.hub_lane())
         self._begin = None
         return True
 
-    def _raise_late(self) -> NoReturn:
+    def raise_late(self) -> NoReturn:
         """Raise that a wait has ended too early; of how many seconds it was, only the caller knows."""
         loss, made = self.absence.loss, self.made
         if made:

@@ -139,15 +139,19 @@ class FederatedLane:
         """True if some hub has its rows, or has rows again."""
         return any(not isinstance(part.lane, AbsentLane) or part.lane.made for part in self.parts)
 
-    def present_parts(self, rows: Sequence[int] = ()) -> list[HubPart]:
+    def present_parts(self, rows: Sequence[int] = (), timeout: float | None = None) -> list[HubPart]:
         """The parts with these rows, or all, once those whose hub was lost are on a hub again.
 
-        Errors are those of ``Absence.parts``.
+        Raises:
+            HubTimeout: they are not within ``timeout`` seconds.
+            Exception: as for ``Absence.parts``.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         wanted = [part for part in self.parts if not rows or any(row in part.rows for row in rows)]
         for part in wanted:
             if isinstance(part.lane, AbsentLane):
-                part.lane.absence.wait(None)
+                if not part.lane.absence.wait(None if deadline is None else deadline.left_s()):
+                    part.lane.raise_late()
                 part.lane.absence.parts()
         return [each for part in wanted for each in _hub_parts(part)]
 

@@ -17,6 +17,7 @@ from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
 from envhub.values.leaf import OBJECT
+from envhub_client.deadline import Deadline
 from envhub_client.federation.agreement import joint_description
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.joint_shares import JointShares
@@ -138,7 +139,7 @@ class FederatedSession(LaneSession):
 
     def call(self, call: Call) -> dict[int, Frame]:
         with self._given_up_at_error():
-            self._begin_call(call)
+            self._ask_call(call, self._lane.present_parts(call.rows))
             return self._call_results(call, None)
 
     @contextlib.contextmanager
@@ -150,14 +151,18 @@ class FederatedSession(LaneSession):
             raise
 
     def begin_call(self, call: Call) -> None:
-        """Begin a call."""
+        """Begin a call; as long as some of its envs are on no hub, that is left to the wait for it."""
         self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
 
     def _begin_call(self, call: Call) -> None:
-        parts = self._lane.present_parts(call.rows)
+        self._ask_call(call, ())  # what was asked before is over
+        with contextlib.suppress(errors.HubTimeout):
+            self._ask_call(call, self._lane.present_parts(call.rows, 0.0))
+
+    def _ask_call(self, call: Call, parts: Sequence[HubPart]) -> None:
         self._asked = [(part, own) for part in parts if (own := call_of(call, part.rows)) is not None]
         self._ask(Op.CALL, dict(self._asked))
 
@@ -171,8 +176,16 @@ class FederatedSession(LaneSession):
         self._request.begin([*messages], send, wait)
 
     def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        results = {}
-        for (part, own), reply in zip(self._asked, self._request.results(timeout), strict=True):
+        deadline = None if timeout is None else Deadline(timeout)
+        if not self._asked:
+            parts = self._lane.present_parts(call.rows, timeout)
+            try:
+                self._ask_call(call, parts)
+            except BaseException:  # interrupted, it counts as never begun
+                self.pending.give_up()
+                raise
+        results, left_s = {}, None if deadline is None else deadline.left_s()
+        for (part, own), reply in zip(self._asked, self._request.results(left_s), strict=True):
             for row, frame in results_of(own, reply, len(part.rows)).items():
                 results[part.rows[row]] = frame
         return results

@@ -16,7 +16,7 @@ from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import ANSWER_S
-from envhub_client.federation.agreement import check_agreement, check_protocols
+from envhub_client.federation.agreement import check_agreement, check_distinct, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
@@ -70,6 +70,7 @@ class PartsOpener:
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = self.connect(hubs, CONNECT_TIMEOUT_S)
+        check_distinct([(hub.member.name, hub.connection) for hub in connected])
         return self.parts(connected, counts or room_for(num_envs, connected), 0)
 
     def _on_first_that_serves(self, hubs: Sequence[Member], num_envs: int) -> list[HubPart]:

@@ -29,7 +29,7 @@ from envhub_client.connection.lock import ConnectionLock
 from envhub_client.connection.transport import Transport
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
-from envhub_client.deadline import Deadline, shown
+from envhub_client.deadline import Deadline, no_reply
 
 CONNECT_TIMEOUT_S = 10.0
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
@@ -233,8 +233,7 @@ class Connection:
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 assert timeout is not None
-                text = f"no reply from the hub at {self.address} within {shown(timeout)} s; it can be waited for again"
-                raise errors.of_hub(errors.HubTimeout(text), self.hub)
+                raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def _send_due(self) -> None:
         """Send what is due, if the hub is still there; errors as for ``_check_hub``."""

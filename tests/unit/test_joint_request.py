@@ -151,6 +151,30 @@ def test_part_whose_hub_is_lost_at_sending_is_sent_to_the_next_lane(at: int) -> 
     assert scene.counts == [1, 1, 1]
 
 
+@pytest.mark.parametrize("at", range(7, 10))
+def test_part_whose_hub_was_lost_by_its_silence_is_not_sent_there_again(at: int) -> None:
+    scene = Scene(at)
+    send = scene.send
+
+    def send_once(part: Any) -> None:
+        if part.lane.begun:
+            raise LocalProtocolError("a STEP is pending")
+        send(part)
+
+    part = scene.parts[1]
+    part.answers.append(HubLost("silent"))
+    scene.request.begin(scene.parts, send_once, scene.wait)
+    with pytest.raises(KeyboardInterrupt):
+        scene.request.results(None)
+        for _ in range(20):  # where it has passed all points
+            scene.script.point()
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.counts == [1, 1, 1] and {*scene.lost} == {"b"}
+    scene.request.begin(scene.parts[1:2], lambda part: part.lane.begun.append(part.name), scene.wait)
+    assert scene.request.results(None) == ["B"]
+
+
 def test_error_of_the_lowest_part_is_raised_once_all_have_ended() -> None:
     scene = Scene()
     scene.parts[1].answers.append(ValueError("b"))

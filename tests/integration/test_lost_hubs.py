@@ -305,7 +305,10 @@ def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> N
         assert [hubs.sessions(0), hubs.sessions(2)] in ([1, 1], [1, 0], [0, 1])
         assert envs.get_attr("note") == tuple("abcd") and steps.truncations.all()
         envs.send([1, 1], [3, 0])
-        assert sum(len(envs.recv(1)[-1]) for _ in range(2 - (envs._session.lane.outstanding == 0))) == 2
+        received: list[int] = []
+        while envs._session.lane.outstanding:  # one receive may return both
+            received += envs.recv(1)[-1].tolist()
+        assert sorted(received) == [0, 3]
 
 
 @pytest.mark.long

@@ -165,7 +165,7 @@ class AbsentLane:
                 break
             if deadline is not None and not deadline.left_s():
                 late = f"not all of its envs are done within {shown(deadline.timeout)} s"
-                raise HubTimeout(f"{self.absence.loss}; {late}: wait again")
+                raise HubTimeout(f"{self.absence.loss}; {late}: wait again") from self.absence.loss
             time.sleep(LOOK_S)
         batch = self.wait_rows(self.num_envs, 0)
         self._reported |= self._untold
@@ -186,7 +186,8 @@ class AbsentLane:
             if patience_s is not None and not self.absence.patience_s:
                 return False
             assert waits_s is not None
-            raise HubTimeout(f"{self.absence.loss}; its envs are not made again within {shown(waits_s)} s: wait again")
+            text = f"{self.absence.loss}; its envs are not made again within {shown(waits_s)} s: wait again"
+            raise HubTimeout(text) from self.absence.loss
         assert self._begin is not None
         self._begin(self.hub_lane())
         self._begin = None

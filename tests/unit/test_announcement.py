@@ -401,7 +401,7 @@ def announcer(
 ) -> Iterator[Announcer]:
     clock = Clock()
     loop = Loop(clock, Schedule(clock))
-    one = Announcer(folder, announcement_of(name, [bound], hub, b"", **CAPACITY), loop)
+    one = Announcer(folder, announcement_of(name, [bound], hub, b"", **CAPACITY), loop, lambda name: None)
     try:
         one.open()
         yield one
@@ -457,8 +457,16 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def renew_both(first: Announcer, second: Announcer) -> None:
+    """Renew the first, and then the second, which so learns that the first lives."""
+    write(first._folder, first.announcement, -0.01)
+    renew(second)
+
+
 def test_second_hub_of_a_name_has_its_port_in_it_and_a_third_is_refused(folder: Path) -> None:
-    with announcer(folder), announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
+    with announcer(folder) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
+        assert os.listdir(folder) == ["hub-sim.json"]
+        renew_both(first, second)
         assert second.announcement.name == "sim-6666"
         assert sorted(os.listdir(folder)) == ["hub-sim-6666.json", "hub-sim.json"]
         with (
@@ -470,7 +478,9 @@ def test_second_hub_of_a_name_has_its_port_in_it_and_a_third_is_refused(folder: 
 
 
 def test_name_with_the_port_is_no_longer_than_a_name(folder: Path) -> None:
-    with announcer(folder, name="n" * 64), announcer(folder, "tcp://127.0.0.1:6666", hub=2, name="n" * 64) as second:
+    long = "n" * 64
+    with announcer(folder, name=long) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2, name=long) as second:
+        renew_both(first, second)
         assert second.announcement.name == "n" * 59 + "-6666"
 
 
@@ -487,12 +497,12 @@ def test_hub_takes_the_name_of_a_stale_announcement(folder: Path) -> None:
         assert one.announcement.name == "sim"
 
 
-def test_hub_takes_the_name_of_its_last_run_once_that_is_stale(folder: Path) -> None:
+def test_hub_is_announced_by_no_other_name_before_it_takes_that_of_its_last_run(folder: Path) -> None:
     last = announced("sim", boot_id="0-1")  # of another machine, or of another container as well
     path = write(folder, last, STALE_S - 2.0)
     with announcer(folder, hub=2) as one:
         renew(one)
-        assert one.announcement.name == "sim-5555"
+        assert announcements.read_folder(folder) == ([last], []) and os.listdir(folder) == [path.name]
         assert wait_until(lambda: announcements.announced_by(path) is None, timeout=5.0)
         renew(one)
         assert one.announcement.name == "sim" and os.listdir(folder) == [path.name]
@@ -502,11 +512,18 @@ def test_hub_takes_the_name_of_its_last_run_once_that_is_stale(folder: Path) -> 
 
 def test_hub_does_not_take_the_name_of_one_that_ran_beside_it(folder: Path) -> None:
     with announcer(folder) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
-        path = write(folder, first.announcement, -0.01)  # it is renewed
-        renew(second)
-        path.unlink()
+        renew_both(first, second)
+        (folder / "hub-sim.json").unlink()
         renew(second)
         assert second.announcement.name == "sim-6666"
+
+
+def test_hub_that_waits_for_a_name_leaves_no_file_and_not_that_of_the_other(folder: Path) -> None:
+    with announcer(folder) as first:
+        with announcer(folder, "tcp://127.0.0.1:6666", hub=2):
+            pass
+        assert announcements.read_folder(folder) == ([first.announcement], [])
+        assert os.listdir(folder) == ["hub-sim.json"]
 
 
 def test_renewal_needs_no_space_and_leaves_no_other_file(folder: Path) -> None:

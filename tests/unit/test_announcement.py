@@ -240,14 +240,42 @@ def test_dead_hub_is_stale_to_readers_of_the_same_moment(folder: Path) -> None:
     assert os.listdir(folder) == ["hub-dead.json"]
 
 
-def test_without_a_clock_the_newest_file_is_the_measure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader can make its file in the folder, as where that is for reading only."""
     monkeypatch.setattr(os, "urandom", bytes)  # zeros, so that the name of the clock is taken
-    (folder / f".clock-{bytes(8).hex()}").touch()  # as if no file could be made, as in a folder for reading only
+    (folder / f".clock-{bytes(8).hex()}").touch()
+
+
+@pytest.mark.usefixtures("without_clock")
+def test_without_a_clock_the_newest_file_is_the_measure(folder: Path) -> None:
     newer, old = announced("newer"), announced("old")
     write(folder, newer, 1000.0)
     write(folder, old, 1000.0 + STALE_S + 2.0)
     hubs, (skipped,) = announcements.read_folder(folder)
     assert hubs == [newer] and skipped.stale == old
+
+
+@pytest.mark.usefixtures("without_clock")
+@pytest.mark.parametrize("ahead_s", [90.0, 3600.0, 1e9])
+def test_without_a_clock_a_file_of_the_future_makes_no_living_hub_stale(folder: Path, ahead_s: float) -> None:
+    living, old, ahead = announced("living"), announced("old"), announced("ahead")
+    write(folder, living, PERIOD_S)
+    write(folder, old, STALE_S + PERIOD_S + 2.0)
+    write(folder, ahead, -ahead_s)
+    hubs, skipped = announcements.read_folder(folder)
+    assert hubs == [living] and [each.stale for each in skipped] == [ahead, old]
+
+
+@pytest.mark.usefixtures("without_clock")
+@pytest.mark.parametrize("error_s", [-1e9, -3600.0, -62.0, -58.0, 58.0, 62.0, 3600.0])
+def test_reader_whose_machine_has_a_wrong_clock_takes_no_living_hub_for_stale(folder: Path, error_s: float) -> None:
+    fresh, fresher, old = announced("fresh"), announced("fresher"), announced("old")
+    write(folder, fresh, error_s + PERIOD_S)
+    write(folder, fresher, error_s)
+    write(folder, old, error_s + 2 * 3600.0)
+    hubs, (skipped,) = announcements.read_folder(folder)
+    assert hubs == [fresh, fresher] and skipped.stale == old
 
 
 def test_hub_whose_process_on_this_machine_has_ended_is_stale_at_once(folder: Path) -> None:

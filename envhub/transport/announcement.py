@@ -109,7 +109,7 @@ class Skipped(NamedTuple):
     """A file that names no hub to connect to.
 
     Attributes:
-        file: its name.
+        file: its name, in which what a terminal cannot show is escaped.
         why: the reason, in words.
         stale: what it says, where that is only too old; else None.
     """
@@ -226,7 +226,7 @@ def read_folder(folder: Path) -> tuple[list[Announcement], list[Skipped]]:
         except FileNotFoundError:  # its hub has ended just now
             continue
         except ValueError as error:
-            skipped.append(Skipped(name, str(error)))
+            skipped.append(Skipped(repr(name)[1:-1], str(error)))
     now_s = _newest(written_s for _, written_s in ages) if now_s is None else now_s
     hubs = []
     for each, written_s in ages:

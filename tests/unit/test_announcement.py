@@ -337,13 +337,13 @@ def test_address_that_names_no_folder_is_refused(hub: str) -> None:
 def test_skipped_files_are_named_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(folder, announced("good"))
     write(folder, announced("old"), STALE_S + 2.0)
-    (folder / "hub-torn\x1b.json").write_text("{")
+    (folder / "hub-torn\x1b\n.json").write_text("{")
     with caplog.at_level(logging.WARNING, "envhub"):
         assert [each.name for each in members(f"file://{folder}")] == ["good"]
     (record,) = caplog.records
     text = record.getMessage()
     assert f"announcements in {folder} are skipped: " in text and "hub-old.json: it is stale" in text
-    assert "hub-torn\\x1b.json: it is no announcement" in text
+    assert r"hub-torn\x1b\n.json: it is no announcement" in text
 
 
 def test_skipped_file_is_warned_of_again_only_after_it_was_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
 from hubs import ServedHub, signalled_in_a_wait, wait_until
@@ -47,20 +48,35 @@ def silent() -> Iterator[list[SilentPlace]]:
         place.close()
 
 
-def files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+@dataclass(frozen=True)
+class Left:
+    """What the program has: its threads of the library, and the number of its files."""
+
+    threads: frozenset[threading.Thread]
+    files: int
+
+    def is_within(self, before: Left) -> bool:
+        """True if nothing was added to what the program had before."""
+        return self.threads <= before.threads and self.files <= before.files
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("envhub")]
+def left() -> Left:
+    """What the program has now."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("envhub")]
+    return Left(frozenset(threads), len(os.listdir("/proc/self/fd")))
 
 
 @pytest.fixture
-def files_before(hub: ServedHub) -> int:
-    """The number of files of a program that was connected to a hub, and is no more."""
-    envhub.connect(hub.tcp).close()
-    assert wait_until(lambda: not threads())
-    return files()
+def before(hub: ServedHub) -> Iterator[Left]:
+    """What a program has that is connected to a hub: its first connection opens files and starts a thread that stay."""
+    with envhub.connect(hub.tcp):
+        yield left()
+
+
+def sessions(hub: ServedHub) -> set[str]:
+    """The names of the sessions on this hub, on which other tests may have some."""
+    with envhub.connect(hub.tcp) as client:
+        return {each["session"] for each in client.sessions()}
 
 
 def make(*addresses: str) -> envhub.HubVectorEnv:
@@ -68,25 +84,25 @@ def make(*addresses: str) -> envhub.HubVectorEnv:
 
 
 def test_all_hubs_are_connected_to_before_one_has_answered(
-    hub: ServedHub, silent: list[SilentPlace], files_before: int, monkeypatch: pytest.MonkeyPatch
+    hub: ServedHub, silent: list[SilentPlace], before: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envhub_client.federation.parts_opener.CONNECT_TIMEOUT_S", 0.5)
+    sessions_before = sessions(hub)
     with pytest.raises(envhub.HubUnreachable) as caught:
         make(*(place.address for place in silent), hub.tcp)
     assert silent[0].address in str(caught.value) and caught.value.__cause__ is None
     assert all(place.ended() for place in silent)
-    assert wait_until(lambda: not threads() and files() <= files_before)
-    with envhub.connect(hub.tcp) as client:
-        assert not client.sessions()
+    assert wait_until(lambda: left().is_within(before))
+    assert sessions(hub) <= sessions_before
 
 
 def test_interrupt_while_hubs_are_waited_for_ends_all_connections(
-    hub: ServedHub, silent: list[SilentPlace], files_before: int
+    hub: ServedHub, silent: list[SilentPlace], before: Left
 ) -> None:
     with pytest.raises(KeyboardInterrupt), signalled_in_a_wait(signal.SIGINT):
         make(hub.tcp, *(place.address for place in silent))
     assert all(place.ended() for place in silent)
-    assert wait_until(lambda: not threads() and files() <= files_before)
+    assert wait_until(lambda: left().is_within(before))
 
 
 def test_error_is_that_of_the_first_hub_of_the_list_that_fails(

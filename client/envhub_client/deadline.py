@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 ANSWER_S = 5.0
+_ADDRESSES_SHOWN = 10  # in one error
 
 
 class Deadline:
@@ -30,3 +32,13 @@ def answer_timeout(deadline: Deadline | None) -> float | None:
 def shown(timeout: float) -> str:
     """The seconds as text, with few digits: what is left of a caller's timeout has many that say nothing."""
     return f"{timeout:.2g}" if timeout < 1 else f"{round(timeout, 2):g}"
+
+
+def no_reply(addresses: Sequence[str], timeout: float) -> str:
+    """The text of the error where the hubs at these addresses have not replied within ``timeout`` seconds."""
+    names = [*addresses[:_ADDRESSES_SHOWN]]
+    if others := len(addresses) - len(names):
+        names.append(f"{others} others")
+    listed = " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    hubs = "hub" if len(names) == 1 else "hubs"
+    return f"no reply from the {hubs} at {listed} within {shown(timeout)} s; it can be waited for again"

@@ -116,6 +116,11 @@ class ClientProtocol:
         return self._ended_seq if self._pending is None else self._pending.seq
 
     @property
+    def may_have_session(self) -> bool:
+        """True if a session was asked for, so that the hub may have it."""
+        return self._session_seq > 0
+
+    @property
     def held(self) -> bool:
         """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held

@@ -99,7 +99,7 @@ def of_environment() -> Any:
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
-        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {_quoted(text)} has control characters, or is no UTF-8")
+        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {quoted(text)} has control characters, or is no UTF-8")
     return guarded(text) or None
 
 
@@ -121,7 +121,7 @@ def parse(text: str | Secret[str]) -> Address:
         raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
     text = text.strip()
     if _CONTROLS.search(text):
-        raise AddressError(f"{_quoted(text)} is no address: it has control characters, or is no UTF-8")
+        raise AddressError(f"{quoted(text)} is no address: it has control characters, or is no UTF-8")
     if place := without_keys(text):
         raise AddressError(
             f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
@@ -138,10 +138,11 @@ def parse(text: str | Secret[str]) -> Address:
     host, _, port = place.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    raise AddressError(f"{_quoted(text)} is no address; {_FORM}")
+    raise AddressError(f"{quoted(text)} is no address; {_FORM}")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """The text of an address in quotes, for an error; one that may contain a key is not repeated."""
     return NOT_SHOWN if "@" in text else shown(text)
 
 

@@ -6,7 +6,8 @@ stale: its hub has ended without removing it, or is stopped.
 
 Clocks of machines differ, and so the age is by one clock alone, that of the file system: the time of a file that the
 reader makes in the folder, less that of the announcement. A reader that cannot make a file there takes the time of the
-newest announcement in its place. That is never later than now, so a hub that renews its file is never taken for stale.
+newest announcement in its place, of those that are near to its own clock if there are any: a file from the future must
+not make those of living hubs stale.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import contextlib
 import os
 import stat
 import sys
+import time
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -34,6 +37,7 @@ FILES_MAX = 1024  # announcements in a folder
 ADDRESSES_MAX = 16
 PERIOD_S = 5.0
 PERIODS_MAX = 3
+CLOCK_ERROR_S_MAX = 60.0  # of a machine's clock, by that of a folder
 KEPT_S = 86400.0  # for an operator to see that a hub was killed
 _PREFIX, _SUFFIX = "hub-", ".json"
 _CLOCK = ".clock-"
@@ -105,7 +109,7 @@ class Skipped(NamedTuple):
     """A file that names no hub to connect to.
 
     Attributes:
-        file: its name.
+        file: its name, in which what a terminal cannot show is escaped.
         why: the reason, in words.
         stale: what it says, where that is only too old; else None.
     """
@@ -222,8 +226,8 @@ def read_folder(folder: Path) -> tuple[list[Announcement], list[Skipped]]:
         except FileNotFoundError:  # its hub has ended just now
             continue
         except ValueError as error:
-            skipped.append(Skipped(name, str(error)))
-    now_s = max((written_s for _, written_s in ages), default=0.0) if now_s is None else now_s
+            skipped.append(Skipped(repr(name)[1:-1], str(error)))
+    now_s = _newest(written_s for _, written_s in ages) if now_s is None else now_s
     hubs = []
     for each, written_s in ages:
         why = _staleness(each, now_s - written_s)
@@ -262,11 +266,18 @@ def _staleness(announcement: Announcement, age_s: float) -> str:
     """The reason why an announcement of this age is stale; empty if it is not."""
     if announcement.has_ended():
         return f"its hub, process {announcement.pid} of this machine, has ended"
-    if age_s > PERIODS_MAX * announcement.period_s:
+    age_s_max = PERIODS_MAX * announcement.period_s
+    if age_s > age_s_max:
         return f"it is stale: last renewed {age_s:.0f} s ago"
-    if age_s < -announcement.period_s:  # else it were never stale
+    if age_s < -age_s_max:  # else it were never stale
         return f"it is stale: its time is {-age_s:.0f} s later than now by the folder's clock"
     return ""
+
+
+def _newest(times_s: Iterable[float]) -> float:
+    """The latest time that this machine's clock may have now, or else the latest; 0 for none."""
+    times_s, own_s = [*times_s], time.time()
+    return max([each for each in times_s if abs(each - own_s) <= CLOCK_ERROR_S_MAX] or times_s, default=0.0)
 
 
 def _file_names(folder: Path) -> list[str]:

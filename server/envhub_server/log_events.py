@@ -54,6 +54,11 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         _INFO,
         ("folder", "name", "addresses"),
     ),
+    "announcement_waits": LogEvent(
+        "Another hub has the name by this file. This hub is announced once the other has renewed it or it is stale",
+        _INFO,
+        ("path",),
+    ),
     "announcement_failed": LogEvent(
         "The announcement was not renewed. Clients take it for stale after 15 s; the hub tries again every 5 s",
         _WARNING,

@@ -146,6 +146,19 @@ def test_hub_that_drains_is_not_announced_while_its_requests_end(
 
 
 @pytest.mark.long
+def test_hub_has_the_name_under_which_it_is_announced(tmp_path: Path, folder: Path) -> None:
+    def name_in_errors(address: str) -> str | None:
+        with envhub.connect(address) as client:
+            return client._connection.hub
+
+    with announced(tmp_path, "--name", "sim"), announced(tmp_path, "--name", "sim") as second:
+        assert wait_until(lambda: len(members(f"file://{folder}")) == 2, timeout=4 * PERIOD_S)
+        name = f"sim-{second.tcp.rpartition(':')[2]}"
+        assert members(f"file://{folder}")[1] == (name, second.tcp)
+        assert wait_until(lambda: name_in_errors(second.tcp) == name, timeout=PERIOD_S)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_clients_on_other_systems_read_announcements(tmp_path: Path, folder: Path, platform: str) -> None:
     program = f"""

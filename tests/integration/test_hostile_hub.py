@@ -18,7 +18,7 @@ from envhub_client import deadline
 from envhub_client.envs import recoverable
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from hubs import wait_until
-from lying_hub import NUM_ENVS, PING, SPACE, LyingHub, made
+from lying_hub import NUM_ENVS, SPACE, LyingHub, made
 
 import envhub
 from envhub.protocol.messages import (
@@ -353,7 +353,7 @@ def test_notices_of_a_hub_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) 
 
 def test_hub_that_pushes_without_end_holds_up_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with LyingHub(pings=1) as hub, envhub.connect(hub.address, timeout=1.0) as client:
-        monkeypatch.setattr(sockets, "receive", lambda *_: [zmq.Frame(PING)])
+        monkeypatch.setattr(sockets, "receive", lambda *_: [zmq.Frame(hub.ping)])
         with pytest.raises(envhub.HubTimeout):
             client.health()
 

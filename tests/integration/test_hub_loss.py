@@ -289,6 +289,23 @@ def test_last_observation_of_a_row_whose_result_was_not_received_is_the_one_befo
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_last_observation_of_a_row_under_way_at_a_drain_is_the_one_before(tmp_path: Path, lane: Any) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "lane": lane, "on_hub_loss": "recreate"}
+    with (
+        hubs_in_turn(tmp_path, "ipc") as (address, replace),
+        closing(envhub.make_vec("naughty", 2, hub=address, **options)) as envs,
+    ):
+        envs.reset()
+        envs.step([0, 0])
+        envs.send(np.array([0, 8]))  # the second one never ends
+        envs.recv(1)
+        replace(signal.SIGTERM)
+        observations, _, _, truncations, _, env_ids = envs.recv(1)
+        assert (env_ids.tolist(), truncations.tolist()) == ([1], [True]) and observations[:, 0].tolist() == [1]
+
+
+@pytest.mark.long
 def test_last_observation_is_one_that_was_returned_after_steps_that_raised() -> None:
     with closing(envhub.make_vec([sims.Naughty] * 2, on_hub_loss="recreate")) as envs:
         envs.reset()

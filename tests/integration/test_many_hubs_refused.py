@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from envhub_client.connection import known_hubs
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, free_port, serve, wait_until
 from lying_hub import LyingHub
@@ -71,6 +73,40 @@ def test_hubs_that_are_too_old_for_parts_are_refused() -> None:
     with LyingHub() as first, LyingHub() as second:
         hubs = [first.address, second.address]
         refused(hubs, envhub.RequestRefused, "a first env other than 0 came with 1.3", second.address, split=[2, 2])
+
+
+@pytest.mark.parametrize("options", [{}, {"split": [2, 1, 1]}, {"split": [0, 4, 0]}], ids=str)
+def test_hub_that_is_named_by_two_addresses_is_refused_with_both(two: list[ServedHub], options: Any) -> None:
+    by_name = two[0].tcp.replace("127.0.0.1", "localhost")
+    for hubs, first, second in (
+        ([two[0].tcp, two[1].tcp, by_name], two[0].tcp, by_name),
+        ([two[1].ipc, two[0].tcp, two[1].tcp], two[1].ipc, two[1].tcp),
+    ):
+        text = f"the same hub is named twice, as {first!r} and as {second!r}"
+        refused(hubs, envhub.AddressError, text, **options)
+    assert wait_until(lambda: all(map(has_no_session, two)), 10)
+
+
+def test_hub_that_is_named_by_its_address_and_a_name_that_is_kept_is_refused_with_both(
+    two: list[ServedHub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    known_hubs.keep("mine", two[0].tcp)
+    refused(["mine", two[0].tcp], envhub.AddressError, f"named twice, as 'mine' and as {two[0].tcp!r}")
+
+
+def test_hub_that_is_announced_and_named_by_its_address_is_refused_with_both(tmp_path: Path) -> None:
+    folder = tmp_path / "announced"
+    folder.mkdir(mode=0o700)
+    with serve(tmp_path, "CartPole-v1", "--name", "sims", "--announce", str(folder)) as hub:
+        refused([f"file://{folder}", hub.tcp], envhub.AddressError, f"named twice, as 'sims' and as {hub.tcp!r}")
+
+
+def test_one_of_several_names_of_a_hub_may_be_chosen(two: list[ServedHub]) -> None:
+    hubs = [two[0].tcp, two[0].tcp.replace("127.0.0.1", "localhost")]
+    with closing(envhub.make_vec("CartPole-v1", 2, hub=hubs, hub_index=1)) as envs:
+        envs.reset()
+        assert envs.address == hubs[1]
 
 
 def test_hub_that_wants_a_key_is_named(two: list[ServedHub], tmp_path_factory: pytest.TempPathFactory) -> None:

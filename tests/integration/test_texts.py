@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import signal
@@ -93,6 +94,20 @@ def timed_out(envs: envhub.HubVectorEnv) -> object:
         return envs.step_wait(timeout=0.1)
 
 
+def timed_out_of_three_hubs(scene: Scene) -> object:
+    with contextlib.ExitStack() as stack:
+        hubs = [scene.hub.tcp]
+        for number in range(2):
+            folder = Path(scene.hub.ipc.removeprefix("ipc://")).with_name(f"another-{number}")
+            folder.mkdir()
+            hubs.append(stack.enter_context(serve(folder, "naughty=sims:naughty")).tcp)
+        envs = stack.enter_context(closing(envhub.make_vec("naughty", 3, hub=hubs, split=[1, 1, 1], lane="wire")))
+        first, _, last = envs.call("pid")
+        with stopped(int(first), int(last)):
+            envs.step_async([0, 0, 0])
+            return envs.step_wait(timeout=2)
+
+
 def closed(envs: envhub.HubVectorEnv) -> object:
     envs.close()
     return envs.step([0, 0])
@@ -154,6 +169,7 @@ CASES: dict[str, Case] = {
     "a step while another is pending": used(stepped_twice),
     "a wait without a step": used(lambda envs: envs.step_wait()),
     "a step is not finished in time": used(timed_out),
+    "a step of some of several hubs is not finished in time": timed_out_of_three_hubs,
     "a use after close": used(closed),
     "an env raises": stepped(1),
     "an env raises an exception of its own": stepped(2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,7 +20,8 @@ from envhub.values import codec, spaces
 SPACE = codec.encode(spaces.describe(gym_spaces.Box(0, 1, (2,), np.float64)))
 ACTION = codec.encode(spaces.describe(gym_spaces.Discrete(2)))
 NUM_ENVS = 2
-PING = Prelude(Op.PING, 1, NO_SESSION, 0).pack()
+
+_ids = itertools.count(1)
 
 Answer = tuple[Any, Sequence[bytes]]
 
@@ -37,6 +39,10 @@ class LyingHub:
     A test may change its ``answers``.
     At the first request after HELLO that has no answer at all, it pushes so many ``pings``. A frame of more than
     ``frame_bytes_max`` ends its connection.
+
+    Attributes:
+        ping: a message that it may push at any time.
+        asked: the ops of the requests that have come.
     """
 
     def __init__(
@@ -54,6 +60,9 @@ class LyingHub:
             Op.CLOSE: (messages.Done(), ()),
         }
         self.answers: dict[Op, Answer] = {**honest, **(answers or {})}
+        self._id = next(_ids)
+        self.ping = Prelude(Op.PING, self._id, NO_SESSION, 0).pack()
+        self.asked: list[int] = []
         self._notice = notice
         self._pings = pings
         self._context = zmq.Context()
@@ -71,9 +80,10 @@ class LyingHub:
                 continue
             peer, first, *_ = self._socket.recv_multipart()
             asked = Prelude.unpack(first[: PRELUDE.size])
+            self.asked.append(asked.op)
             if asked.op not in self.answers:
                 for _ in range(self._pings):
-                    self._socket.send_multipart([peer, PING, bytes(1000)])
+                    self._socket.send_multipart([peer, self.ping, bytes(1000)])
                 self._pings = 0
                 continue
             message, frames = self.answers[Op(asked.op)]
@@ -83,7 +93,7 @@ class LyingHub:
             self._send(peer, REPLY | op, asked, message, frames)
 
     def _send(self, peer: bytes, op: int, asked: Prelude, message: Any, frames: Sequence[bytes] = ()) -> None:
-        head = Prelude(op, 1, asked.token, asked.seq).pack() + messages.pack(message)
+        head = Prelude(op, self._id, asked.token, asked.seq).pack() + messages.pack(message)
         self._socket.send_multipart([peer, head, *frames])
 
     def __enter__(self) -> LyingHub:

@@ -240,14 +240,42 @@ def test_dead_hub_is_stale_to_readers_of_the_same_moment(folder: Path) -> None:
     assert os.listdir(folder) == ["hub-dead.json"]
 
 
-def test_without_a_clock_the_newest_file_is_the_measure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader can make its file in the folder, as where that is for reading only."""
     monkeypatch.setattr(os, "urandom", bytes)  # zeros, so that the name of the clock is taken
-    (folder / f".clock-{bytes(8).hex()}").touch()  # as if no file could be made, as in a folder for reading only
+    (folder / f".clock-{bytes(8).hex()}").touch()
+
+
+@pytest.mark.usefixtures("without_clock")
+def test_without_a_clock_the_newest_file_is_the_measure(folder: Path) -> None:
     newer, old = announced("newer"), announced("old")
     write(folder, newer, 1000.0)
     write(folder, old, 1000.0 + STALE_S + 2.0)
     hubs, (skipped,) = announcements.read_folder(folder)
     assert hubs == [newer] and skipped.stale == old
+
+
+@pytest.mark.usefixtures("without_clock")
+@pytest.mark.parametrize("ahead_s", [90.0, 3600.0, 1e9])
+def test_without_a_clock_a_file_of_the_future_makes_no_living_hub_stale(folder: Path, ahead_s: float) -> None:
+    living, old, ahead = announced("living"), announced("old"), announced("ahead")
+    write(folder, living, PERIOD_S)
+    write(folder, old, STALE_S + PERIOD_S + 2.0)
+    write(folder, ahead, -ahead_s)
+    hubs, skipped = announcements.read_folder(folder)
+    assert hubs == [living] and [each.stale for each in skipped] == [ahead, old]
+
+
+@pytest.mark.usefixtures("without_clock")
+@pytest.mark.parametrize("error_s", [-1e9, -3600.0, -62.0, -58.0, 58.0, 62.0, 3600.0])
+def test_reader_whose_machine_has_a_wrong_clock_takes_no_living_hub_for_stale(folder: Path, error_s: float) -> None:
+    fresh, fresher, old = announced("fresh"), announced("fresher"), announced("old")
+    write(folder, fresh, error_s + PERIOD_S)
+    write(folder, fresher, error_s)
+    write(folder, old, error_s + 2 * 3600.0)
+    hubs, (skipped,) = announcements.read_folder(folder)
+    assert hubs == [fresh, fresher] and skipped.stale == old
 
 
 def test_hub_whose_process_on_this_machine_has_ended_is_stale_at_once(folder: Path) -> None:
@@ -309,13 +337,13 @@ def test_address_that_names_no_folder_is_refused(hub: str) -> None:
 def test_skipped_files_are_named_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(folder, announced("good"))
     write(folder, announced("old"), STALE_S + 2.0)
-    (folder / "hub-torn\x1b.json").write_text("{")
+    (folder / "hub-torn\x1b\n.json").write_text("{")
     with caplog.at_level(logging.WARNING, "envhub"):
         assert [each.name for each in members(f"file://{folder}")] == ["good"]
     (record,) = caplog.records
     text = record.getMessage()
     assert f"announcements in {folder} are skipped: " in text and "hub-old.json: it is stale" in text
-    assert "hub-torn\\x1b.json: it is no announcement" in text
+    assert r"hub-torn\x1b\n.json: it is no announcement" in text
 
 
 def test_skipped_file_is_warned_of_again_only_after_it_was_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -401,7 +429,7 @@ def announcer(
 ) -> Iterator[Announcer]:
     clock = Clock()
     loop = Loop(clock, Schedule(clock))
-    one = Announcer(folder, announcement_of(name, [bound], hub, b"", **CAPACITY), loop)
+    one = Announcer(folder, announcement_of(name, [bound], hub, b"", **CAPACITY), loop, lambda name: None)
     try:
         one.open()
         yield one
@@ -457,8 +485,16 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def renew_both(first: Announcer, second: Announcer) -> None:
+    """Renew the first, and then the second, which so learns that the first lives."""
+    write(first._folder, first.announcement, -0.01)
+    renew(second)
+
+
 def test_second_hub_of_a_name_has_its_port_in_it_and_a_third_is_refused(folder: Path) -> None:
-    with announcer(folder), announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
+    with announcer(folder) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
+        assert os.listdir(folder) == ["hub-sim.json"]
+        renew_both(first, second)
         assert second.announcement.name == "sim-6666"
         assert sorted(os.listdir(folder)) == ["hub-sim-6666.json", "hub-sim.json"]
         with (
@@ -470,7 +506,9 @@ def test_second_hub_of_a_name_has_its_port_in_it_and_a_third_is_refused(folder: 
 
 
 def test_name_with_the_port_is_no_longer_than_a_name(folder: Path) -> None:
-    with announcer(folder, name="n" * 64), announcer(folder, "tcp://127.0.0.1:6666", hub=2, name="n" * 64) as second:
+    long = "n" * 64
+    with announcer(folder, name=long) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2, name=long) as second:
+        renew_both(first, second)
         assert second.announcement.name == "n" * 59 + "-6666"
 
 
@@ -487,12 +525,12 @@ def test_hub_takes_the_name_of_a_stale_announcement(folder: Path) -> None:
         assert one.announcement.name == "sim"
 
 
-def test_hub_takes_the_name_of_its_last_run_once_that_is_stale(folder: Path) -> None:
+def test_hub_is_announced_by_no_other_name_before_it_takes_that_of_its_last_run(folder: Path) -> None:
     last = announced("sim", boot_id="0-1")  # of another machine, or of another container as well
     path = write(folder, last, STALE_S - 2.0)
     with announcer(folder, hub=2) as one:
         renew(one)
-        assert one.announcement.name == "sim-5555"
+        assert announcements.read_folder(folder) == ([last], []) and os.listdir(folder) == [path.name]
         assert wait_until(lambda: announcements.announced_by(path) is None, timeout=5.0)
         renew(one)
         assert one.announcement.name == "sim" and os.listdir(folder) == [path.name]
@@ -502,11 +540,18 @@ def test_hub_takes_the_name_of_its_last_run_once_that_is_stale(folder: Path) -> 
 
 def test_hub_does_not_take_the_name_of_one_that_ran_beside_it(folder: Path) -> None:
     with announcer(folder) as first, announcer(folder, "tcp://127.0.0.1:6666", hub=2) as second:
-        path = write(folder, first.announcement, -0.01)  # it is renewed
-        renew(second)
-        path.unlink()
+        renew_both(first, second)
+        (folder / "hub-sim.json").unlink()
         renew(second)
         assert second.announcement.name == "sim-6666"
+
+
+def test_hub_that_waits_for_a_name_leaves_no_file_and_not_that_of_the_other(folder: Path) -> None:
+    with announcer(folder) as first:
+        with announcer(folder, "tcp://127.0.0.1:6666", hub=2):
+            pass
+        assert announcements.read_folder(folder) == ([first.announcement], [])
+        assert os.listdir(folder) == ["hub-sim.json"]
 
 
 def test_renewal_needs_no_space_and_leaves_no_other_file(folder: Path) -> None:

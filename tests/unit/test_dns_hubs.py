@@ -28,10 +28,27 @@ def test_only_dns_names_a_place() -> None:
     assert [dns_hubs.place_of(each) for each in others] == [None] * 4
 
 
-@pytest.mark.parametrize("hub", ["dns://hubs", "dns://hubs:0", "dns://:1", "dns://a b:1", "dns://x@hubs:1", "dns://"])
-def test_malformed_name_is_refused(hub: str) -> None:
-    with pytest.raises(AddressError):
+@pytest.mark.parametrize(
+    "hub", ["dns://hubs", "dns://", "dns://:1", "dns://hubs:65536", " DNS://hubs:x", "dns://a\n:1"]
+)
+def test_name_without_a_port_is_refused_with_the_form_of_a_name(hub: str) -> None:
+    with pytest.raises(AddressError, match=r"'.*' names no hubs; write dns://NAME:PORT$") as refused:
         members(hub)
+    assert repr(hub) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hub", "why"),
+    [
+        ("dns://hubs:0", "no hub is at port 0 of hubs"),
+        ("dns://a b:1", "'a b' is no host"),
+        ("dns://x@hubs:1", "what was given names no hubs; write dns://NAME:PORT"),
+    ],
+)
+def test_malformed_name_is_refused(hub: str, why: str) -> None:
+    with pytest.raises(AddressError, match=why) as refused:
+        members(hub)
+    assert "@" not in str(refused.value)
 
 
 def test_name_without_an_address_is_unreachable() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from envhub_client.fleet.report import HubReport, reports, table
 
@@ -49,6 +51,13 @@ def test_files_that_say_nothing_are_rows_too(tmp_path: Path) -> None:
     (folder / "hub-torn.json").write_text("{")
     (row,) = reports([f"file://{folder}"], timeout=0.2)
     assert (row.name, row.state, row.address) == ("hub-torn.json", "unreachable", "") and "no announcement" in row.why
+
+
+def test_name_of_a_file_of_any_bytes_is_one_line_and_valid_json(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"hub-\n\xff\t[x].json")).write_text("{")
+    (row,) = rows = reports([f"file://{tmp_path}"], timeout=0.2)
+    assert row.name == r"hub-\n\udcff\t[x].json" and len(table(rows)) == 2
+    assert all("\n" not in line for line in table(rows)) and msgspec.json.encode(rows)
 
 
 def test_table_has_a_dash_for_what_a_hub_does_not_say() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from envhub_client.deadline import no_reply
 from envhub_client.federation.joint_request import JointRequest
 
-from envhub.errors import HubLost, HubTimeout, LocalProtocolError
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError, of_hub
 
 
 class Lane:
@@ -28,6 +30,7 @@ class Part:
 
     def __init__(self, name: str) -> None:
         self.name, self.lane = name, Lane()
+        self.connection = SimpleNamespace(address=f"tcp://{name}")
         self.answers: list[Exception] = []
 
 
@@ -148,6 +151,30 @@ def test_part_whose_hub_is_lost_at_sending_is_sent_to_the_next_lane(at: int) -> 
     assert scene.counts == [1, 1, 1]
 
 
+@pytest.mark.parametrize("at", range(7, 10))
+def test_part_whose_hub_was_lost_by_its_silence_is_not_sent_there_again(at: int) -> None:
+    scene = Scene(at)
+    send = scene.send
+
+    def send_once(part: Any) -> None:
+        if part.lane.begun:
+            raise LocalProtocolError("a STEP is pending")
+        send(part)
+
+    part = scene.parts[1]
+    part.answers.append(HubLost("silent"))
+    scene.request.begin(scene.parts, send_once, scene.wait)
+    with pytest.raises(KeyboardInterrupt):
+        scene.request.results(None)
+        for _ in range(20):  # where it has passed all points
+            scene.script.point()
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.counts == [1, 1, 1] and {*scene.lost} == {"b"}
+    scene.request.begin(scene.parts[1:2], lambda part: part.lane.begun.append(part.name), scene.wait)
+    assert scene.request.results(None) == ["B"]
+
+
 def test_error_of_the_lowest_part_is_raised_once_all_have_ended() -> None:
     scene = Scene()
     scene.parts[1].answers.append(ValueError("b"))
@@ -162,13 +189,29 @@ def test_error_of_the_lowest_part_is_raised_once_all_have_ended() -> None:
     assert scene.request.results(None) == ["A", "B", "C"]
 
 
-def test_timeout_of_a_part_leaves_the_request_pending() -> None:
+def test_timeout_names_the_callers_seconds_and_the_hubs_that_are_late_and_leaves_the_request_pending() -> None:
     scene = Scene()
-    scene.parts[1].answers.append(HubTimeout("later"))
+    for part in scene.parts[::2]:
+        part.answers.append(of_hub(HubTimeout("no reply within the 0.01 s that were left"), part.name))
     scene.begin()
-    with pytest.raises(HubTimeout):
-        scene.request.results(0.1)
+    with pytest.raises(HubTimeout) as caught:
+        scene.request.results(5.0)
+    assert str(caught.value) == no_reply(["tcp://a", "tcp://c"], 5.0)
+    assert caught.value.hub == "a" and caught.value.__cause__ is None
     assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [1, 1, 1]
+
+
+def test_timeout_has_the_loss_of_a_hub_as_its_cause_and_comes_before_errors_of_other_parts() -> None:
+    scene, loss = Scene(), HubLost("gone")
+    late = HubTimeout("its envs are not made again")
+    late.__cause__ = loss
+    scene.parts[0].answers.append(ValueError("an env's"))
+    scene.parts[1].answers.append(HubTimeout("later"))
+    scene.parts[2].answers.append(late)
+    scene.begin()
+    with pytest.raises(HubTimeout) as caught:
+        scene.request.results(0.1)
+    assert caught.value.__cause__ is loss
 
 
 def test_part_that_cannot_be_sent_is_not_sent_with_the_next_request() -> None:

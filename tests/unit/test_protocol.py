@@ -63,6 +63,15 @@ def test_client_learns_the_hub_id_from_the_reply_to_hello() -> None:
     assert pair.client.hub_id == HUB_ID
 
 
+def test_client_knows_that_the_hub_may_have_a_session_once_one_was_asked_for() -> None:
+    pair = ProtocolPair()
+    pair.hello()
+    assert not pair.client.may_have_session
+    pair.client.request(Op.MAKE, Make("CartPole-v1", 1), [], pair.now_s)
+    pair.client.give_up()
+    assert pair.client.may_have_session
+
+
 def test_request_of_another_major_version_is_refused_and_both_versions_are_named() -> None:
     pair = ProtocolPair()
     head = Prelude(Op.HELLO, 0, NO_SESSION, 1, major=2, minor=7).pack() + messages.pack(Hello())

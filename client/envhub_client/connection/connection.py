@@ -29,7 +29,7 @@ from envhub_client.connection.lock import ConnectionLock
 from envhub_client.connection.transport import Transport
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
-from envhub_client.deadline import shown
+from envhub_client.deadline import Deadline, no_reply
 
 CONNECT_TIMEOUT_S = 10.0
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
@@ -44,7 +44,7 @@ class Connection:
     Attributes:
         address: of the hub, for messages.
         protocol: state of the requests and of the hub; only this class and the transport change it.
-        welcome: the hub's description of itself.
+        welcome: the hub's description of itself, once ``await_hub`` has returned.
         first_env: the number of its session's first env in its vector env, for errors.
         hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
@@ -62,17 +62,14 @@ class Connection:
         timeout: float = CONNECT_TIMEOUT_S,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
-        """Connect by this transport within ``timeout`` seconds, and say hello.
+        """Begin to connect by this transport, and say hello; ``await_hub`` waits until ``timeout`` seconds from now.
 
         ``token`` is of the session that it is to carry. While a request is pending, the hub may be out of reach for
         ``reconnect_timeout`` seconds.
 
         Raises:
             AddressError: the address cannot be connected to.
-            AccessDenied: the hub does not let this client's key in, or none without one.
             ValueError: ``timeout`` is not positive and finite.
-            HubUnreachable: no hub answered in time.
-            VersionMismatch: it speaks another protocol version.
         """
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
@@ -88,28 +85,45 @@ class Connection:
         self.reports = UserReports(self.address, self.protocol)
         self.reports.tried = f"for {timeout:g} s"
         self.in_use = ConnectionLock(self.address)
+        self._hello_deadline = Deadline(timeout)
+        self.welcome: Welcome
         try:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
-            self.welcome: Welcome = self._hello(timeout)
-            self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
-            self.reports.tried = f"for reconnect_timeout={reconnect_timeout:g} s"
-            bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
-            self.protocol.frame_bytes_max = bytes_max
+            self.send(Op.HELLO, Hello(client=envhub.__version__))
             if transport.reconnects:
                 keepalive.keep_alive.add(self)
         except BaseException:
             self.close()
             raise
 
-    def _hello(self, timeout: float) -> Welcome:
+    def await_hub(self) -> Connection:
+        """Wait until the hub has said what it is, and return this connection; after an error, it is closed.
+
+        Raises:
+            AccessDenied: the hub does not let this client's key in, or none without one.
+            HubUnreachable: no hub answered in time.
+            VersionMismatch: it speaks another protocol version.
+        """
         try:
-            reply = self.ask(Op.HELLO, Hello(client=envhub.__version__), timeout=timeout)
+            self.welcome = self._hello_reply()
+        except BaseException:
+            self.close()
+            raise
+        self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
+        self.reports.tried = f"for reconnect_timeout={self.protocol.reconnect_s:g} s"
+        self.protocol.frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+        return self
+
+    def _hello_reply(self) -> Welcome:
+        try:
+            message = self.result(self._hello_deadline.left_s()).message
         except (errors.HubTimeout, errors.HubLost) as error:
-            hint = self._transport.advice()
-            raise errors.HubUnreachable(f"no hub answered at {self.address} within {timeout:g} s: {hint}") from error
-        assert isinstance(reply.message, Welcome)
-        return reply.message
+            within = f"within {self._hello_deadline.timeout:g} s"
+            text = f"no hub answered at {self.address} {within}: {self._transport.advice()}"
+            raise errors.HubUnreachable(text) from (error if isinstance(error, errors.HubLost) else None)
+        assert isinstance(message, Welcome)
+        return message
 
     @property
     def heard_ns(self) -> int:
@@ -219,8 +233,7 @@ class Connection:
             self._send_due()
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 assert timeout is not None
-                text = f"no reply from the hub at {self.address} within {shown(timeout)} s; it can be waited for again"
-                raise errors.of_hub(errors.HubTimeout(text), self.hub)
+                raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def _send_due(self) -> None:
         """Send what is due, if the hub is still there; errors as for ``_check_hub``."""
@@ -401,12 +414,12 @@ def connect(
     own: OwnHub | None = None,
     reconnect_timeout: float = protocol.RECONNECT_S,
 ) -> Connection:
-    """A connection over ZeroMQ to the hub at this address, or of this name.
+    """A connection over ZeroMQ to the hub at this address, or of this name, which has answered.
 
     ``own`` is this program's own hub, if it is that; the other arguments are those of ``Connection``.
 
     Raises:
         AddressError: not an address, nor the name of a hub.
-        Exception: as for ``Connection``.
+        Exception: as for ``Connection`` and its ``await_hub``.
     """
-    return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout)
+    return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout).await_hub()

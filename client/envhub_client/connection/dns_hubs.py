@@ -22,7 +22,12 @@ def place_of(hub: str | Secret[str]) -> Address | None:
     """
     if not isinstance(hub, str) or not hub.strip().casefold().startswith(_SCHEME):
         return None
-    return addresses.parse_hub(f"tcp://{hub.strip()[len(_SCHEME) :]}")
+    address = f"tcp://{hub.strip()[len(_SCHEME) :]}"
+    try:
+        addresses.parse(address)
+    except AddressError as error:
+        raise AddressError(f"{addresses.quoted(hub)} names no hubs; write {_SCHEME}NAME:PORT") from error
+    return addresses.parse_hub(address)
 
 
 def places(place: Address) -> list[str]:

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Sequence
 from io import FileIO
-from operator import attrgetter
 from typing import Any
 
 import zmq
@@ -34,7 +33,6 @@ UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
 
-_BUFFER = attrgetter("buffer")
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _NO_MORE_SOCKETS = (
@@ -215,7 +213,7 @@ class ZeroMqTransport:
                 return None
             self._whole = True
             self.heard_ns = time.monotonic_ns()
-            reply = self._protocol.receive([*map(_BUFFER, frames)], self.heard_ns / 1e9)
+            reply = self._protocol.receive([*map(sockets.view, frames)], self.heard_ns / 1e9)
             if reply is not None:
                 return reply
         self._whole = False  # see ``UNASKED_MESSAGES_MAX``

@@ -13,6 +13,20 @@ from envhub_client.session.description import SessionDescription
 from envhub_client.session.options import SessionOptions
 
 
+def check_distinct(hubs: Sequence[tuple[str, Connection]]) -> None:
+    """Check that no two of these names, each with a connection to its hub, stand for the same hub.
+
+    Raises:
+        AddressError: two do; the message has both.
+    """
+    names: dict[int, str] = {}
+    for name, connection in hubs:
+        first = names.setdefault(connection.protocol.hub_id, name)
+        if first != name:
+            text = f"the same hub is named twice, as {first!r} and as {name!r}"
+            raise errors.AddressError(f"{text}; name it once: each hub has its rows in one session")
+
+
 def check_protocols(hubs: Sequence[Connection]) -> None:
     """Check that these hubs speak the same version of the protocol.
 

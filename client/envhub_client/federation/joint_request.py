@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from envhub.errors import HubLost, HubTimeout, LocalProtocolError
-from envhub_client.deadline import Deadline
+from envhub.errors import HubLost, HubTimeout, LocalProtocolError, of_hub
+from envhub_client.connection.connection import Connection
+from envhub_client.deadline import Deadline, no_reply
 from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
 
@@ -27,12 +28,18 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
-    def __init__(self, lost: Callable[[HubPart, HubLost], None], dropped: Send = lambda part: None) -> None:
+    def __init__(
+        self,
+        lost: Callable[[HubPart, HubLost], None],
+        dropped: Send = lambda part: None,
+        connections: Callable[[HubPart], Sequence[Connection]] = lambda part: [part.connection],
+    ) -> None:
         """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss.
 
-        ``dropped`` is told of a part whose result came and does not reach the caller.
+        ``dropped`` is told of a part whose result came and does not reach the caller. ``connections`` returns those to
+        the hubs of a part, for messages.
         """
-        self._lost, self._on_dropped = lost, dropped
+        self._lost, self._on_dropped, self._connections = lost, dropped, connections
         self._parts: Sequence[HubPart] = ()
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
@@ -40,6 +47,8 @@ class JointRequest(Generic[Result]):
         self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
+        self._lost_lane: HubLane | None = None  # of that part, and the loss
+        self._loss: HubLost | None = None
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
@@ -48,7 +57,7 @@ class JointRequest(Generic[Result]):
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._unsent, self._again = {}, None
+        self._unsent, self._again, self._lost_lane, self._loss = {}, None, None, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -77,10 +86,11 @@ class JointRequest(Generic[Result]):
                 self._lost(part, loss)
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
-        loss: HubLost | None = None
         for _ in range(ATTEMPTS_MAX):
             try:
                 if self._again is part:
+                    if self._loss is not None and self._lost_lane is part.lane:  # of an interrupted ``_lost``
+                        raise self._loss
                     self._deliver(part)
                     self._unsent.pop(part, None)
                     self._again = self._tried = None
@@ -88,35 +98,46 @@ class JointRequest(Generic[Result]):
                     raise self._unsent[part]
                 return self._wait(part, timeout)
             except HubLost as error:
-                loss = error
+                self._lost_lane, self._loss = part.lane, error
                 self._again = part  # also after an interrupt from here on
-                self._lost(part, loss)
-        assert loss is not None
-        raise loss
+                self._lost(part, error)
+        assert self._loss is not None
+        raise self._loss
 
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.
 
         Raises:
-            HubTimeout: not all of them within ``timeout`` seconds.
+            HubTimeout: not all of them within ``timeout`` seconds; the message names the hubs that have not answered.
             Exception: the first one that a hub's wait raised, in the order of their rows, once all have ended.
         """
         deadline = None if timeout is None else Deadline(timeout)
         results: dict[HubPart, Result] = {}
+        late: dict[HubPart, HubTimeout] = {}
         first_error: Exception | None = None
         for part in self._parts:
             try:
                 results[part] = self._result(part, None if deadline is None else deadline.left_s())
-            except HubTimeout:
-                raise
+            except HubTimeout as error:
+                late[part] = error
             except Exception as error:
                 first_error = first_error or error
+        if late:
+            self._raise_timeout(late, timeout)
         if first_error is not None:
             for part in results:
                 self._on_dropped(part)
             self._parts = ()
             raise first_error
         return [*results.values()]
+
+    def _raise_timeout(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
+        """Raise one error for the waits of these parts, each of which had only what others had left of the time."""
+        assert timeout is not None
+        addresses = dict.fromkeys(each.address for part in late for each in self._connections(part))
+        first, *_ = errors = [*late.values()]
+        loss = next((error.__cause__ for error in errors if error.__cause__), None)
+        raise of_hub(HubTimeout(no_reply([*addresses], timeout)), first.hub) from loss
 
     def finish(self, timeout: float | None) -> None:
         """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""

@@ -60,7 +60,7 @@ class FederatedLane:
         self._recovery = recovery
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
         self._turn = 0
-        self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped)
+        self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _serving)
         self._resets = False  # whether the request is a reset
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
         self._into: Sequence[np.ndarray] | None = None  # for the observations that are waited for
@@ -406,6 +406,11 @@ def _hub_parts(part: HubPart) -> list[HubPart]:
 
 def _connections(part: HubPart) -> list[Connection]:
     return [each.connection for each in _hub_parts(part)]
+
+
+def _serving(part: HubPart) -> list[Connection]:
+    """The connections to the hubs of a part; to the lost one as long as its rows are on no hub."""
+    return _connections(part) or [part.connection]
 
 
 def _dropped(part: HubPart) -> None:

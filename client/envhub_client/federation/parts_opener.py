@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
+from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import ANSWER_S
-from envhub_client.federation.agreement import check_agreement, check_protocols
+from envhub_client.federation.agreement import check_agreement, check_distinct, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
@@ -33,6 +34,10 @@ class OpenHub(NamedTuple):
 
     member: Member
     connection: Connection
+
+
+def _raise(error: errors.EnvHubError) -> None:
+    raise error
 
 
 class PartsOpener:
@@ -64,7 +69,8 @@ class PartsOpener:
             return self._on_first_that_serves(hubs, num_envs)
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
-        connected = [self.connect(hub, CONNECT_TIMEOUT_S) for hub in hubs]
+        connected = self.connect(hubs, CONNECT_TIMEOUT_S)
+        check_distinct([(hub.member.name, hub.connection) for hub in connected])
         return self.parts(connected, counts or room_for(num_envs, connected), 0)
 
     def _on_first_that_serves(self, hubs: Sequence[Member], num_envs: int) -> list[HubPart]:
@@ -78,24 +84,50 @@ class PartsOpener:
         return self._on(hubs[-1], num_envs, CONNECT_TIMEOUT_S)
 
     def _on(self, hub: Member, num_envs: int, timeout: float) -> list[HubPart]:
-        return self.parts([self.connect(hub, timeout)], [num_envs], 0)
+        return self.parts(self.connect([hub], timeout), [num_envs], 0)
 
-    def connect(self, hub: Member, timeout: float) -> OpenHub:
-        """Connect to a hub.
+    def connect(
+        self, hubs: Sequence[Member], timeout: float, failed: Callable[[errors.EnvHubError], None] = _raise
+    ) -> list[OpenHub]:
+        """Connect to these hubs, all at the same time; ``failed`` is told of the errors, in the order of the hubs.
 
         Raises:
             SessionClosed: the vector env was closed meanwhile.
-            Exception: as for ``connect``.
+            Exception: as for ``connection.connect``, of the first of these hubs, unless ``failed`` takes it.
         """
-        token = secrets.token_bytes(16)
-        connection = connect(hub.address, token, timeout, None, self.options.reconnect_timeout)
+        begun = [(hub, self._begun(hub, timeout)) for hub in hubs]
+        connected = []
+        for hub, connection in begun:
+            try:
+                connected.append(OpenHub(hub, self._answered(connection)))
+            except errors.EnvHubError as error:
+                failed(error)
+        return connected
+
+    def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
+        """A connection to a hub which may not have answered yet, or the reason why there cannot be one."""
+        token, reconnect_timeout = secrets.token_bytes(16), self.options.reconnect_timeout
+        try:
+            connection = Connection(ZeroMqTransport(hub.address), token, timeout, reconnect_timeout)
+        except errors.EnvHubError as error:
+            return error
         with self._lock:
             self._connections.append(connection)
             closed = self.closed
         if closed:
-            connection.close()  # it has no session as yet
+            self.end([connection])
             raise SessionClosed("the vector env was closed meanwhile")
-        return OpenHub(hub, connection)
+        return connection
+
+    def _answered(self, begun: Connection | errors.EnvHubError) -> Connection:
+        """The connection, once its hub has answered; errors as for ``connect``."""
+        if isinstance(begun, errors.EnvHubError):
+            raise begun
+        try:
+            return begun.await_hub()
+        except Exception:
+            self.end([begun])
+            raise
 
     def parts(
         self,

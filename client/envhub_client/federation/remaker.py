@@ -122,17 +122,16 @@ class Remaker:
         Raises:
             EnvHubError: to none.
         """
-        anywhere = self._opener.options.on_hub_loss == "redistribute"
-        error: errors.EnvHubError = errors.HubUnreachable(f"the hub {part.hub} is announced no more")
-        # The lost one last, and only where no other answers: it may not come back.
-        for member in sorted(self._opener.hubs(), key=lambda member: member.name == part.hub):
-            if (member.name == part.hub and not hubs) or (member.name != part.hub and anywhere):
-                try:
-                    hubs.append(self._opener.connect(member, ANSWER_S))
-                except errors.EnvHubError as why:
-                    error = why
+        members = self._opener.hubs()
+        lost = [member for member in members if member.name == part.hub]
+        failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the hub {part.hub} is announced no more")]
+        if self._opener.options.on_hub_loss == "redistribute":
+            others = [member for member in members if member.name != part.hub]
+            hubs += self._opener.connect(others, ANSWER_S, failures.append)
+        if not hubs:  # the lost one only where no other answers: it may not come back
+            hubs += self._opener.connect(lost, ANSWER_S, failures.append)
         if not hubs:
-            raise error
+            raise failures[-1]
 
     def _opened(
         self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence, num_workers: int | None

@@ -57,6 +57,7 @@ class FederatedSession(LaneSession):
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.
+            AddressError: two names stand for the same hub.
             RequestRefused: the hubs disagree, or have no room.
             Exception: as for ``Session``, of the first hub in the order of ``hubs``.
         """

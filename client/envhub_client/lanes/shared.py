@@ -374,6 +374,7 @@ class SharedLane:
         self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
+        self._keep_last()
         self._driver.taken(slice(None))
         self._ask_hub([], deadline)
         text = f"the hub at {self._connection.address} has ended this session"

@@ -97,7 +97,8 @@ class SessionMaker:
         """
         again = lost, num_workers
         if self.options.num_workers == 0:
-            self.begin(Connection(InProcessTransport(), secrets.token_bytes(16)), OWN_WORLD, *again)
+            connection = Connection(InProcessTransport(), secrets.token_bytes(16)).await_hub()
+            self.begin(connection, OWN_WORLD, *again)
             return self.made()
         private = program_hub() if self.hub is None else None
         try:
@@ -198,11 +199,16 @@ def end_sessions(
     terminate: bool,
     wait: Callable[[Connection, float], object] = Connection.result,
 ) -> None:
-    """End the sessions of these connections, all at the same time, and ``wait`` for each; as ``end_session``."""
-    timeouts = [_begin_end(connection, terminate) for connection in connections]
-    for connection, timeout in zip(connections, timeouts, strict=True):
-        with _ending(connection):
-            wait(connection, timeout)
+    """End the sessions of these connections, all at the same time, and ``wait`` for each; as ``end_session``.
+
+    A connection on which no session was asked for is closed at once.
+    """
+    begun = [connection for connection in connections if connection.protocol.may_have_session]
+    timeouts = {connection: _begin_end(connection, terminate) for connection in begun}
+    for connection in connections:
+        if connection in timeouts:
+            with _ending(connection):
+                wait(connection, timeouts[connection])
         connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import zmq
@@ -25,7 +24,6 @@ from envhub_server.network.router import Router
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
 
-_BUFFER = attrgetter("buffer")
 _UNKNOWN = object()  # a peer of which no message was read
 _OF_EARLIER_HUB = "it is of the hub that was at this address before"
 
@@ -83,7 +81,7 @@ class Gateway:
             return None
         if self._disconnected and self._disconnected.get(peer, 0.0) > self._loop.clock.now_s():
             return None  # libzmq had it before the hub ended the connection
-        first, *others = map(_BUFFER, frames)
+        first, *others = map(sockets.view, frames)
         if len(first) <= STEP_FRAME_BYTES_MAX:
             step = self._protocol.receive_step(peer, bytes(first), others)
             if step is not None:

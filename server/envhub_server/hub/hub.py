@@ -239,9 +239,8 @@ class Hub:
         config = self.config
         capacity = {"cpus": usable_cpus(config.cpus), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
         announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
-        self._announcer = Announcer(folder, announcement, self._loop)
+        self._announcer = Announcer(folder, announcement, self._loop, self._status.set_name)
         self._announcer.open()
-        self._status.name = self._announcer.announcement.name
 
     def _close(self, heard: signals.Signals) -> None:
         if self._announcer is not None:

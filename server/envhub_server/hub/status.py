@@ -55,6 +55,10 @@ class Status:
         self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
         self._began_s = time.monotonic()
 
+    def set_name(self, name: str) -> None:
+        """Describe the hub with this name from now on."""
+        self.name = name
+
     def welcome(self, holder: Holder) -> Welcome:
         """Description of the hub for this client."""
         config = self._config

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from envhub_server.log import Logger
 from envhub_server.loop.loop import Loop
 
 REMOVE_S = 2.0  # for the file to be removed at the hub's end
+UNNAMED_PERIOD_S = 1.0  # from one look at the hub that has the name to the next
 _WILDCARDS = ("*", "0.0.0.0", "[::]")
 _ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # for documentation: nothing is sent
 
@@ -37,13 +38,17 @@ log = Logger("envhub.hub")
 class Announcer:
     """The announcement of one hub. It owns the file and the thread.
 
+    Clients know a hub by its name, so that does not change while the hub runs. If another hub has the name at the
+    start, this one is not announced until that hub has renewed its file, and so lives, or its file is stale.
+
     Attributes:
-        announcement: its content, as it was written last.
+        announcement: its content, with the name that the hub has or waits for.
     """
 
-    def __init__(self, folder: Path, announcement: Announcement, loop: Loop) -> None:
-        """Announce it in this folder, once it is opened."""
+    def __init__(self, folder: Path, announcement: Announcement, loop: Loop, on_name: Callable[[str], None]) -> None:
+        """Announce it in this folder, once it is opened; the loop calls ``on_name`` with the name that it has."""
         self.announcement = announcement
+        self._on_name = on_name
         self._folder, self._loop = folder.absolute(), loop
         self._due, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="envhub-announcer", daemon=True)
@@ -51,7 +56,8 @@ class Announcer:
         ports = [addresses.parse(each).port for each in (*announcement.addresses, *announcement.local_addresses)]
         suffix = f"-{next((port for port in ports if port > 0), announcement.pid)}"
         self._names = announcement.name, announcement.name[: NAME_CHARS_MAX - len(suffix)] + suffix
-        self._holder: _FileState | None = None  # file of the first name, as a hub of unknown fate had written it
+        self._holder: _FileState | None = None  # file of the first name at this hub's start
+        self._has_name = False
         self._logged = ""  # name that was logged last
 
     def open(self) -> None:
@@ -65,7 +71,9 @@ class Announcer:
             announcements.check_folder(self._folder)
             announcements.remove_old(self._folder)
             self._holder = _state(self._path(self.announcement))
-            self._take_name(self._names)
+            if not self._take_name(self._names[0]):
+                self._check_second_name()
+                log.info("announcement_waits", path=str(self._path(self.announcement)))
         except OSError as error:
             raise AddressError(f"this hub cannot be announced in {self._folder}: {error.strerror}") from error
         self._log_name()
@@ -83,12 +91,13 @@ class Announcer:
     def _log_name(self) -> None:
         """Log the name under which the hub is announced, if it is a new one."""
         written = self.announcement
-        if written.name != self._logged:
+        if self._has_name and written.name != self._logged:
             log.info("announced", folder=str(self._folder), name=written.name, addresses=written.addresses)
             self._logged = written.name
+            self._on_name(written.name)
 
     def _plan(self) -> None:
-        self._loop.schedule.set(self.renew, self._loop.clock.now_s() + PERIOD_S)
+        self._loop.schedule.set(self.renew, self._loop.clock.now_s() + (PERIOD_S if self._logged else UNNAMED_PERIOD_S))
 
     def withdraw(self) -> None:
         """Have the file removed by the thread: the hub takes no new sessions any more."""
@@ -124,49 +133,41 @@ class Announcer:
         hub = _hub_of(path)
         if hub == self.announcement.hub:
             os.utime(path)  # which a full disk allows
-            self._take_first_name()
-        elif hub is None:
-            with self._written(self.announcement) as temporary:
-                os.rename(temporary, path)
-        else:  # another hub took the same free name at the same time
-            self._take_name(self._names[1:])
+        elif hub is None or _state(path) == self._holder:
+            self._take_name(self.announcement.name)
+        elif not self._take_name(self._names[1]):  # the hub that has the name lives
+            self._check_second_name()
 
-    def _take_first_name(self) -> None:
-        """Take the first name, once the file that had it at this hub's start is stale.
-
-        A hub that has renewed that file since then keeps the name for good: hubs that run at the same time must not
-        swap their names when one of them is started again.
-        """
-        if self._holder is None or self.announcement.name == self._names[0]:
-            return
-        path = self._path(msgspec.structs.replace(self.announcement, name=self._names[0]))
-        if _state(path) not in (None, self._holder):
-            self._holder = None
-        elif not self._is_taken(path):
-            before = self._path(self.announcement)
-            self._take_name(self._names[:1])
-            before.unlink(missing_ok=True)
-
-    def _take_name(self, names: Sequence[str]) -> None:
-        """Write the file under the first of these names that no other hub has.
+    def _take_name(self, name: str) -> bool:
+        """Write the file under this name; false if another hub has it.
 
         Raises:
-            AddressError: other hubs have all of them.
             OSError: the file cannot be written.
         """
-        for name in names:
-            named = msgspec.structs.replace(self.announcement, name=name)
-            path = self._path(named)
-            with self._written(named) as temporary:
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    if self._is_taken(path):
-                        continue
-                    os.rename(temporary, path)
-            self.announcement = named
-            return
-        raise AddressError(f"other hubs are announced in {self._folder} as {name}: give this one another --name")
+        named = self._named(name)
+        path = self._path(named)
+        with self._written(named) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                if self._is_taken(path):
+                    return False
+                os.rename(temporary, path)
+        self.announcement, self._has_name = named, True
+        return True
+
+    def _check_second_name(self) -> None:
+        """Check that the name with this hub's port is free.
+
+        Raises:
+            AddressError: another hub has it.
+        """
+        name = self._names[1]
+        if self._is_taken(self._path(self._named(name))):
+            raise AddressError(f"other hubs are announced in {self._folder} as {name}: give this one another --name")
+
+    def _named(self, name: str) -> Announcement:
+        return msgspec.structs.replace(self.announcement, name=name)
 
     def _is_taken(self, path: Path) -> bool:
         """True if another hub announces itself by this file, and is not bound where this one is."""

@@ -182,7 +182,7 @@ def test_training_goes_on_after_crashes() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+@pytest.mark.parametrize("over_tcp", [pytest.param(False, marks=pytest.mark.chaos), True], ids=["private hub", "tcp"])
 def test_the_example_learns(over_tcp: bool, tcp: str) -> None:
     spec = importlib.util.spec_from_file_location(
         "rllib_ppo", Path(__file__).parents[3] / "client/examples/rllib_ppo.py"

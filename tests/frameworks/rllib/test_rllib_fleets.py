@@ -179,7 +179,7 @@ def nodes_of_hubs(fleet: Fleet) -> list[str]:
     return [actors[f"envhub:{fleet.name}:{hub.index}"]["Address"]["NodeID"] for hub in fleet.ls()]
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_learning_goes_on_when_a_node_is_lost_and_another_comes(cluster: Cluster, fleet: Fleet) -> None:
     with learner(config("ray://sims")) as algorithm:

@@ -465,7 +465,9 @@ def test_actions_out_of_band_truncate_rows_that_were_reset_too_which_step_then()
     lost.absence.over = True
     lost.reset([True, False, False])
     lost.lane.begin_step(b"c", [ACTIONS], b"packed")
-    assert truncated(lost.lane.wait(None)) == [0, 1, 2] and lost.hub.begun == ["reset"]
+    batch = lost.lane.wait(None)
+    assert truncated(batch) == [0, 1, 2] and lost.hub.begun == ["reset"]
+    assert batch.observations[0].ravel().tolist() == [100.0, 11.0, 12.0]
     assert truncated(lost.step()) == [] and lost.hub.begun == ["reset", "step [7, 8, 9]"]
 
 

@@ -246,7 +246,7 @@ class AbsentLane:
         raise of_hub(HubTimeout(f"{late}: wait again"), made[0].hub if made else loss.hub) from loss
 
     def _truncation(self, rows: np.ndarray, into: Sequence[np.ndarray]) -> Batch:
-        for array, last in zip(into, self.rows.earlier, strict=True):
+        for array, last in zip(into, self.last_observations(), strict=True):
             array[...] = last[rows]
         loss = self.absence.loss
         info = failure_info(EnvFailure("hub_lost", f"{loss}; the env is made again", hub=loss.hub))

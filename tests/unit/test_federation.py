@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import accumulate, pairwise, repeat
 from types import SimpleNamespace
@@ -626,6 +627,46 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     assert truncated(lane.wait_rows(3, 10)) == [] and lost.hub.begun == ["rows [0, 1, 2] [7, 8, 9]"]
     absence.join()
     assert events == ["remake", "remake", "clear"] and absence.has_ended
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 10.0], ids=["between two steps", "in a step"])
+def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patience_s: float) -> None:
+    failing = threading.Event()
+
+    def remake(absence: absences.Absence) -> list[Any]:
+        assert failing.wait(10)
+        raise LOSS
+
+    lost, other, maker, recovery = Lost(), OneHub(0.0), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
+    lost.lane.absence = absence = absences.Absence(LOSS, patience_s, remake, lambda _: None)
+    lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
+    parts = [HubPart("hub-0", range(3), maker, cast(Any, other)), HubPart("hub-1", range(3, 6), maker, lost.lane)]
+    lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
+    lane._has_absent = True
+
+    def step() -> Batch:
+        lane.begin_step(b"c", [np.arange(6)], b"")
+        return lane.wait(10)
+
+    step()  # which truncates the rows
+    if patience_s:
+        lane.begin_step(b"c", [np.arange(6)], b"")
+        failing.set()
+        batch = lane.wait(10)
+    else:
+        batch = step()
+        failing.set()
+        absence.join()
+    assert batch.truncations is not None and batch.truncations.tolist() == [False] * 3 + [True] * 3
+    with pytest.raises(HubLost, match="the hub is gone"):
+        step()
+    assert other.begun == ["step [0, 1, 2]"] * 2
+    failing.clear()
+    lost.lane.begin_reset(Reset([]))  # looks at the rows, and so their making begins again
+    with pytest.raises(HubTimeout):
+        lost.lane.wait(0.0)
+    failing.set()
+    absence.join()
 
 
 class Remaker:

@@ -70,6 +70,11 @@ class AbsentLane:
         """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
         return self.absence.made if self._own is None else [self._own]
 
+    @property
+    def has_failed(self) -> bool:
+        """True if the rows could not be made again in time, which is to be raised before it is tried again."""
+        return self.absence.over and not self.made
+
     def successors(self, part: HubPart) -> list[HubPart]:
         """The parts that take the place of ``part``, whose lane this is; ``part`` itself as long as there are none.
 
@@ -212,9 +217,9 @@ class AbsentLane:
 
     def _all_done(self) -> Batch | None:
         """The results of the outstanding rows once all of them are done; None before."""
-        self.ask_rows()
-        if not self.absence.patience_s and self.others_serve():
+        if (self.has_failed or not (self.made or self.absence.patience_s)) and self.others_serve():
             self.rows.truncate_waiting()
+        self.ask_rows()
         return self.wait_rows(1, 0) if self.done_rows() == self.outstanding else None
 
     def _begun_on_hub(self, timeout: float | None) -> bool:
@@ -231,6 +236,8 @@ class AbsentLane:
             if patience_s is not None and not self.absence.patience_s:
                 return False
             self.raise_late()
+        if self.has_failed and not endless:
+            return False  # the other hubs have stepped; the next step raises it before they do
         assert self._begin is not None
         self._begin(self.hub_lane())
         self._begin = None

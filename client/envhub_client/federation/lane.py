@@ -159,6 +159,18 @@ class FederatedLane:
         """True if this is the connection to a hub that has rows now."""
         return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
+    def _replace_or_raise(self) -> None:
+        """Replace as ``_replace_absent``, before a request to all hubs: what they would answer is not to be dropped.
+
+        Raises:
+            HubLost: the rows of a lost hub could not be made again in time; once, then it is tried again.
+            Exception: as for ``Absence.parts``.
+        """
+        self._replace_absent()
+        for part in self.parts:
+            if isinstance(part.lane, AbsentLane) and part.lane.has_failed:
+                part.lane.absence.parts()
+
     def _replace_absent(self) -> None:
         """Put the parts that are on a hub again in the place of those that were lost."""
         parts: list[HubPart] = []
@@ -174,7 +186,7 @@ class FederatedLane:
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset on the hubs whose rows it has."""
         if self._has_absent:
-            self._replace_absent()
+            self._replace_or_raise()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
         self._turn, self._into, self._resets = 1 - self._turn, None, True
@@ -184,7 +196,7 @@ class FederatedLane:
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step on all hubs."""
         if self._has_absent:
-            self._replace_absent()
+            self._replace_or_raise()
         self._turn, self._into, self._resets, self._left_out = 1 - self._turn, None, False, []
         packed: dict[HubPart, bytes] = {}
         if out_of_band:

@@ -26,7 +26,9 @@ ROWS_A_WORKER_MAX = 8
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("seed", "lanes"), [(18, [EMBEDDED, IPC]), (8, [TCP, RELAY])])
+@pytest.mark.parametrize(
+    ("seed", "lanes"), [(18, [EMBEDDED, IPC]), pytest.param(8, [TCP, RELAY], marks=pytest.mark.chaos)]
+)
 def test_nothing_is_lost_in_a_short_run(tmp_path: Path, seed: int, lanes: list[str]) -> None:
     first = [Act(what, lane, 0, 2.0 if what == "repeat" else 0.0) for lane in lanes for what in FIRST[lane]]
     found = run(tmp_path, seed, 1000, lanes, pace_s=0.4, seconds=8, first=first)

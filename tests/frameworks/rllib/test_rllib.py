@@ -180,9 +180,9 @@ def test_training_goes_on_after_crashes() -> None:
     assert cut == 3 * NUM_ENVS // 2
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("over_tcp", [pytest.param(False, marks=pytest.mark.chaos), True], ids=["private hub", "tcp"])
+@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
 def test_the_example_learns(over_tcp: bool, tcp: str) -> None:
     spec = importlib.util.spec_from_file_location(
         "rllib_ppo", Path(__file__).parents[3] / "client/examples/rllib_ppo.py"

@@ -105,7 +105,7 @@ class Recorded:
         return getattr(self._envs, name)
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 def test_torch_ppo_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
     def learned(vector_env: Any) -> tuple[np.ndarray, np.ndarray, list[torch.Tensor]]:

@@ -110,7 +110,9 @@ def test_composed_actions_are_taken_as_by_dummy_vector_env(kind: type[gymnasium.
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ["private hub", "messages", "own process", "tcp"])
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.chaos if name in ("pendulum", "taxi") else ()) for name in FACTORIES]
+)
 def test_results_are_those_of_subproc_vector_env(name: str, way: str, tcp: str) -> None:
     factories = [FACTORIES[name]] * NUM_ENVS
     makes: dict[str, Callable[[], HubVectorEnv]] = {
@@ -393,7 +395,13 @@ def test_async_collector_collects_whole_trajectories(options: dict[str, Any], ov
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("wraps", [lambda envs: envs, VectorEnvNormObs], ids=["bare", "normalised"])
+@pytest.mark.parametrize(
+    "wraps",
+    [
+        pytest.param(lambda envs: envs, id="bare"),
+        pytest.param(VectorEnvNormObs, id="normalised", marks=pytest.mark.chaos),
+    ],
+)
 def test_collector_collects_what_it_collects_with_subproc_vector_env(wraps: Callable[[Any], Any], tcp: str) -> None:
     factories = [tianshou_envs.cartpole] * NUM_ENVS
     makes = [
@@ -654,7 +662,7 @@ def of_other_shapes(acts: bool = False, count: int = NUM_ENVS) -> list[Callable[
     return [functools.partial(tianshou_envs.Differs, row, shape) for row, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env(lane: str) -> None:
     factories = of_other_shapes()
     with (

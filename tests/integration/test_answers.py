@@ -58,6 +58,7 @@ def causes(infos: dict[str, Any]) -> list[str]:
 # --- a batch that is complete is answered -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("act", ["die_before_the_bell", "close_all"])
 def test_reset_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str, act: str) -> None:

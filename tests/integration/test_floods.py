@@ -105,6 +105,7 @@ def arenas(hub: ServedHub) -> int:
     return Path(f"/proc/{hub.process.pid}/maps").read_text().count("envhub-arena")
 
 
+@pytest.mark.long
 def test_client_that_does_not_wait_for_answers_is_refused(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
     token = b"floods" + bytes(10)
     with session(flooded, token, mebibytes=1) as peer, envhub.connect(flooded.tcp) as client:

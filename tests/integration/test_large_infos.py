@@ -58,6 +58,7 @@ def small_hub(folder: Path) -> Iterator[str]:
             hub.terminate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "kind"), each_value(["shared", "tcp", "wire", "in-process", "ipc"], ["info", "text", "array", "ints"])
 )

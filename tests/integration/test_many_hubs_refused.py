@@ -40,6 +40,7 @@ def refused(hubs: Any, error: type[Exception], *texts: str, env: str = "CartPole
         assert text in str(caught.value), caught.value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("swapped", [False, True])
 def test_hubs_that_make_other_spaces_are_named(two: list[ServedHub], swapped: bool) -> None:
     first, second = two[::-1] if swapped else two

@@ -181,6 +181,7 @@ class Spaceless(sims.Counter):
     action_space = None  # type: ignore[assignment]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "told"),
     [

@@ -44,6 +44,7 @@ def made(where: str, hub: ServedHub, *, num_envs: int = NUM_ENVS, **options: Any
         yield envs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("where", "infos"), each_value(WHERE, ["", "numbers", "text"]))
 def test_rewards_have_the_axes_that_async_vector_env_gives(where: str, infos: str, hub: ServedHub) -> None:
     upstream = AsyncVectorEnv([partial(Objectives, infos=infos)] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)

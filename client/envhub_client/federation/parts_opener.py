@@ -15,7 +15,7 @@ from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
-from envhub_client.deadline import ANSWER_S
+from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.agreement import check_agreement, check_distinct, check_protocols
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
@@ -176,10 +176,12 @@ class PartsOpener:
                 if not is_wanted():
                     raise errors.SessionLost("the envs are wanted no more") from None
             except errors.RequestRefused as error:
-                others = [other.latest.address for _, _, other in makers if other is not maker and _makes(other)]
+                deadline = Deadline(ANSWER_S)
+                others = [other for _, _, other in makers if other is not maker and _makes(other, deadline.left_s())]
                 if not others:
                     raise
-                text = f"{error}; {' and '.join(others)} made these envs, which each hub of a vector env has to make"
+                names = " and ".join(each.latest.address for each in others)
+                text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
@@ -237,10 +239,10 @@ def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
         raise errors.RequestRefused(f"{error} ({names})") from error
 
 
-def _makes(maker: SessionMaker) -> bool:
-    """True if its hub has made the envs, at the latest after ``LOOK_S``."""
+def _makes(maker: SessionMaker, timeout: float) -> bool:
+    """True if its hub has made the envs, at the latest after ``timeout`` seconds."""
     try:
-        maker.made(LOOK_S)
+        maker.made(timeout)
     except errors.EnvHubError:
         return False
     return True

@@ -40,15 +40,26 @@ class Batch(NamedTuple):
     env_ids: np.ndarray | None = None
 
 
-def invalid_rows(rows: Sequence[tuple[int, bytes]], env_ids: np.ndarray) -> np.ndarray:
-    """Mask of these rows whose results are no transition of their env, as their infos say."""
-    invalid = np.zeros(len(env_ids), bool)
-    for row, blob in rows:
+def invalid_rows(batch: Batch) -> np.ndarray:
+    """Mask of the rows of a step's batch whose results are no transition of their env, as their infos say."""
+    assert batch.rewards is not None
+    invalid = np.zeros(len(batch.rewards), bool)
+    for row, blob in batch.rows:
         info = codec.decode_leniently(blob)[0] if blob else {}
         if isinstance(info, list):  # an info that came with observations of no fixed size
             info = codec.decode_leniently(info[1])[0] if info[1] else {}
-        invalid[np.searchsorted(env_ids, row)] = bool(info.get("invalid_transition"))
+        place = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
+        invalid[place] = bool(info.get("invalid_transition"))
     return invalid
+
+
+def with_earlier(batch: Batch, unseen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
+    """The batch with earlier observations, an array of all envs for each leaf, in those of its rows that are unseen."""
+    rows = np.flatnonzero(unseen) if batch.env_ids is None else batch.env_ids[unseen]
+    observations = [leaf.copy() for leaf in batch.observations]
+    for array, leaf in zip(observations, earlier, strict=True):
+        array[unseen] = leaf[rows]
+    return batch._replace(observations=observations)
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -13,14 +13,14 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import HubLost, HubTimeout, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
-from envhub_client.batch import Batch, invalid_rows, joined
+from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
 
-LOOK_S = 0.005  # between looks at whether all rows of a step are done
+DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
 
 class AbsentLane:
@@ -185,7 +185,7 @@ class AbsentLane:
         if self._unreset is not None:
             rows.untold &= self._unreset
         if rows.unseen.any():
-            rows.unseen &= self._unreset if self._unreset is not None else _invalid(batch)
+            rows.unseen &= self._unreset if self._unreset is not None else invalid_rows(batch)
             rows.show_earlier(into, rows.unseen)
         return batch
 
@@ -205,7 +205,7 @@ class AbsentLane:
             if self._joined is None and deadline is not None and not deadline.left_s():
                 self.raise_late()
             if self._joined is None:
-                time.sleep(LOOK_S)
+                time.sleep(DONE_LOOK_S)
         if self._error is not None:
             self._taken_on_hub(np.arange(self.num_envs))
             self.rows.forget(np.arange(self.num_envs))
@@ -336,12 +336,9 @@ class AbsentLane:
         if not rows.unseen[env_ids].any():
             return batch
         assert env_ids is not None
-        unseen = rows.unseen[env_ids] & _invalid(batch)
+        unseen = rows.unseen[env_ids] & invalid_rows(batch)
         rows.shown[env_ids[unseen]] = False
-        observations = [leaf.copy() for leaf in batch.observations]
-        for array, earlier in zip(observations, rows.earlier, strict=True):
-            array[unseen] = earlier[env_ids[unseen]]
-        return batch._replace(observations=observations)
+        return with_earlier(batch, unseen, rows.earlier)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these rows have reached the caller: they are outstanding no more."""
@@ -355,9 +352,3 @@ class AbsentLane:
         if own.size:
             self._lane.taken(own)
             self.rows.unseen[own] &= ~self.rows.shown[own]
-
-
-def _invalid(batch: Batch) -> np.ndarray:
-    """Mask of the rows of the batch whose results are no transition of their env."""
-    assert batch.rewards is not None
-    return invalid_rows(batch.rows, np.arange(len(batch.rewards)) if batch.env_ids is None else batch.env_ids)

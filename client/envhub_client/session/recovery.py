@@ -14,7 +14,7 @@ import numpy as np
 
 from envhub.errors import HubLost
 from envhub.protocol.messages import Reset
-from envhub_client.batch import Batch, invalid_rows
+from envhub_client.batch import Batch, invalid_rows, with_earlier
 from envhub_client.lanes.base import HubLane, Lane, LaneSource
 
 ATTEMPTS_MAX = 3  # of one request, each on another hub
@@ -149,19 +149,15 @@ class RecoveringLane:
         env_ids = slice(None) if batch.env_ids is None else batch.env_ids
         if not self._unseen[env_ids].any():
             return batch
-        env_ids = np.arange(self.num_envs)[env_ids]
-        unseen = self._unseen[env_ids] & (invalid_rows(batch.rows, env_ids) if repeats is None else repeats)
-        observations = [leaf.copy() for leaf in batch.observations]
-        for last, leaf in zip(self._last, observations, strict=True):
-            leaf[unseen] = last[env_ids[unseen]]
+        unseen = self._unseen[env_ids] & (invalid_rows(batch) if repeats is None else repeats)
         self._unseen[env_ids] = unseen
-        return batch._replace(observations=observations)
+        return with_earlier(batch, unseen, self._last)
 
     # --- parts of the batch -----------------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return int(self._under_way.sum())
 
     @property

@@ -47,8 +47,7 @@ class JointRequest(Generic[Result]):
         self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
-        self._lost_lane: HubLane | None = None  # of that part, and the loss
-        self._loss: HubLost | None = None
+        self._loss: tuple[HubLane, HubLost] | None = None  # of that part, with the lane that was lost
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
@@ -57,7 +56,7 @@ class JointRequest(Generic[Result]):
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._unsent, self._again, self._lost_lane, self._loss = {}, None, None, None
+        self._unsent, self._again, self._loss = {}, None, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -89,8 +88,8 @@ class JointRequest(Generic[Result]):
         for _ in range(ATTEMPTS_MAX):
             try:
                 if self._again is part:
-                    if self._loss is not None and self._lost_lane is part.lane:  # of an interrupted ``_lost``
-                        raise self._loss
+                    if self._loss is not None and self._loss[0] is part.lane:  # of an interrupted ``_lost``
+                        raise self._loss[1]
                     self._deliver(part)
                     self._unsent.pop(part, None)
                     self._again = self._tried = None
@@ -98,11 +97,11 @@ class JointRequest(Generic[Result]):
                     raise self._unsent[part]
                 return self._wait(part, timeout)
             except HubLost as error:
-                self._lost_lane, self._loss = part.lane, error
+                self._loss = part.lane, error
                 self._again = part  # also after an interrupt from here on
                 self._lost(part, error)
         assert self._loss is not None
-        raise self._loss
+        raise self._loss[1]
 
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.

@@ -269,13 +269,13 @@ def _staleness(announcement: Announcement, age_s: float) -> str:
     age_s_max = PERIODS_MAX * announcement.period_s
     if age_s > age_s_max:
         return f"it is stale: last renewed {age_s:.0f} s ago"
-    if age_s < -age_s_max:  # else it were never stale
+    if age_s < -age_s_max:  # it would not become stale for so long
         return f"it is stale: its time is {-age_s:.0f} s later than now by the folder's clock"
     return ""
 
 
 def _newest(times_s: Iterable[float]) -> float:
-    """The latest time that this machine's clock may have now, or else the latest; 0 for none."""
+    """The latest of these times that are near to this machine's clock, or of all if none is; 0 for none."""
     times_s, own_s = [*times_s], time.time()
     return max([each for each in times_s if abs(each - own_s) <= CLOCK_ERROR_S_MAX] or times_s, default=0.0)
 
@@ -296,7 +296,7 @@ def _clock(folder: Path) -> float | None:
 
     On NFS it is the server's clock. A new file also makes a client of NFS forget the folder's old content.
     """
-    path = folder / f"{_CLOCK}{os.urandom(8).hex()}"  # its own: another reader removes it at no moment
+    path = folder / f"{_CLOCK}{os.urandom(8).hex()}"  # of this reader alone, so no other one removes it
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -166,7 +166,7 @@ class SharedLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._driver.outstanding
 
     @property

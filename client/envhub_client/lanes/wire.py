@@ -120,7 +120,7 @@ class WireLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs were begun by ``begin_rows`` and not taken."""
+        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
     @property

@@ -111,7 +111,7 @@ def test_socket_that_another_user_puts_at_the_path_of_a_hub_is_not_used(tmp_path
         impostor([str(path), f"{path}.side"]) as process,
     ):
         envs.reset()
-        hub.process.kill()
+        hub.stop(signal.SIGKILL)
         for left in foreign_folder.iterdir():
             left.unlink()
         assert told(process) == ["end 2"]  # it has both names, and nobody has connected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -276,7 +277,7 @@ def test_rows_that_are_made_again_are_bit_equal_after_a_reset(
         with closing(envs), closing(kind.reference(NEXT)) as wanted:
             envs.action_space.seed(3)
             assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
-            lost.process.kill()
+            lost.stop(signal.SIGKILL)
             for step in range(3):
                 actions = envs.action_space.sample()
                 (observations, *_), expected = envs.step(actions), wanted.step(actions)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -68,7 +69,7 @@ def test_envs_of_a_lost_hub_are_truncated_once_and_go_on_together_on_the_one_wit
         with closing(busy), closing(made(hubs, 1, **options)) as envs:
             envs.reset(seed=1)
             envs.step([0, 1])
-            lost.process.kill()
+            lost.stop(signal.SIGKILL)
             began_s, cut = time.monotonic(), 0
             for _ in range(30):
                 *_, truncations, infos = envs.step([0, 1])

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from envhub_server.network.connections import HELLO_S, PROGRESS_S
 from envhub_server.network.key_folder import KeyFolder
-from hubs import ServedHub, below, serve, stopped, wait_until
+from hubs import ServedHub, below, lives, serve, stopped, wait_until
 from new_keys import address_of, admitted
 from zmtp import ZmtpPeer, connected, frame
 
@@ -366,6 +366,7 @@ def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) ->
             for _ in range(2):
                 process = proxy_of(hub)
                 os.kill(process.pid, signal.SIGKILL)
+                assert wait_until(lambda process=process: not lives(process))  # type: ignore[misc]
                 assert goes_on(envs) and envs.token == token
                 assert proxy_of(hub) != process
         assert hub.log.count('"proxy_ended"') >= 1 and '"client_back"' in hub.log

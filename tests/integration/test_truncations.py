@@ -169,6 +169,7 @@ def test_reset_in_which_an_env_dies_waits_for_the_next_one(address: str | None) 
             os.kill(pids[0], signal.SIGKILL)
         seen, _ = envs.reset(seed=4)
         assert seen[:, 0].tolist() == [0, 0, 0] and seen[:, 1].tolist() == expected
+        assert wait_until(lambda: not psutil.pid_exists(pids[0]))  # the kill and the reset may cross
         assert envs.call("pid")[0] != pids[0]
 
 

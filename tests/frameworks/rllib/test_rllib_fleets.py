@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -104,7 +105,7 @@ def test_each_env_runner_has_a_hub_and_another_once_that_is_killed(
         first = algorithm.train()["env_runners"]
         assert hubs_of_runners(algorithm) == [{"hub-1"}, {"hub-2"}, {"hub-0"}]
         assert sessions(fleet) == {"hub-0": 1, "hub-1": 1, "hub-2": 1}
-        hubs[2].process.kill()
+        hubs[2].stop(signal.SIGKILL)
         began_s = time.monotonic()
         second = algorithm.train()["env_runners"]
         print(f"the iteration with the loss took {time.monotonic() - began_s:.1f} s")

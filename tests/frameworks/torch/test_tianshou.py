@@ -520,7 +520,7 @@ def test_loss_of_the_hub_is_raised_while_envs_are_under_way(tmp_path: Path) -> N
         envs = HubVectorEnv("CartPole-v1", 4, hub=hub.ipc, wait_num=1)
         envs.reset()
         envs.step([0] * 4)
-        hub.process.kill()
+        hub.stop(signal.SIGKILL)
         with pytest.raises(envhub.errors.HubLost):
             for _ in range(5):
                 try:

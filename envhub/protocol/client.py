@@ -9,6 +9,7 @@ unknown request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +35,8 @@ from envhub.protocol.prelude import (
 from envhub.values import codec
 
 NOTICES_MAX, NOTICE_CHARS_MAX = 16, 4096  # of one connection: a hub that sends more would fill its clients' logs
-_AT_ONCE = float("-inf")
+STOPPED_S = 3 * HEARTBEAT_S  # without a look, after which a program was stopped itself
+_AT_ONCE = -math.inf
 _DONE = messages.Done()
 _TO_RECEIVE = (REPLY | Op.RECEIVE, REPLY | Op.FAILURE)
 _NEVER_HELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub accepts them while another request runs
@@ -103,6 +105,7 @@ class ClientProtocol:
         self._unanswered_since_s: float | None = None  # of the first request since the hub was heard last
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
+        self._looked_s = -math.inf  # time of the last ``looked``
         self._loss = ""
 
     @property
@@ -315,6 +318,23 @@ class ClientProtocol:
         """Note that the address refused a connection: its machine answers, but no hub listens."""
         if self._refused_since_s is None:
             self._refused_since_s = now_s
+
+    def looked(self, now_s: float) -> None:
+        """Note that everything that has arrived was taken in; the caller does so at every tick.
+
+        If it did not for long, it was stopped itself. That time does not count as the hub's silence: what the hub said
+        meanwhile may arrive only now.
+        """
+        away_s = now_s - self._looked_s
+        self._looked_s = now_s
+        if away_s < STOPPED_S:
+            return
+
+        def later(since_s: float | None) -> float | None:
+            return None if since_s is None else min(now_s, since_s + away_s)
+
+        self._heard_s, self._unanswered_since_s = later(self._heard_s), later(self._unanswered_since_s)
+        self._away_since_s, self._refused_since_s = later(self._away_since_s), later(self._refused_since_s)
 
     def lost(self, why: str) -> None:
         """Note that the hub is gone; ``why`` is the reason for the user."""

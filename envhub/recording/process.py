@@ -2,7 +2,8 @@
 
 Its program tells it over a socket what is recorded, and gives it a line for each tape: a socket to the process that
 writes the tape, which may be the program itself. It runs only when no other process wants the
-CPU. When the program ends, however it does, the sockets end, and the process writes what is complete and ends, too.
+CPU. When the program ends, however it does, the sockets end, and the process, with its share of the CPU from then on,
+writes what is complete and ends, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from envhub.freed_memory import keep_large_blocks
 from envhub.recording.episodes import Episode, EpisodeCutter, Note
 from envhub.recording.folder import ABOUT, RecordingFolder, bytes_of_all, claim, write_json
+from envhub.recording.recorder_handle import share_cpu
 from envhub.recording.tape import BLOCKS, Tape, TapeShape, is_frame, steps_of
 from envhub.values import codec, spaces
 from envhub.values.leaf import Leaf
@@ -155,6 +157,7 @@ class RecorderProcess:
                 key.data()
             if self._counts.ended != self._reported:
                 self._report(closed=False)
+        share_cpu(os.getpid())  # which a program that was killed cannot do
         self._selector.unregister(self._program)
         while self._selector.get_map() and (ready := self._selector.select(LAST_WORDS_S)):
             for key, _ in ready:

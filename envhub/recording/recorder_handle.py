@@ -145,12 +145,8 @@ class RecorderHandle:
         self._hurry()
 
     def _hurry(self) -> None:
-        """No step waits for a CPU any more, and on a busy machine it would take minutes otherwise."""
-        if self.process.poll() is not None:
-            return
-        for thread in os.listdir(f"/proc/{self.process.pid}/task"):  # those of encoders, too
-            with contextlib.suppress(OSError):  # of a user who may not do that, or of a thread that has ended
-                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+        if self.process.poll() is None:
+            share_cpu(self.process.pid)
 
     def _say(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send an order with descriptors, which are owned from now on, after those that wait."""
@@ -177,6 +173,13 @@ class RecorderHandle:
         except ConnectionResetError:
             return None
         return codec.decode(message) if message else None
+
+
+def share_cpu(pid: int) -> None:
+    """Give a process that records its share of the CPU: no step waits any more, and it would take minutes otherwise."""
+    for thread in os.listdir(f"/proc/{pid}/task"):  # those of encoders, too
+        with contextlib.suppress(OSError):  # of a user who may not do that, or of a thread that has ended
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 def why_unrecordable(leaves: Iterable[Leaf]) -> str:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import zmq
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
+from envhub_server.session.restarts import BOOTS_MAX
 from hubs import ServedHub, at_rest, serve, wait_until
 
 import envhub
@@ -191,12 +192,13 @@ def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 2)) as envs:
         limit_descriptors(hub, descriptors(hub) - 6)
         os.kill(envs.call("pid")[1], signal.SIGKILL)
-        assert wait_until(lambda: "cannot be started: " in hub.log)
+        # More often than a worker that cannot make its envs is tried: this says nothing about them.
+        assert wait_until(lambda: hub.log.count("cannot be started: ") > BOOTS_MAX)
+        limit_descriptors(hub, 4096)
         _, _, _, truncations, infos = envs.step(np.zeros(4, int))
         assert truncations.tolist() == [False, True, False, True]
         assert infos["_env_failure"].tolist() == truncations.tolist()
-        limit_descriptors(hub, 4096)
-        assert wait_until(lambda: not envs.step(np.zeros(4, int))[3].any(), 10)
+        assert wait_until(lambda: not envs.step(np.zeros(4, int))[3].any())
         assert "internal_error" not in hub.log
 
 

@@ -25,6 +25,7 @@ from envhub_server.ipc import control
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from gymnasium.spaces import Box, Discrete
+from hubs import wait_until
 from structlog.testing import CapturingLogger
 
 import envhub
@@ -187,7 +188,12 @@ def test_line_by_which_nonsense_comes_ends_alone(handle: RecorderHandle, tmp_pat
 
 
 def open_files(pid: int) -> list[str]:
-    return [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    """The files that a process has open, which may open and close others meanwhile."""
+    found = []
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(entry.path))
+    return found
 
 
 def test_all_threads_of_the_process_have_their_share_of_the_cpu_at_the_end() -> None:
@@ -204,6 +210,20 @@ def test_all_threads_of_the_process_have_their_share_of_the_cpu_at_the_end() -> 
         handle.give_up()
         assert [os.sched_getscheduler(thread) for thread in threads] == [os.SCHED_OTHER] * 2
         process.kill()
+
+
+@pytest.mark.long
+def test_process_whose_program_was_killed_has_its_share_of_the_cpu(handle: RecorderHandle, tmp_path: Path) -> None:
+    handle.set_up(setup_of(envhub.RecordOptions(tmp_path), str(tmp_path), False, DESCRIBED, {}))
+    written, open_line = (handle.add_line(number, [number], [], 4096) for number in range(2))
+    go_on(handle)
+    play_one_step(written, 0)
+    pid = handle.process.pid
+    assert wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
+    handle.control.close()  # it waits for the last words of the open line
+    assert wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_OTHER)
+    open_line.close()
+    assert handle.process.wait(60) == 0
 
 
 def test_films_of_episodes_beyond_the_limit_are_discarded(tmp_path: Path) -> None:
@@ -424,7 +444,7 @@ def test_hub_tells_a_process_that_did_not_read_once_it_does(found: Recordings) -
     made.close()
     assert made.handle.is_waiting and not made.refused
     os.kill(made.handle.process.pid, signal.SIGCONT)
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 60
     while found.running and time.monotonic() < end_s:
         found.poller.handle(found.poller.wait(1))
     assert not found.running and not made.handle.is_waiting

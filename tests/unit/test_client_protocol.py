@@ -347,6 +347,32 @@ def test_time_out_of_reach_counts_from_the_end_of_the_connection() -> None:
     assert "reconnect_timeout" in pair.client.loss(away_s + prelude.RECONNECT_S)
 
 
+def test_time_in_which_the_program_was_stopped_is_no_silence_of_the_hub() -> None:
+    pair = joined()
+    pair.client.looked(pair.now_s)
+    step_on_its_way(pair)
+    since_s = pair.now_s
+    pair.client.looked(since_s + 1)
+    back_s = since_s + 1 + 2 * prelude.RECONNECT_S
+    pair.client.looked(back_s)
+    assert pair.client.silence_s(back_s) == 1 and pair.client.loss(back_s) == ""
+    for second in range(1, int(prelude.RECONNECT_S) - 1):
+        pair.client.looked(back_s + second)
+    assert pair.client.loss(back_s + prelude.RECONNECT_S - 2) == ""
+    assert "reconnect_timeout" in pair.client.loss(back_s + prelude.RECONNECT_S - 1)
+
+
+def test_refusals_before_and_after_a_stop_of_the_program_are_no_loss() -> None:
+    pair = joined()
+    pair.client.looked(pair.now_s)
+    pair.client.disconnected(pair.now_s)
+    pair.client.refused(pair.now_s)
+    back_s = pair.now_s + 2 * prelude.REFUSED_S
+    pair.client.looked(back_s)
+    assert pair.client.loss(back_s) == ""
+    assert "refused" in pair.client.loss(back_s + prelude.REFUSED_S)
+
+
 # --- what several hubs need -------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,15 @@ def test_one_that_cannot_build_its_envs_gets_three_tries() -> None:
     assert [found.ended(0, float(number)) for number in range(3)] == [0.1, 0.2, None]
 
 
+def test_one_that_cannot_be_started_is_tried_ever_more_rarely_without_end() -> None:
+    found = restarts()
+    found.serves(0, 0.0)
+    assert found.ended(0, 10.0) == 0.1
+    delays = [found.ended(0, 10.0 + number, started=False) for number in range(20)]
+    assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4] + [10.0] * 14
+    assert found.ended(0, 31.0) is not None  # it was started, and has failed once
+
+
 def test_tries_are_counted_from_zero_once_the_worker_served() -> None:
     found = restarts(1000)
     for number in range(10):

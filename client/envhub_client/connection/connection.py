@@ -275,6 +275,7 @@ class Connection:
             self._transport.reconnect()  # and all that may have come after it is dropped
         self._report()
         now_s = time.monotonic()
+        self.protocol.looked(now_s)
         if not self.protocol.loss(now_s):
             self._say(now_s)
 
@@ -299,6 +300,7 @@ class Connection:
             SessionLost: it has ended the session.
             RequestRefused: it ends each connection on which the pending request is sent; the request is given up.
         """
+        self.protocol.looked(now_s)
         if loss := self.protocol.loss(now_s):
             self.protocol.give_up()
             if self._transport.denied:

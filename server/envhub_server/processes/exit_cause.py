@@ -31,6 +31,7 @@ class ExitCause:
         status: the exit status, if it exited by itself.
         log_tail: the last of its stdout, followed by the last of its stderr.
         unready: why its interpreter cannot be used, to be told in a line; empty if it can.
+        started: whether there was a worker at all.
     """
 
     how: str
@@ -38,6 +39,7 @@ class ExitCause:
     status: int | None = None
     log_tail: str = ""
     unready: str = ""
+    started: bool = True
 
 
 def counter(file: Path, name: str) -> int | None:

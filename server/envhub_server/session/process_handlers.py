@@ -30,7 +30,7 @@ def on_not_started(state: SessionState, refused: stimuli.WorkersNotStarted, now_
     if state.making:
         why = Failure("limit", "hub", f"a worker cannot be started: {refused.reason}")
         instructions += state.abandon(why, now_s)
-    cause = ExitCause(f"cannot be started: {refused.reason}")
+    cause = ExitCause(f"cannot be started: {refused.reason}", started=False)
     for number in refused.processes:
         instructions += on_exited(state, WorkerExited(number, cause), now_s)
     return instructions

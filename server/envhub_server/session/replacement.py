@@ -60,7 +60,7 @@ class Replacement:
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
             slot.boot_failure = None
-        delay_s = self._restarts.ended(slot.index, now_s)
+        delay_s = self._restarts.ended(slot.index, now_s, exited.cause.started)
         count = self._restarts.count(slot.index)
         if was_serving and self._replays.prefix:
             failure = replace(failure, replay=f"{self._replays.prefix}-worker{slot.index}-{count}")

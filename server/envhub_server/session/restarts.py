@@ -54,10 +54,16 @@ class Restarts:
         self._serving_since_s[slot] = now_s
         self._boots.pop(slot, None)
 
-    def ended(self, slot: int, now_s: float) -> float | None:
-        """Note an end; return the seconds until the restart, or None if the budget is spent."""
+    def ended(self, slot: int, now_s: float, started: bool = True) -> float | None:
+        """Note an end; return the seconds until the restart, or None if the budget is spent.
+
+        A process that was not ``started``, for want of descriptors for example, says nothing about the envs, and takes
+        nothing of the budget.
+        """
         self._count[slot] += 1
         since_s = self._serving_since_s.pop(slot, None)
+        if not started:
+            return self._next_delay_s(slot)
         if since_s is None:
             self._boots[slot] += 1
             if self._boots[slot] >= BOOTS_MAX:
@@ -66,6 +72,9 @@ class Restarts:
             self._row.pop(slot, None)
         if self._is_spent(slot, now_s):
             return None
+        return self._next_delay_s(slot)
+
+    def _next_delay_s(self, slot: int) -> float:
         delay_s = min(DELAY_MAX_S, DELAY_S * 2.0 ** min(self._row[slot], 64))
         self._row[slot] += 1
         return delay_s * (1 + self._random.uniform(-JITTER, JITTER))

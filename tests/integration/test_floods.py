@@ -130,13 +130,14 @@ def test_announced_gigabyte_ends_its_connection_and_takes_no_memory(
 def test_message_that_never_ends_ends_its_connection_and_its_memory_is_given_back(
     flooded: ServedHub, honest: envhub.HubVectorEnv
 ) -> None:
-    part, before = frame(bytes(16 * MIB), more=True), rss(flooded)
+    # The C library gives back blocks of this size. Of smaller ones some stay, below others in the heap.
+    part, before = frame(bytes(40 * MIB), more=True), rss(flooded)
 
     def taken() -> int:
         with ZmtpPeer(flooded.tcp) as peer:
             _forget_peak(flooded)
             with pytest.raises(OSError):
-                for _ in range(64):
+                for _ in range(26):
                     peer.connection.sendall(part)
             assert goes_on(honest)
         return _peak(flooded) - before
@@ -179,7 +180,7 @@ def _is_ended(peer: ZmtpPeer) -> bool:
     "count",
     [
         1500,
-        pytest.param(10**4, marks=pytest.mark.long),
+        pytest.param(10**4, marks=pytest.mark.chaos),
         pytest.param(10**5, marks=[pytest.mark.chaos, pytest.mark.timeout(1200)]),
     ],
 )

@@ -296,7 +296,7 @@ def test_kinds_are_those_of_today() -> None:
     assert len({*found}) == len(found)
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(400)
 def test_one_trainer_learns_from_four_interpreters_in_one_hub(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     folders = {each.name: interpreter(request.config, each) for each in FEW}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from chaos.chaos_proxy import proxy
 from envhub_client.tools.cem_cartpole import SOLVED, learn
-from hubs import ServedHub, serve
+from hubs import ServedHub, serve, wait_until
 from rich.console import Console
 
 import envhub
@@ -61,6 +61,11 @@ def kill_one(hub: ServedHub, generator: random.Random) -> bool:
     return False
 
 
+def losses(hub: ServedHub) -> int:
+    """How many workers were killed that the hub had not told to end, as its log says by now."""
+    return sum("was ended by SIGKILL" in line and '"level": "warning"' in line for line in hub.log.splitlines())
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "lane", [pytest.param("auto", marks=pytest.mark.long), pytest.param("wire", marks=pytest.mark.chaos)]
@@ -72,7 +77,9 @@ def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub:
         mean_return = learn(cartpole_hub.ipc, SEED, console, **options)
     print(f"lane {lane}: {sum(kills)} workers killed, mean return {mean_return}")
     assert mean_return > SOLVED
-    assert sum(kills) >= 3 and cartpole_hub.log.count("was ended by SIGKILL") == sum(kills)
+    # One that came as the session was closed is no loss; and the hub itself kills a worker that is still made then.
+    assert sum(kills) >= 3 and wait_until(lambda: losses(cartpole_hub) >= sum(kills) - 1)
+    assert losses(cartpole_hub) <= sum(kills)
 
 
 @pytest.mark.long

@@ -63,6 +63,6 @@ def _nothing_left(_left: set[int]) -> Iterator[None]:
         remaining.update(process.pid for process in worker_processes(os.getpid()))
         return remaining <= _left
 
-    gone = wait_until(are_gone, 10)
+    gone = wait_until(are_gone, 60)
     _left |= remaining
     assert gone

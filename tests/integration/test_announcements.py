@@ -33,6 +33,7 @@ from envhub.transport.announcement import PERIOD_S, PERIODS_MAX, Announcement
 ENVS = ("counter=sims:counter", "naughty=sims:naughty")
 PAGE = ROOT / "client/docs/fleets.md"
 LOOPBACK = ("tcp://127.0.0.1:0",)
+PATIENTLY = ("--timeout", "30")  # by default a hub that answers after 5 s is unreachable
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def run(*arguments: str) -> int:
 def listed(capsys: pytest.CaptureFixture[str], *hubs: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit status of ``envhub fleet ls``, and its reports by name."""
     capsys.readouterr()
-    status = run("fleet", "ls", *hubs, "--json")
+    status = run("fleet", "ls", *hubs, "--json", *PATIENTLY)
     return status, {report["name"]: report for report in json.loads(capsys.readouterr().out)}
 
 
@@ -93,7 +94,7 @@ def test_two_hubs_of_a_folder_are_found_one_drained_has_gone_and_one_killed_is_s
             for _ in range(5):
                 envs.step(np.zeros(3, int))
             status, reports = listed(capsys, hubs, b.tcp)
-            assert run("fleet", "ls", hubs) == 0
+            assert run("fleet", "ls", hubs, *PATIENTLY) == 0
             table = capsys.readouterr().out
         assert status == 0 and [*reports] == ["a", "b", b.tcp]
         assert reports["a"]["state"] == "ok" and reports["a"]["address"] == a.tcp
@@ -106,9 +107,9 @@ def test_two_hubs_of_a_folder_are_found_one_drained_has_gone_and_one_killed_is_s
 
         a.stop(signal.SIGKILL)
         assert [member.name for member in members(hubs)] == ["b"]
-        (record,) = caplog.records
+        (record,) = (each for each in caplog.records if ".json: " in each.getMessage())  # others tell of a stall
         assert f"hub-a.json: its hub, process {a.process.pid} of this machine, has ended" in record.getMessage()
-        assert run("fleet", "ls", hubs) == 1
+        assert run("fleet", "ls", hubs, *PATIENTLY) == 1
         listing = capsys.readouterr()
         assert [line.split()[:4] for line in listing.out.splitlines()[1:]] == [
             ["a", "-", host, "stale"],
@@ -118,7 +119,7 @@ def test_two_hubs_of_a_folder_are_found_one_drained_has_gone_and_one_killed_is_s
         with envhub.connect(hubs) as client:
             assert client.address == ipc and client.stats()["steps"] == 0
         monkeypatch.setenv("ENVHUB_ADDRESS", hubs)
-        assert run("health") == 0
+        assert run("health", *PATIENTLY) == 0
 
         assert b.stop() == 0
         assert [*folder.iterdir()] == [folder / "hub-a.json"]
@@ -139,7 +140,7 @@ def test_hub_that_drains_is_not_announced_while_its_requests_end(
         with envhub.connect(hub.tcp) as client:
             assert wait_until(lambda: client.sessions()[0]["phase"] != "ready")
         hub.process.send_signal(signal.SIGTERM)
-        assert wait_until(lambda: not [*folder.iterdir()], timeout=10.0)
+        assert wait_until(lambda: not [*folder.iterdir()])
         assert hub.process.poll() is None
         assert listed(capsys, hub.tcp)[1][hub.tcp]["state"] == "draining"
         assert hub.stop() == 0
@@ -152,10 +153,10 @@ def test_hub_has_the_name_under_which_it_is_announced(tmp_path: Path, folder: Pa
             return client._connection.hub
 
     with announced(tmp_path, "--name", "sim"), announced(tmp_path, "--name", "sim") as second:
-        assert wait_until(lambda: len(members(f"file://{folder}")) == 2, timeout=4 * PERIOD_S)
+        assert wait_until(lambda: len(members(f"file://{folder}")) == 2)
         name = f"sim-{second.tcp.rpartition(':')[2]}"
         assert members(f"file://{folder}")[1] == (name, second.tcp)
-        assert wait_until(lambda: name_in_errors(second.tcp) == name, timeout=PERIOD_S)
+        assert wait_until(lambda: name_in_errors(second.tcp) == name)
 
 
 @pytest.mark.long
@@ -214,7 +215,7 @@ def test_announcement_is_renewed_and_one_of_a_stopped_hub_is_not(
     with announced(tmp_path, "--name", "sim") as hub:
         path = folder / "hub-sim.json"
         first_s = path.stat().st_mtime
-        assert wait_until(lambda: path.stat().st_mtime > first_s, timeout=2 * PERIOD_S)
+        assert wait_until(lambda: path.stat().st_mtime > first_s, timeout=PERIODS_MAX * PERIOD_S)
         hub.process.send_signal(signal.SIGSTOP)
         try:
             written_s = path.stat().st_mtime - (PERIODS_MAX + 1) * PERIOD_S
@@ -225,7 +226,7 @@ def test_announcement_is_renewed_and_one_of_a_stopped_hub_is_not(
             assert time.monotonic() - began_s < 5.0
         finally:
             hub.process.send_signal(signal.SIGCONT)
-        assert wait_until(lambda: path.stat().st_mtime > written_s + PERIOD_S, timeout=2 * PERIOD_S)
+        assert wait_until(lambda: path.stat().st_mtime > written_s + PERIOD_S, timeout=PERIODS_MAX * PERIOD_S)
         assert [member.name for member in members(f"file://{folder}")] == ["sim"]
 
 

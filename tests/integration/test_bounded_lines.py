@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from envhub_client.tools.conformance.raw_peer import RawPeer
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.repeats import LINES_MAX
+from envhub_server.repeats import LINES_MAX, REPEAT_S
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -41,6 +42,11 @@ for _ in range(int(sys.argv[2])):
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # of ZMTP 3.0, without a key
 
 
+def periods_since(began_s: float) -> int:
+    """The number of periods in which there may have been lines since then: a flood takes long on a busy machine."""
+    return int((time.monotonic() - began_s) / REPEAT_S) + 1
+
+
 def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -55,6 +61,7 @@ def audited(tmp_path: Path) -> Iterator[tuple[ServedHub, Path]]:
 @pytest.mark.long
 def test_refusals_of_the_hubs_own_user_are_bounded_and_counted(audited: tuple[ServedHub, Path]) -> None:
     hub, audit = audited
+    began_s = time.monotonic()
     with closing(RawPeer(hub.ipc)) as peer:
         for number in range(TIMES):
             token = number.to_bytes(16, "big")
@@ -62,21 +69,22 @@ def test_refusals_of_the_hubs_own_user_are_bounded_and_counted(audited: tuple[Se
                 answer = peer.ask(op, messages.pack(message), bytes([op]) + token[1:], 1)
                 assert answer.failure is not None, answer
     assert hub.stop() == 0
-    lines = lines_of(audit.read_text())
+    lines, periods = lines_of(audit.read_text()), periods_since(began_s)
     for op, event in (("MAKE", "refused"), ("ATTACH", "session_unknown")):
         written = [line for line in lines if line["event"] == event and line["op"] == op]
-        assert 0 < len(written) <= 3 * LINES_MAX  # of periods of 10 s
+        assert 0 < len(written) <= periods * LINES_MAX
         told = [line for line in lines if line["event"] == "lines_left_out" and line["op"] == op]
         assert sum(line["lines"] for line in told) == TIMES - len(written)
         assert {line["from"] for line in told} == {f"localhost:{os.getuid()}"} and {
             line["client"] for line in told
         } == {""}
     assert any("Nope-0'" in line.get("why", "") for line in lines)
-    assert len(audit.read_bytes()) < 3 * BYTES_MAX and len(hub.log) < BYTES_MAX
+    assert len(audit.read_bytes()) < periods * BYTES_MAX and len(hub.log) < BYTES_MAX
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is another user, too")
 def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -> None:
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         with serve(tmp_path, "CartPole-v1", binds=[f"ipc://{folder}/hub.sock"]) as hub:
@@ -85,7 +93,7 @@ def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -
             assert subprocess.run([sys.executable, "-c", STRANGER, *arguments], timeout=60).returncode == 0
             assert hub.stop() == 0
     refused = [line for line in lines_of(hub.log) if line["event"] == "side_socket_refused"]
-    assert 0 < len(refused) <= 3 and {line["uid"] for line in refused} == {54321}
+    assert 0 < len(refused) <= periods_since(began_s) and {line["uid"] for line in refused} == {54321}
     told = [line for line in lines_of(hub.log) if line["event"] == "lines_left_out"]
     assert {(line["of"], line["origin"]) for line in told} == {("side_socket_refused", "54321")}
     assert sum(line["lines"] for line in told) == TIMES - len(refused)
@@ -130,6 +138,6 @@ def test_what_was_left_out_is_told_though_nothing_follows(audited: tuple[ServedH
                 peer.ask(Op.MAKE, messages.pack(Make(name="Nope", num_envs=1)), bytes([number]) * 16, 1).failure
                 is not None
             )
-    assert wait_until(lambda: "lines_left_out" in audit.read_text(), 20)
+    assert wait_until(lambda: "lines_left_out" in audit.read_text())
     (told,) = (line for line in lines_of(audit.read_text()) if line["event"] == "lines_left_out")
     assert told["of"] == "refused" and told["lines"] == 2

@@ -18,7 +18,7 @@ import envhub
 
 AARCH64 = 183  # where these tests run, it is another processor
 AT_MACHINE = 18  # in the header of an ELF file
-TOLD_S = 10.0  # promised within 2 s; this machine may be slow, and what is told lasts
+TOLD_S = 30.0  # promised within 2 s; this machine may be slow, and what is told lasts
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -118,11 +118,13 @@ def noisy(folder: Path) -> Path:
 @pytest.mark.long
 def test_each_is_told_at_the_hub(served: BrokenHub) -> None:
     hub, told = served.hub, served.told
-    assert wait_until(lambda: hub.log.count('"env_unready"') >= len(told), 30), hub.log
+    assert wait_until(lambda: hub.log.count('"env_unready"') >= len(told)), hub.log
     lines = [line for line in hub.log.splitlines() if '"env_unready"' in line]
     for name, why in told.items():
         (line,) = [line for line in lines if f'"env": "{name}"' in line]
         assert re.search(why, line.replace(r"\"", '"')), (name, line)
+    with envhub.connect(hub.ipc) as client:  # on a slow machine those that can be made start for longer
+        assert wait_until(lambda: client.health()["unready"].keys() == told.keys()), client.health()
     health = [sys.executable, "-m", "envhub", "health", hub.ipc]
     said = subprocess.run(health, capture_output=True, text=True, timeout=60)
     assert said.returncode == 0
@@ -179,7 +181,7 @@ def test_interpreter_that_computes_without_end_is_told_at_once(
             client.make_vec("busy", 2)
         stopping.join()
         assert re.search(waits, caplog.text)
-        assert wait_until(lambda: "has no package 'gymnasium'" in client.health()["unready"]["busy"])
+        assert wait_until(lambda: "has no package 'gymnasium'" in client.health()["unready"].get("busy", ""))
         (line,) = lines_of(hub.log, "env_unready")
         assert "has no package 'gymnasium'" in line
         assert len(lines_of(hub.log, "env_starting", "imports msgpack")) == 1
@@ -237,5 +239,5 @@ def test_mended_interpreter_is_used_without_another_start_of_the_hub(tmp_path: P
         envs = client.make_vec("pole", 2)
         assert envs.reset(seed=1)[0].shape == (2, 4)
         envs.close()
-        assert wait_until(lambda: not client.health()["unready"], 20)
+        assert wait_until(lambda: not client.health()["unready"])
         assert "env_ready" in hub.log

@@ -55,7 +55,9 @@ def test_worker_reads_nothing_and_writes_at_most_one_ring_for_each_step(envs: en
         assert reads_after - reads <= STEPS // 4  # of its clocks, and of what the hub asks now and then
         assert writes_after - writes <= STEPS + STEPS // 16
         rings += writes_after - writes
-    assert STEPS <= rings <= (STEPS * NUM_ENVS // 2 if HAS_FENCE else math.inf)  # mostly the last one to end rings
+    # Mostly the last one to end rings. None does where the driver, which was not parked yet, has begun the next step
+    # before that one has looked whether it is the last.
+    assert STEPS - STEPS // 16 <= rings <= (STEPS * NUM_ENVS // 2 if HAS_FENCE else math.inf)
 
 
 MEMORY = f"""
@@ -99,7 +101,7 @@ def test_hub_and_workers_are_in_the_session_of_their_program_and_in_groups_of_th
 
 
 ON_A_TERMINAL = """
-import fcntl, signal, sys, termios
+import fcntl, sys, termios, time
 fcntl.ioctl(sys.stdin, termios.TIOCSCTTY, 0)
 import envhub, psutil
 envs = envhub.make_vec("CartPole-v1", 2, num_workers=2)
@@ -107,7 +109,8 @@ envs.reset(seed=1)
 everybody = psutil.Process().children(recursive=True)
 try:
     print(len(everybody), {process.terminal() for process in everybody}, flush=True)
-    signal.pause()
+    while True:  # a signal that comes just before ``signal.pause`` would not end it
+        time.sleep(0.1)
 except KeyboardInterrupt:
     envs.step([0, 0])
     print("stepped", flush=True)

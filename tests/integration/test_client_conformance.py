@@ -8,10 +8,12 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -32,12 +34,52 @@ from envhub.values import codec
 CLIENT = Path(__file__).parents[1] / "support/conforming_client.py"
 DOCUMENT = Path(__file__).parents[2] / "envhub/protocol/PROTOCOL.md"
 CASE_S = 15.0
+STALL_S = 0.5  # of the machine, which may make a client fail by a rule about seconds
+TRIES = 3
+Result = TypeVar("Result")
 RULES = [(name, rule) for name, case in CASES.items() for rule in case.rules]
 
 
 def conformance(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "envhub", "conformance", "--client", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def undisturbed(run: Callable[[], Result], is_right: Callable[[Result], bool]) -> Result:
+    """What this returns, where that is wrong and the machine has stalled meanwhile, in one of some tries.
+
+    Some rules are about seconds, and a client that keeps them fails if it, or its hub, has no CPU for so long.
+    """
+    for _ in range(TRIES):
+        with Stalls() as stalls:
+            result = run()
+        if is_right(result) or stalls.longest_s < STALL_S:
+            break
+    return result
+
+
+class Stalls:
+    """Sees, within the block, for how long this process has no CPU.
+
+    Attributes:
+        longest_s: the longest time.
+    """
+
+    def __enter__(self) -> Stalls:
+        self.longest_s = 0.0
+        self._ended, self._thread = threading.Event(), threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        before_s, ended = time.monotonic(), False
+        while not ended:
+            ended = self._ended.wait(0.05)
+            self.longest_s, before_s = max(self.longest_s, time.monotonic() - before_s), time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 def verdicts_in(ran: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
@@ -74,20 +116,23 @@ def results(kind: type[PageClient], names: Sequence[str] = tuple(CASES)) -> dict
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # for each try about as long as its cases together
 def test_client_of_this_repository_passes_all_levels_by_the_command_of_the_document() -> None:
     (example,) = re.findall(r"^```sh\nenvhub conformance --client (.*?)\n```", DOCUMENT.read_text(), re.M | re.S)
     options = shlex.split(example.replace("python client.py", f"{sys.executable} {CLIENT}"))
-    ran = conformance("--json", *options)
-    assert verdicts_in(ran) == dict.fromkeys(RULES, PASSED), ran.stderr
+    passed = dict.fromkeys(RULES, PASSED)
+    ran = undisturbed(lambda: conformance("--json", *options), lambda ran: verdicts_in(ran) == passed)
+    assert verdicts_in(ran) == passed, ran.stderr
     assert ran.returncode == 0
 
 
 @pytest.mark.long
 def test_client_passes_by_each_rule_and_the_cases_are_of_the_levels() -> None:
-    found = results(PageClient)
-    assert {rule: (verdict.result, verdict.why) for rule, verdict in found.items()} == dict.fromkeys(
-        RULES, (PASSED, "")
-    )
+    def is_right(found: dict[tuple[str, str], RuleVerdict]) -> bool:
+        return [*found] == RULES and {verdict.result for verdict in found.values()} == {PASSED}
+
+    found = undisturbed(lambda: results(PageClient), is_right)
+    assert is_right(found), {rule: (verdict.result, verdict.why) for rule, verdict in found.items()}
     assert {case.level for case in CASES.values()} == {*LEVELS}
 
 
@@ -98,8 +143,11 @@ def test_each_rule_has_a_client_that_breaks_it() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=": ".join)
 def test_wrong_client_fails_by_the_rule_that_it_breaks_and_by_no_other(rule: tuple[str, str]) -> None:
-    found = results(WRONG[rule])
-    assert {key: verdict.why for key, verdict in found.items() if verdict.result == FAILED}.keys() == {rule}
+    def broken(found: dict[tuple[str, str], RuleVerdict]) -> dict[tuple[str, str], str]:
+        return {key: verdict.why for key, verdict in found.items() if verdict.result == FAILED}
+
+    found = undisturbed(lambda: results(WRONG[rule]), lambda found: broken(found).keys() == {rule})
+    assert broken(found).keys() == {rule}
 
 
 def by_hand(program: Callable[[str], object], *options: str) -> tuple[dict[tuple[str, str], str], int]:
@@ -122,22 +170,26 @@ def test_client_that_connects_by_itself_is_tested_and_a_case_without_a_client_is
     assert list(verdicts.values()) == [PASSED, "not shown the client did not get so far: the last that came is nothing"]
 
 
-def flood(address: str) -> None:
-    """Send more HELLOs than a case takes."""
+def flood(address: str, ended: threading.Event) -> None:
+    """Send more HELLOs than a case takes, and stay until the case has ended."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger, socket.sndhwm = 0, 0
         socket.connect(address)
         for _ in range(HEARD_MAX + 100):
             socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\x80")
-        while socket.poll(300):  # the hub has ended once it is silent
-            socket.recv_multipart()
+        while not ended.is_set():  # what it has not sent yet would be lost with the socket
+            if socket.poll(20):
+                socket.recv_multipart()
 
 
 def test_client_that_floods_the_hub_ends_its_case_by_the_limit() -> None:
-    case = CASES["unknown_fields"]
+    case, ended = CASES["unknown_fields"], threading.Event()
     with ScriptedHub("tcp://127.0.0.1:0") as hub, ThreadPoolExecutor(1) as pool:
-        client = pool.submit(flood, hub.address)
-        (verdict,) = judged("unknown_fields", case, hub.run(case.script(), None, CASE_S))
+        client = pool.submit(flood, hub.address, ended)
+        try:
+            (verdict,) = judged("unknown_fields", case, hub.run(case.script(), None, CASE_S))
+        finally:
+            ended.set()
         client.result()
     assert (verdict.result, verdict.why) == (
         FAILED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from combinations import each_value
 from hubs import HERE, LANES, ServedHub, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
+from envhub.protocol.prelude import REFUSED_S
 
 TELL_S = 10.0  # "at once", with room for a slow machine; what hangs does so for a minute at least
 CLOSE_S = 30.0  # likewise, where envs would have 60 s to close
@@ -211,7 +214,7 @@ def test_killed_hub_is_reported_to_its_clients_and_leaves_nothing(tmp_path: Path
         begun = time.monotonic()
         with pytest.raises(envhub.HubLost, match="refused"):
             envs.step_wait()
-        assert time.monotonic() - begun < TELL_S
+        assert time.monotonic() - begun < REFUSED_S + TELL_S
         envs.close()
 
 
@@ -259,10 +262,17 @@ def test_killed_client_of_a_served_hub_keeps_its_session_for_the_lease_only(tmp_
         process.kill()
         process.communicate()
         with envhub.connect(hub.ipc) as client:
-            assert wait_until(lambda: [session["leased"] for session in client.sessions()] == [True], TELL_S)
-            assert hub.workers()
+            # The lease may be over when this process looks, if that is stalled; the log says how long it was.
+            assert wait_until(lambda: [each["leased"] for each in client.sessions()] in ([True], []), TELL_S)
             assert wait_until(lambda: not client.sessions(), 4 + TELL_S)
         assert wait_until(lambda: not hub.workers(), TELL_S)
+    lines = [json.loads(line) for line in hub.log.splitlines()]
+    (*_, lost), (expired,) = (
+        [line for line in lines if line["event"] == name] for name in ("client_lost", "session_expired")
+    )
+    began, ended = (datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00")) for line in (lost, expired))
+    assert (ended - began).total_seconds() > 3.9
+    assert "worker_exited" not in [line["event"] for line in lines[: lines.index(expired)]]
 
 
 def test_killed_program_takes_its_private_hub_and_workers_along() -> None:
@@ -313,7 +323,7 @@ def test_session_ends_though_its_last_step_failed(hub: ServedHub) -> None:
             envs.close()
         assert envs.closed and wait_until(lambda: not hub.workers(), TELL_S)
         with envhub.connect(hub.tcp) as client:
-            assert client.sessions() == []
+            assert wait_until(lambda: not client.sessions(), TELL_S)
 
 
 def test_session_that_its_client_cannot_use_is_ended(hub: ServedHub) -> None:
@@ -353,7 +363,7 @@ def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
     envs.reset()
     begun = time.monotonic()
     envs.close()
-    assert 4 < time.monotonic() - begun < 10
+    assert 4 < time.monotonic() - begun < CLOSE_S
     quick = make("slow_close", 2, hub.tcp, close_timeout=60.0)
     begun = time.monotonic()
     quick.close(terminate=True)

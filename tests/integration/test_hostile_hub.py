@@ -352,7 +352,8 @@ def test_notices_of_a_hub_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) 
 
 
 def test_hub_that_pushes_without_end_holds_up_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LyingHub(pings=1) as hub, envhub.connect(hub.address, timeout=1.0) as client:
+    with LyingHub(pings=1) as hub, envhub.connect(hub.address) as client:
+        client.timeout = 1.0
         monkeypatch.setattr(sockets, "receive", lambda *_: [zmq.Frame(hub.ping)])
         with pytest.raises(envhub.HubTimeout):
             client.health()

@@ -91,7 +91,7 @@ def test_large_info_that_a_worker_forges_reaches_nobody(plagued: ServedHub, mebi
 def test_worker_that_speaks_without_an_end_holds_up_nobody_else(plagued: ServedHub) -> None:
     with (
         contextlib.closing(envhub.make_vec("babbler", 1, hub=plagued.tcp, lane="wire")) as envs,
-        envhub.connect(plagued.tcp, timeout=5.0) as client,
+        envhub.connect(plagued.tcp) as client,
     ):
         envs.reset()
         envs.call("babble")

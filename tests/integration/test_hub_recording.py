@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import numpy as np
 import psutil
 import pytest
 import recorded_sims
+from envhub_server.repeats import REPEAT_S
 from faulty import RAISE
-from hubs import ServedHub, kill_worker, serve, stopped, wait_until
+from hubs import ServedHub, kill_worker, lives, serve, stopped, wait_until
 from interpreters import FEW, Combination, interpreter
 from pages import ROOT, blocks
 from same import assert_same
@@ -244,8 +246,18 @@ def test_hub_keeps_nothing_of_recordings_that_are_over(hub: ServedHub, tmp_path:
         envs.close()
         written(hub, tmp_path, count)
         counts.append(process.num_fds())
-    assert counts[-1] <= counts[0]
-    assert not [each for each in process.children() if each.status() == psutil.STATUS_ZOMBIE]
+    # The connection of the last client may be closed, and its workers be reaped, a moment after its recording is told.
+    assert wait_until(lambda: process.num_fds() <= counts[0]), counts
+    assert wait_until(lambda: not zombies(process))
+
+
+def zombies(process: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for each in process.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.status() == psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 @pytest.mark.long
@@ -690,17 +702,14 @@ def test_killed_hubs_episodes_are_all_there(tmp_path: Path) -> None:
         witness.reset([1, 2, 3])
         witness.play(150)
         envs.call("get_wrapper_attr", "spec")  # workers answer a step before they record it, and a call after that
+        (recorder,) = recorders(hub.process.pid)
         hub.stop(signal.SIGKILL)
         folder = tmp_path / "kept/recording-v0"
         assert wait_until(lambda: not (folder / ".unfinished").exists())
         witness.assert_recorded(data_set(tmp_path / "kept"))
-        assert wait_until(lambda: not any("envhub.recording" in " ".join(each) for each in command_lines()))
+        assert wait_until(lambda: not lives(recorder))
         with contextlib.suppress(envhub.EnvHubError):
             envs.close(terminate=True)
-
-
-def command_lines() -> list[list[str]]:
-    return [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline", "uids"])]
 
 
 @pytest.mark.long
@@ -773,7 +782,12 @@ def test_envs_of_a_worker_that_tells_nonsense_are_recorded_no_more_and_the_log_s
     envs.close()
     written(hub, tmp_path)
     lines = told(hub, "env_not_recorded")
-    assert sorted((line["env"], line["num_envs"]) for line in lines) == [(0, 2), (1, 1)]  # the second time is a repeat
+    told_s = [datetime.fromisoformat(line["timestamp"].removesuffix("Z")).timestamp() for line in lines]
+    told_of = [(line["env"], line["num_envs"]) for line in lines]
+    assert {*told_of} == {(0, 2), (1, 1)}
+    # The second time is a repeat, which is told only where it comes late, as on a busy machine.
+    soon = [each for each, at_s in zip(told_of, told_s, strict=True) if at_s < told_s[0] + REPEAT_S - 0.5]
+    assert len(soon) == len({*soon})
     assert {line["session"] for line in lines} == {told(hub, "recorded")[0]["session"]}
     assert all("is refused" in line["why"] and line["level"] == "warning" for line in lines)
 
@@ -797,6 +811,7 @@ def test_session_goes_on_when_the_disk_takes_no_more(hub: ServedHub, tmp_path: P
         envs.reset(seed=1)
         (recorder,) = recorders(hub.process.pid)
         recorder.rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
+        os.sched_setscheduler(recorder.pid, os.SCHED_OTHER, os.sched_param(0))  # on a busy machine it has no CPU else
         assert wait_until(lambda: bool(envs.step([0, 1])) and bool(told(hub, "recording_ended")))
         assert "OSError" in told(hub, "recording_ended")[0]["why"]
         assert not (tmp_path / "kept/recording-v0/.unfinished").exists()

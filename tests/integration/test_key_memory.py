@@ -84,7 +84,7 @@ def test_attributes_that_fill_a_worker_end_it_and_are_refused_meanwhile(clients:
         filled.reset()
         for envs in (honest, small):  # the smaller workers of the same key, too
             assert not envs.step(np.zeros(1, int))[3].any()
-        assert wait_until(lambda: makes(mallory), 10)  # it is measured again, and has no more than it may
+        assert wait_until(lambda: makes(mallory))  # it is measured again, and has no more than it may
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from envhub_client.tools.bench.served_hub import served_hub
 from envhub_client.tools.conformance.raw_peer import RawPeer
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
-from hubs import HERE, ServedHub, free_port, listening, serve, wait_until
+from hubs import HERE, ServedHub, at_rest, free_port, listening, serve, wait_until
 from new_keys import address_of, admitted
 from zmq.utils.monitor import recv_monitor_message
 
@@ -95,7 +95,7 @@ def admit_for_now(common_hub: ServedHub, common_keys: KeyFolder) -> Iterator[Adm
 
 def answers(address: str) -> bool:
     try:
-        envhub.connect(address, timeout=5.0).close()
+        envhub.connect(address, timeout=30.0).close()
     except envhub.AccessDenied:
         return False
     return True
@@ -268,7 +268,7 @@ def test_unreadable_file_of_keys_keeps_the_list(hub: ServedHub, keys: KeyFolder,
     alice = admit("alice")
     assert answers(alice)
     (keys.path / "clients/alice.toml").chmod(0o644)
-    wait_until(lambda: "keys_unreadable" in hub.log)
+    assert wait_until(lambda: "keys_unreadable" in hub.log)
     assert answers(alice)
 
 
@@ -308,6 +308,8 @@ def test_quotas_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
             envs.reset()
             with pytest.raises(envhub.RequestRefused, match="sessions_max=1"):
                 envhub.make_vec("CartPole-v1", 1, hub=alice)
+            with envhub.connect(hub.ipc) as local:  # the hub knows that the connections of those refused have ended
+                assert wait_until(lambda: local.stats()["connections"] == 2)
             refused = pytest.raises(envhub.RequestRefused, match="connections_max=3")
             with envhub.connect(alice) as client, envhub.connect(alice), refused:
                 capacity = client.stats()["capacity"]
@@ -396,7 +398,7 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
             client.attach(name).close()
             assert [each["session"] for each in client.sessions()] == [envs.token[:8]]
             keys.remove("carol")
-            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [], 5)
+            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [])
         assert '"session_revoked"' in hub.log and "session_expired" not in hub.log
 
 
@@ -410,14 +412,14 @@ def test_admin_ends_a_session_whose_envs_are_being_made(tmp_path: Path, keys: Ke
         alice, boss, carol = (address_of(token, hub.tcp) for token in tokens)
         with envhub.connect(boss) as client, envhub.connect(carol) as other:
             making = pool.submit(envhub.make_vec, "held", 1, hub=alice, held_by=str(held))
-            assert wait_until(lambda: len(client.sessions()) == 1, 10)
+            assert wait_until(lambda: len(client.sessions()) == 1)
             name = client.sessions()[0]["session"]
             with pytest.raises(envhub.SessionLost):
                 other.end(name)
             client.end(name)
             with pytest.raises(envhub.SessionLost, match="another client took the session over"):
-                making.result(10)
-            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [], 5)
+                making.result(60)
+            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [])
             with pytest.raises(envhub.SessionLost):
                 client.end(name)
 
@@ -506,9 +508,10 @@ def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(alice, sockets.new_key_pair()[1]))
         with envhub.connect(hub.ipc) as client:
+            assert wait_until(lambda: client.stats()["handshakes_refused"] >= 1)  # the proxy tells the hub of it later
             found = client.stats()
     assert found["failures"]["limit"] == 4 and found["connections_ended"] == 0
-    assert found["handshakes_refused"] >= 1 and found["connections"] >= 1 and found["descriptors"] > 10
+    assert found["connections"] >= 1 and found["descriptors"] > 10
 
 
 @pytest.mark.long
@@ -659,7 +662,7 @@ def shakes_hands(address: str, plain: bool) -> bool:
             dealer.setsockopt(zmq.PLAIN_USERNAME, b"root")
         monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED | refused)
         dealer.connect(address)
-        assert monitor.poll(5000)
+        assert monitor.poll(20_000)
         event = recv_monitor_message(monitor)["event"]
         dealer.monitor(None, 0)
         monitor.close()
@@ -811,7 +814,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
         socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
-        assert wait_until(lambda: "it sent nothing" in audit.read_text(), 10), audit.read_text()
+        assert wait_until(lambda: "it sent nothing" in audit.read_text()), audit.read_text()
         for stranger in (hub.tcp, with_server(address, sockets.new_key_pair()[0])):  # no key, another hub's
             with pytest.raises(envhub.AccessDenied):
                 envhub.connect(stranger)
@@ -819,9 +822,9 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
         with silent, silent.socket(zmq.DEALER) as dealer:  # with alice's key
             sockets.present_keys(dealer, parse(address).keys)  # type: ignore[arg-type]
             monitor = sockets.open_monitor(dealer, zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            refused = handshakes_refused(hub)
+            refused = at_rest(lambda: handshakes_refused(hub))  # those of the strangers are counted a moment later
             dealer.connect(hub.tcp)
-            assert monitor.poll(5000)
+            assert monitor.poll(20_000)
             dealer.monitor(None, 0)
             monitor.close()
         assert not wait_until(lambda: handshakes_refused(hub) != refused, 1)
@@ -971,7 +974,7 @@ def test_connection_whose_messages_cannot_be_read_is_ended(tmp_path: Path) -> No
             dealer.send(b"garbage")
         assert not monitor.poll(500)
         dealer.send(b"garbage")
-        assert monitor.poll(5000) and wait_until(lambda: "cannot be read" in hub.log)
+        assert monitor.poll(20_000) and wait_until(lambda: "cannot be read" in hub.log)
         dealer.monitor(None, 0)
         monitor.close()
 
@@ -1050,9 +1053,7 @@ def test_command_line_from_key_to_training(tmp_path: Path) -> None:
         assert listed.returncode == 1 and listed.stdout.startswith(b"alice use") and b"eve.toml" in listed.stderr
         command("keys", "remove", "eve", "--keys", keys)
         command("keys", "remove", "bob", "--keys", keys)
-        assert wait_until(
-            lambda: "own: the hub" in (listed := command("ls")) and "does not know this key" in listed, 20
-        )
+        assert wait_until(lambda: "own: the hub" in (listed := command("ls")) and "does not know this key" in listed)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts folders")

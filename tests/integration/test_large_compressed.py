@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from envhub_server.hub.replies import INLINE_BYTES_MAX
-from hubs import ServedHub, serve
+from hubs import ServedHub, serve, wait_until
 
 import envhub
 
@@ -63,8 +63,8 @@ def test_session_that_is_closed_meanwhile_ends_and_leaves_the_hub_as_it_is(hub: 
     with closing(wide(hub, "zstd")) as envs:
         envs.reset()
         assert (envs.step(np.zeros(NUM_ENVS, int))[0] == 1).all()
-    with envhub.connect(hub.tcp) as client:
-        assert client.sessions() == []
+    with envhub.connect(hub.tcp) as client:  # a client waits for an end with ``terminate`` for two seconds only
+        assert wait_until(lambda: not client.sessions())
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ def small_hub(folder: Path) -> Iterator[str]:
     address = f"ipc://{folder}/hub.sock"
     with subprocess.Popen([sys.executable, "small_hub.py", address], cwd=HERE, stderr=subprocess.DEVNULL) as hub:
         try:
-            assert wait_until((folder / "hub.sock").exists, 20)
+            assert wait_until((folder / "hub.sock").exists)
             yield address
         finally:
             hub.terminate()

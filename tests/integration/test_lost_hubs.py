@@ -23,7 +23,7 @@ SILENCE_S = 2.5  # the least for which a hub must be silent before it counts as 
 WAIT_S = 0.5  # restart_wait
 LOOK_S = 0.05
 ROWS = 4
-SLACK_S = 2.0  # of a slow machine
+SLACK_S = 5.0  # of a slow machine, which may stall for some seconds
 AGAIN_S = 20.0  # for envs that are made again, on a slow machine
 
 
@@ -38,7 +38,7 @@ def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
     """Three hubs, all of which serve, and have no session before and after."""
     yield running
     running.restore()
-    running.await_no_sessions()
+    running.await_no_sessions(60.0)
 
 
 def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", **options: Any) -> envhub.HubVectorEnv:
@@ -52,20 +52,20 @@ class Steps:
 
     Attributes:
         truncations: the number of truncated steps of each row.
-        slowest_s: the seconds that the slowest step took.
+        took_s: the seconds that each step took.
     """
 
     def __init__(self, envs: envhub.HubVectorEnv) -> None:
         self.envs = envs
         self.counts = envs.reset()[0][:, 0]
         self.truncations = np.zeros(ROWS, int)
-        self.slowest_s = 0.0
+        self.took_s: list[float] = []
 
     def step(self) -> Any:
         """Step once. A row counts on, or is truncated by the loss of its hub, or begins an episode after that."""
         begun_s = time.monotonic()
         outcome = self.envs.step(np.ones(ROWS, int))
-        self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
+        self.took_s.append(time.monotonic() - begun_s)
         observations, rewards, _, truncations, infos = outcome
         counts = observations[:, 0]
         begins = (self.truncations > 0) & (counts == 0)
@@ -112,15 +112,15 @@ def test_stopped_hub_costs_the_others_no_more_than_the_silence_that_proves_it(hu
         steps.step()
         hubs.stop(1)
         steps.until_lost()
-        assert SILENCE_S < steps.slowest_s < SILENCE_S + SLACK_S
-        steps.slowest_s = 0.0
+        assert SILENCE_S < max(steps.took_s) < SILENCE_S + SLACK_S
+        steps.took_s.clear()
         for _ in range(20):
             steps.step()
-        assert steps.slowest_s < WAIT_S + SLACK_S
+        assert max(steps.took_s) < WAIT_S + SLACK_S and sorted(steps.took_s)[10] < WAIT_S  # which one step waits
         hubs.resume(1)
         steps.until_all_step()
         assert not steps.truncations[:2].any()
-        assert wait_until(lambda: hubs.sessions(1) == 1, 10)  # the other one was ended
+        assert wait_until(lambda: hubs.sessions(1) == 1)  # the other one was ended
 
 
 @pytest.mark.long
@@ -146,23 +146,25 @@ def test_rows_of_other_hubs_are_sent_and_received_while_a_hub_is_stopped(hubs: S
 
 
 @pytest.mark.long
-def test_other_rows_are_reset_called_and_closed_while_a_hub_is_stopped(hubs: SeveralHubs) -> None:
+def test_other_rows_are_reset_called_and_closed_while_a_hub_is_stopped(
+    hubs: SeveralHubs, caplog: pytest.LogCaptureFixture
+) -> None:
     envs = made(hubs, "tcp")
     with closing(envs):
         steps = Steps(envs)
         last = steps.step()[0]
         hubs.stop(1)
-        begun_s = time.monotonic()
         observations, _ = envs.reset(options={"reset_mask": np.array([True, True, False, False])})
         assert observations[:2, 0].tolist() == [0, 0] and (observations[2:] == last[2:]).all()
         steps.counts[:2] = 0
         assert envs.call_some([1, 0], "add", 3) == (3, 3)
         envs.set_attr("note", ["a", "b"], [0, 1])
-        assert time.monotonic() - begun_s < SLACK_S
+        assert "made again" not in caplog.text  # a wait for the hub would end with its loss
         begun_s = time.monotonic()
         with pytest.raises(envhub.HubLost) as caught:
             envs.call("add", 1)
         assert time.monotonic() - begun_s < SILENCE_S + SLACK_S and caught.value.hub
+        assert "made again" in caplog.text
         assert steps.step()[3].tolist() == [False, False, True, True]
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < SILENCE_S + SLACK_S
@@ -190,7 +192,7 @@ def test_hub_that_goes_on_has_no_session_of_rows_that_went_elsewhere(hubs: Sever
         steps.until_lost()
         steps.until_all_step()
         hubs.resume(1)
-        assert wait_until(lambda: not hubs.sessions(1), 10)
+        assert wait_until(lambda: not hubs.sessions(1))
         steps.step()
 
 
@@ -201,9 +203,14 @@ def test_wait_that_times_out_names_the_lost_hub_until_another_one_has_its_rows(h
         hubs.kill(1)
         steps.until_lost()
         envs.step_async(np.ones(ROWS, int))
-        with pytest.raises(envhub.HubTimeout, match=f"the hub at {hubs.hubs[1].tcp} within 0.2 s") as caught:
-            envs.step_wait(timeout=0.2)
-        assert isinstance(caught.value.__cause__, envhub.HubLost)
+
+        def is_named_alone() -> bool:
+            with pytest.raises(envhub.HubTimeout, match=r"within 0\.2 s") as caught:
+                envs.step_wait(timeout=0.2)
+            assert isinstance(caught.value.__cause__, envhub.HubLost)
+            return f"the hub at {hubs.hubs[1].tcp} within" in str(caught.value)
+
+        assert wait_until(is_named_alone)  # until then the other hub, too, may be late
         hubs.start(1)
         envs.step_wait(timeout=AGAIN_S)
 
@@ -335,11 +342,11 @@ def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> N
 
 @pytest.mark.long
 def test_absence_that_has_failed_is_begun_again_by_the_next_step_or_reset(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", reconnect_timeout=2.0)) as envs:
+    with closing(made(hubs, "tcp", reconnect_timeout=4.0)) as envs:  # a stall is no loss
         steps = Steps(envs)
         hubs.kill(1)
         for again in (steps.step, envs.reset):
-            with pytest.raises(envhub.HubLost, match="within reconnect_timeout=2 s"):
+            with pytest.raises(envhub.HubLost, match="within reconnect_timeout=4 s"):
                 while True:
                     again()
         hubs.start(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hubs import lives, wait_until
+from hubs import lives, wait_until, worker_processes
 
 pytest.importorskip("ipykernel")
 
@@ -100,7 +100,7 @@ class Notebook:
         return shown
 
     def workers(self) -> list[psutil.Process]:
-        return [child for child in self.kernel.children(recursive=True) if child.name() == "envhub-worker"]
+        return worker_processes(self.kernel.pid)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
-    assert wait_until(lambda: not any(map(lives, started)), 20), started
+    assert wait_until(lambda: not any(map(lives, started))), started
 
 
 @pytest.mark.long

@@ -114,6 +114,7 @@ def scene(folder: Path, hangs: str, private: bool = False, lease_s: float = 60.0
         made = Scene(folder / "launched", hangs, hub)
         stack.callback(made.end)
         yield made
+    gone(made.everything)
     left = [process for process in made.everything if lives(process)]
     for process in left:
         process.kill()
@@ -184,7 +185,8 @@ def test_killed_client_leaves_nothing_after_its_lease(tmp_path: Path, hangs: str
         found.end()
         ended = [process for process in found.everything if process not in (found.hub, *found.zygotes)]
         closing_s = 0.0 if hangs == "idle" else CLOSE_S
-        assert wait_until(lambda: not any(map(lives, ended)), LEASE_S + closing_s + GONE_S) and holds_nothing(found)
+        assert wait_until(lambda: not any(map(lives, ended)), LEASE_S + closing_s + GONE_S)
+        assert wait_until(lambda: holds_nothing(found), GONE_S)  # the hub frees it once it knows of their end
 
 
 @pytest.mark.long
@@ -286,7 +288,7 @@ def test_workers_that_end_all_at_once_are_reaped_while_others_step(tmp_path: Pat
         for process in ending:
             process.kill()
         begun = time.monotonic()
-        while any(process.is_running() for process in ending) and time.monotonic() < begun + 10:
+        while any(process.is_running() for process in ending) and time.monotonic() < begun + 60:
             envs.step([0])
         assert not any(process.is_running() for process in ending)
         others.close(terminate=True)

@@ -482,7 +482,8 @@ def test_space_without_a_fixed_size_is_refused(served: ServedHub, tmp_path: Path
     before = len(worker_processes(served.process.pid))
     with pytest.raises(envhub.UnsupportedSpace, match="cannot be recorded"):
         envhub.make_vec("graphs", 2, hub=served.tcp, record=tmp_path)
-    assert wait_until(lambda: len(worker_processes(served.process.pid)) == before)
+    # One that lists what the hub offers may have ended, too.
+    assert wait_until(lambda: len(worker_processes(served.process.pid)) <= before)
     assert not os.listdir(tmp_path)
 
 

@@ -19,7 +19,7 @@ import zmq
 from envhub_client.connection.broken_handshakes import BROKEN_MAX
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_server.network.key_folder import KeyFolder
-from hubs import ServedHub, serve, stopped
+from hubs import ServedHub, free_port, serve, stopped
 from new_keys import address_of, admitted
 
 import envhub
@@ -125,6 +125,17 @@ def listening(handle: Callable[[socket.socket], object]) -> Iterator[str]:
             server.shutdown(socket.SHUT_RDWR)
 
 
+def _in_vain(address: str, failures: Failures, timeout: float) -> str:
+    """Why no hub is reached, of a connection in whose time more handshakes failed than a refusal takes."""
+    for _ in range(20):  # on a busy machine fewer of them fail in that time
+        failures.count = 0
+        with pytest.raises(envhub.HubUnreachable) as caught:
+            envhub.connect(address, timeout=timeout)
+        if failures.count > BROKEN_MAX:
+            return str(caught.value)
+    raise AssertionError(f"{failures.count} handshakes failed, at {address}")
+
+
 # --- what is silent ---------------------------------------------------------------------------------------------------
 
 
@@ -200,9 +211,7 @@ def test_hub_of_which_only_the_thread_of_libzmq_answers_refuses_nobody(
     with keyed.serve(tmp_path, environ=environ) as hub:
         stalled.touch()
         hub.process.send_signal(signal.SIGWINCH)
-        with pytest.raises(envhub.HubUnreachable, match="stopped or overloaded"):
-            envhub.connect(keyed.address(hub.tcp), timeout=8 * QUICK_MS / 1000)
-        assert failures.count > BROKEN_MAX
+        assert "stopped or overloaded" in _in_vain(keyed.address(hub.tcp), failures, timeout=8 * QUICK_MS / 1000)
         stalled.unlink()
         envhub.connect(keyed.address(hub.tcp)).close()
 
@@ -240,12 +249,9 @@ def _end_or_wait(connection: socket.socket) -> None:
 def test_forwarder_whose_hub_is_gone_refuses_nobody(
     keyed: Keyed, quick: None, failures: Failures, does: Callable[[socket.socket], Any]
 ) -> None:
-    with (
-        listening(does) as place,
-        pytest.raises(envhub.HubUnreachable, match="a forwarder without its hub, or a hub with another key"),
-    ):
-        envhub.connect(keyed.address(place), timeout=1.6)
-    assert failures.count > BROKEN_MAX
+    with listening(does) as place:
+        why = _in_vain(keyed.address(place), failures, timeout=1.6)
+    assert "a forwarder without its hub, or a hub with another key" in why
 
 
 @pytest.mark.parametrize("lives_ms", [3, pytest.param(20, marks=pytest.mark.long)])
@@ -253,8 +259,7 @@ def test_hub_that_begins_and_ends_again_and_again_refuses_nobody(
     keyed: Keyed, failures: Failures, lives_ms: int
 ) -> None:
     ended, rng = threading.Event(), random.Random(SEED)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def live() -> None:
         while not ended.wait(rng.random() * lives_ms / 1000):
@@ -289,7 +294,7 @@ def test_hub_of_another_key_is_told_at_once_also_where_it_takes_the_place_of_the
     monkeypatch.setattr(client, "REFUSED_S", 60.0)  # a hub on a busy machine takes long to start
     other = Keyed(tmp_path / "other")
     with (
-        keyed.serve(tmp_path, binds=["tcp://127.0.0.1:0"]) as first,
+        keyed.serve(tmp_path, binds=[f"tcp://127.0.0.1:{free_port()}"]) as first,
         contextlib.closing(envhub.make_vec("counter", 2, hub=keyed.address(first.tcp))) as envs,
     ):
         envs.reset()

@@ -112,14 +112,15 @@ def test_env_that_cannot_be_reset_to_be_shown_is_blank(error: type[BaseException
 
 
 class Sulking(sims.Shown):
-    """Counts its resets, takes ``nap_s`` for each, and raises its ``error`` there if it has one."""
+    """Counts its resets, ends none while the file ``held`` is there, and raises its ``error`` there if it has one."""
 
     error: Any = None
-    resets, nap_s = 0, 0.0
+    resets, held = 0, ""
 
     def reset(self, **how: Any) -> Any:
         self.resets += 1
-        time.sleep(self.nap_s)
+        while self.held and Path(self.held).exists():
+            time.sleep(0.01)
         if self.error is not None:
             raise self.error("no reset now")
         return super().reset(**how)
@@ -129,16 +130,17 @@ def sulking_vectors(num_envs: int) -> Any:
     return Mosaic([Sulking] * num_envs)
 
 
-def test_wait_for_frames_ends_at_its_timeout_while_an_env_is_reset_to_be_shown() -> None:
+def test_wait_for_frames_ends_at_its_timeout_while_an_env_is_reset_to_be_shown(tmp_path: Path) -> None:
+    (held := tmp_path / "held").touch()
     with contextlib.closing(envhub.make_vec(Sulking, 1, on_exception="truncate")) as envs:
         envs.reset(seed=1)
         step(envs, RAISES)
-        envs.set_attr("nap_s", 1.0)
+        envs.set_attr("held", str(held))
         envs.call_async("render")
         with pytest.raises(envhub.HubTimeout):
             envs.call_wait(0.3)
+        held.unlink()
         assert values(envs.call_wait()) == [0]
-        envs.set_attr("nap_s", 0.0)
         assert not step(envs, 0)[3].any()
 
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from envhub_client.tools.conformance import conformance
 from envhub_server.network.key_folder import KeyFolder
-from hubs import HERE, ServedHub, lives, serve, wait_until
+from hubs import HERE, ServedHub, serve, wait_until
 from zmq.utils import z85
 
 import envhub
@@ -56,7 +56,8 @@ class Evidence:
     def add_process(self, process: int) -> None:
         for each in [psutil.Process(process), *psutil.Process(process).children(recursive=True)]:
             for name in ("cmdline", "environ"):
-                if lives(each):
+                # A worker of an earlier session may end just now.
+                with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                     self.add(f"{name} of {each.name()}", Path(f"/proc/{each.pid}/{name}").read_bytes())
 
     def add_files(self) -> None:
@@ -231,7 +232,7 @@ def run_commands(
         monkeypatch.setattr("sys.stdin", io.StringIO(address))
         command(evidence, capsys, "login", name)
     keys = ("--keys", str(evidence.folder / "keys"))
-    assert "simbox: ok" in command(evidence, capsys, "ls")
+    assert wait_until(lambda: "simbox: ok" in command(evidence, capsys, "ls"))  # a look waits 2 s for a hub
     assert "CartPole-v1" in command(evidence, capsys, "envs", "simbox")
     assert "alice" in command(evidence, capsys, "keys", "list", *keys)
     for mistake in (("add", address, *keys), ("remove", address, *keys), ("add", "bob", "--may", address, *keys)):

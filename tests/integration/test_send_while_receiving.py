@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,13 +14,14 @@ import pytest
 import sims
 from chaos.chaos_proxy import ChaosProxy, proxy
 from chaos.interrupts import Interrupt
-from hubs import ServedHub, interrupted_after, stopped
+from hubs import ServedHub, interrupted_after, stopped, wait_until
 from partial_batches import received
 
 import envhub
+from envhub.protocol.prelude import PRELUDE
 
 SLEEPS = 6  # an action of ``naughty`` that takes 0.2 s
-HELD_S = 0.3  # for the hub to answer while nothing reaches its client
+BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 
 
 @pytest.fixture
@@ -42,14 +42,22 @@ def times_out(envs: envhub.HubVectorEnv, min_envs: int | None = None) -> None:
         envs.recv(min_envs, timeout=0.05)
 
 
-def answered_but_held(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:
+def come_from_hub(wire: ChaosProxy) -> int:
+    """How many bytes have come from the hub to the proxy, as the kernel says, whether it forwards them or not."""
+    connections = [link.sides[1].get_extra_info("socket") for link in list(wire._links)]
+    infos = [each.getsockopt(socket.SOL_TCP, socket.TCP_INFO, BYTES_RECEIVED.size) for each in connections]
+    return sum(BYTES_RECEIVED.unpack(info)[0] for info in infos)
+
+
+def answered_but_held(envs: envhub.HubVectorEnv, wire: ChaosProxy, action: int) -> None:
     """Have the hub answer a RECEIVE with env 0 while its client hears nothing, and then lose the reply."""
     pid = envs.call("pid")[0]
     with stopped(pid):
-        envs.send([7], [0])
+        envs.send([action], [0])
         times_out(envs)
         wire.hold()
-    time.sleep(HELD_S)
+        before = come_from_hub(wire)
+    assert wait_until(lambda: come_from_hub(wire) >= before + PRELUDE.size)
     wire.cut()
     wire.hold(False)
 
@@ -72,7 +80,7 @@ def test_other_envs_are_sent_while_a_slow_one_is_waited_for(how: dict[str, Any])
 
 
 def test_rows_of_a_reply_that_was_lost_come_with_the_reply_to_send(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:
-    answered_but_held(envs, wire)
+    answered_but_held(envs, wire, 7)
     envs.send([9], [1])
     assert envs._session.lane._inbox.unread is not None
     assert received(envs) == {0: 7, 1: 9}
@@ -80,7 +88,7 @@ def test_rows_of_a_reply_that_was_lost_come_with_the_reply_to_send(envs: envhub.
 
 
 def test_rows_that_came_by_a_refused_send_are_kept(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:
-    answered_but_held(envs, wire)
+    answered_but_held(envs, wire, 7)
     with pytest.raises(envhub.SpaceMismatch):
         envs._session.lane.begin_rows(np.array([1]), b"\x04\x04", [np.array([9])])
     assert envs._session.lane._inbox.unread is not None
@@ -103,13 +111,7 @@ def test_refused_send_leaves_the_rows_to_the_next_recv(envs: envhub.HubVectorEnv
 def test_failure_of_an_env_that_was_lost_is_raised_by_the_next_recv(
     envs: envhub.HubVectorEnv, wire: ChaosProxy
 ) -> None:
-    with stopped(envs.call("pid")[0]):
-        envs.send([1], [0])
-        times_out(envs)
-        wire.hold()
-    time.sleep(HELD_S)
-    wire.cut()
-    wire.hold(False)
+    answered_but_held(envs, wire, 1)
     envs.send([9], [1])
     with pytest.raises(ValueError, match="one is not allowed"):
         envs.recv(2, timeout=20)
@@ -211,14 +213,12 @@ def test_send_with_a_hub_of_an_earlier_version_needs_the_recv_first(envs: envhub
 
 
 def test_session_is_taken_over_while_a_client_sends_and_receives(envs: envhub.HubVectorEnv, hub: ServedHub) -> None:
-    pid = envs.call("pid")[0]
-    os.kill(pid, signal.SIGSTOP)
-    envs.send([7], [0])
-    times_out(envs)
-    envs.send([9], [1])
-    times_out(envs)
     with envhub.connect(hub.tcp) as client:
-        os.kill(pid, signal.SIGCONT)
+        with stopped(envs.call("pid")[0]):
+            envs.send([7], [0])
+            times_out(envs)
+            envs.send([9], [1])
+            times_out(envs)
         with contextlib.closing(client.attach(envs.token, lane="wire")) as taken:
             with pytest.raises(envhub.SessionLost):
                 envs.send([10], [2])

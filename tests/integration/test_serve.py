@@ -29,7 +29,7 @@ def command(*arguments: str, cwd: Path | None = None, **environ: str) -> subproc
         [sys.executable, "-m", "envhub", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         cwd=cwd,
         env={**os.environ, "COLUMNS": "200", **environ},
     )
@@ -40,7 +40,9 @@ def test_signal_ends_a_hub_with_an_idle_session_at_once_with_0_and_nothing_is_le
     with serve(tmp_path, "CartPole-v1") as hub:
         envs = envhub.make_vec("CartPole-v1", 4, hub=hub.tcp)
         envs.reset()
-        workers, tree = hub.workers(), psutil.Process(hub.process.pid).children(recursive=True)
+        with envhub.connect(hub.ipc) as client:
+            workers = client.sessions()[0]["workers"]  # without the one that finds the names of what is offered
+        tree = psutil.Process(hub.process.pid).children(recursive=True)
         assert workers and (tmp_path / "hub.sock").exists()
         assert hub.stop(number) == 0
         # It is idle; where a hub has waited for its steps, which it does for 5 s, they are killed.
@@ -81,7 +83,7 @@ def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
     )
     os.close(writing)
     try:
-        assert wait_until((tmp_path / "hub.sock").exists, 20)
+        assert wait_until((tmp_path / "hub.sock").exists)
         os.close(reading)
         envhub.make_vec("CartPole-v1", 2, hub=address).close()
     finally:
@@ -93,17 +95,17 @@ def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
 def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
     with serve(tmp_path, "parent=sims:parent") as hub:
         envs = envhub.make_vec("parent", 1, hub=hub.ipc)
-        (child,) = envs.call("start_child_of_its_own_session")
-        assert psutil.pid_exists(child)
+        child = psutil.Process(envs.call("start_child_of_its_own_session")[0])
+        assert lives(child)
         assert hub.stop() == 0
-        assert wait_until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)), 10)
+        assert wait_until(lambda: not lives(child), 10)
         envs.close()
 
 
 @pytest.mark.long
 def test_entries_whose_package_is_missing_are_unready(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "no_such_module:Sim-v7", "sim=nomod:make") as hub:
-        assert wait_until(lambda: hub.log.count("env_unready") == 2, 20)
+        assert wait_until(lambda: hub.log.count("env_unready") == 2)
         with envhub.connect(hub.ipc) as client:
             assert "CartPole-v1" in client.envs() and "Sim-v7" not in client.envs()
             assert client.health()["unready"].keys() == {"Sim-v7", "sim"}
@@ -151,7 +153,7 @@ def test_required_env_that_is_not_ready_ends_the_hub_with_2(tmp_path: Path) -> N
 @pytest.mark.long
 def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "needy=needy:factory") as hub:
-        assert wait_until(lambda: "no_such_module" in hub.log, 20)
+        assert wait_until(lambda: "no_such_module" in hub.log)
         with envhub.connect(hub.ipc) as client:
             assert client.health()["status"] == "ok"
         assert hub.stop() == 0
@@ -162,7 +164,7 @@ def test_child_that_a_module_forks_does_not_go_on_in_place_of_the_worker(tmp_pat
     (tmp_path / "forks.py").write_text("import os\nos.fork() and os.wait()\nfrom sims import counter\n")
     environ = {"PYTHONPATH": str(HERE)}
     with serve(tmp_path, "forks=forks:counter", cwd=tmp_path, environ=environ) as hub:
-        assert wait_until(lambda: "was ended: its code has to end in os._exit" in hub.log, 10)
+        assert wait_until(lambda: "was ended: its code has to end in os._exit" in hub.log)
 
 
 @pytest.mark.long
@@ -190,7 +192,7 @@ def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
             hub.process.terminate()
             assert wait_until(lambda: '"event": "stopping"' in hub.log)
         assert envs.step_wait()[1].tolist() == [6, 6]
-        assert hub.process.wait(8) == 0
+        assert hub.process.wait(15) == 0
         envs.close()
 
 
@@ -221,7 +223,7 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         assert wait_until(lambda: _phase(hub) == "moving")
         begun = time.monotonic()
         assert hub.stop() == 0
-        assert time.monotonic() - begun < 8  # `docker stop` kills after 10 s
+        assert time.monotonic() - begun < 10  # when `docker stop` kills
         with pytest.raises(envhub.HubLost, match="shutting down"):
             envs.step_wait()
         envs.close()
@@ -332,7 +334,7 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
     environ = {**os.environ, "COLUMNS": "200"}
     started = [subprocess.Popen([*command, *given], env=environ, **pipes) for given, _ in BAD_ARGUMENTS]  # all at once
     for process, (given, why) in zip(started, BAD_ARGUMENTS, strict=True):
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=100)
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
@@ -390,11 +392,11 @@ def test_hub_is_found_at_its_default_address(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("ENVHUB_ADDRESS", raising=False)
     process = subprocess.Popen([sys.executable, "-m", "envhub", "serve", "CartPole-v1"], stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: (tmp_path / "envhub" / "hub.sock").exists(), 20)
+        assert wait_until(lambda: (tmp_path / "envhub" / "hub.sock").exists())
         assert (tmp_path / "envhub").stat().st_mode & 0o777 == 0o700
         with envhub.connect() as client:
             assert client.address == f"ipc://{tmp_path}/envhub/hub.sock"
-        assert command("health").returncode == 0
+        assert command("health", "--timeout", "20").returncode == 0
     finally:
         process.terminate()
         assert process.wait(15) == 0

@@ -113,7 +113,7 @@ envs.step_async([1])
 
 def test_program_ends_that_closes_nothing(hub: ServedHub) -> None:
     run = [sys.executable, "-W", "ignore", "-c", UNCLOSED, hub.tcp]
-    subprocess.run(run, timeout=20, check=True)
+    subprocess.run(run, timeout=60, check=True)
     with envhub.connect(hub.tcp) as client:
         for session in client.sessions():
             client.end(session["session"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hubs import ServedHub, free_port, listening, serve, wait_until
+from hubs import ServedHub, free_port, listening, lives, serve, wait_until
 
 import envhub
 
@@ -94,7 +94,7 @@ def test_program_that_is_killed_leaves_no_ssh(hub: ServedHub, port: int) -> None
         (path,) = map(Path, listening(trainer.pid))  # a socket in a folder of the user's own, and no port
         assert path.suffix == ".sock" and path.parent.stat().st_mode & 0o777 == 0o700
         trainer.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in below))
+    assert wait_until(lambda: not any(map(lives, below)))
 
 
 def test_what_ssh_says_is_told(port: int) -> None:

@@ -193,8 +193,9 @@ def test_takeovers_while_workers_are_recycled_lose_no_step(client: envhub.Client
     """Episodes of five steps; a worker has ended its four episodes after some 24 batches, and a holder after six."""
     length, takeovers = 5, 30
     envs = client.make_vec("leaky", 2, num_workers=2, recycle={"episodes": 4}, lane=lane)
-    last, pids = envs.reset(seed=1)[0][:, 0], set()
-    for _ in range(takeovers):
+    last, pids, taken_over = envs.reset(seed=1)[0][:, 0], set(), 0
+    while taken_over < takeovers or len(pids) < 6:  # nobody says how soon the next worker is ready
+        taken_over += 1
         for _ in range(6):
             observations, rewards, _, truncations, infos = envs.step(np.ones(2, np.int64))
             assert not truncations.any() and "env_failure" not in infos
@@ -217,7 +218,7 @@ def test_takeovers_while_workers_are_recycled_lose_no_step(client: envhub.Client
             assert shown.tolist() == (stepped if pending else last).tolist()
         last = shown
     session = client.sessions()[-1]
-    assert session["restarts"] == 0 and session["recycled"] >= 4 and len(pids) >= 6
+    assert session["restarts"] == 0 and session["recycled"] >= 4
     envs.close()
 
 

@@ -105,7 +105,13 @@ def timed_out_of_three_hubs(scene: Scene) -> object:
         first, _, last = envs.call("pid")
         with stopped(int(first), int(last)):
             envs.step_async([0, 0, 0])
-            return envs.step_wait(timeout=2)
+            for _ in range(60):
+                try:
+                    return envs.step_wait(timeout=0.5)
+                except envhub.HubTimeout as error:
+                    if hubs[1] not in str(error):  # else this one, too, had not the time on a busy machine
+                        raise
+            return "the second hub never answered"
 
 
 def closed(envs: envhub.HubVectorEnv) -> object:
@@ -175,7 +181,7 @@ CASES: dict[str, Case] = {
     "an env raises an exception of its own": stepped(2),
     "an env crashes, on_crash=raise": stepped(3, on_crash="raise"),
     "an env crashes, restarts_max=0": stepped(3, restarts_max=0),
-    "an env hangs, on_timeout=raise": stepped(8, on_timeout="raise", step_timeout=0.5),
+    "an env hangs, on_timeout=raise": stepped(8, on_timeout="raise", step_timeout=1.0),
     "a session was taken over": taken_over,
     "a session has ended": ended,
     "a token that is none": lambda scene: attached(scene, "abc"),

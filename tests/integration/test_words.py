@@ -143,14 +143,14 @@ def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setup", "told"),
     [
-        ("logging.basicConfig(level=logging.INFO)", ["0/3 envs ready"]),
-        ("logging.getLogger('envhub').setLevel(logging.WARNING)", []),
+        ("logging.basicConfig(level=logging.INFO)", "[0-3]/3 envs ready"),
+        ("logging.getLogger('envhub').setLevel(logging.WARNING)", ""),
     ],
 )
-def test_slow_making_is_left_to_logging_where_that_is_set_up(tmp_path: Path, setup: str, told: list[str]) -> None:
+def test_slow_making_is_left_to_logging_where_that_is_set_up(tmp_path: Path, setup: str, told: str) -> None:
     ran = program(tmp_path, SLOW.format(setup), PYTHONPATH=with_here())
     assert ran.stdout == "made\n" and "envs made" not in ran.stderr
-    assert all(each in ran.stderr for each in told) and bool(ran.stderr) == bool(told)
+    assert re.search(told, ran.stderr) and bool(ran.stderr) == bool(told)
 
 
 def with_here() -> str:
@@ -312,14 +312,15 @@ OF_HUBS: dict[str, Callable[[envhub.Client, Any, str], Any]] = {
 def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
+        client = envhub.connect(hub.tcp)
+        envs = client.make_vec("CartPole-v1", 2)
+        envs.reset()
+    client.timeout = 0.5  # from here on there is no hub that could answer in time
     monkeypatch.setattr(protocol_client, "REFUSED_S", 0.2)
     monkeypatch.setattr(maker, "CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "RETURN_S", 0.1)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
-        client = envhub.connect(hub.tcp, timeout=0.5)
-        envs = client.make_vec("CartPole-v1", 2)
-        envs.reset()
     for name, ask in OF_HUBS.items():
         with pytest.raises(envhub.EnvHubError) as raised:
             ask(client, envs, hub.tcp)
@@ -385,7 +386,8 @@ def test_hub_of_which_no_env_is_ready_says_what_is_missing_in_place_of_the_conne
 def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "Pendulum-v1", "broken=faulty:disconnected") as hub:
         listed = envs_of(hub)
-        assert listed.returncode == 0 and listed.stderr == ""
+        # On a slow machine the making of each is counted there.
+        assert listed.returncode == 0 and not re.sub(r"envhub: [01] of 1 envs made.*\n", "", listed.stderr)
         rows = [line.split("\t") for line in listed.stdout.splitlines()]
         assert [row[0] for row in rows] == ["CartPole-v1", "Pendulum-v1", "broken"]
         assert rows[1][1:] == ["Box([-1. -1. -8.], [1. 1. 8.], (3,), float32)", "Box(-2.0, 2.0, (1,), float32)"]
@@ -434,6 +436,6 @@ def test_bash_completes_commands_once_completion_is_installed(tmp_path: Path) ->
             env={**os.environ, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
         assert sorted(map(str.strip, ran.stdout.splitlines()[1:])) == completed, (ran.stdout, ran.stderr)

@@ -176,7 +176,7 @@ def test_session_of_the_wrong_size_is_warned_of_once(caplog: pytest.LogCaptureFi
     with closing(envhub.make_vec(waiting)) as envs:
         assert envs.num_workers == CPUS
         step(envs, STEPS_TOLD)
-        assert wait_until(lambda: "would step them about" in caplog.text, 10)
+        assert wait_until(lambda: "would step them about" in caplog.text)
         step(envs, STEPS_TOLD)
     assert caplog.text.count("would step them about") == 1
     assert f"{num_envs} envs in {CPUS} workers: {num_envs} would step them about" in caplog.text

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +130,16 @@ def worker_processes(parent: int) -> list[psutil.Process]:
     except psutil.NoSuchProcess:
         return []
     return [process for process in below if _is_worker(process)]
+
+
+def worker_pids() -> set[int]:
+    """The process ids of the workers of this process's own hubs."""
+    return {process.pid for process in worker_processes(os.getpid())}
+
+
+def worker_pid(others: Collection[int]) -> int:
+    """The process id of the first worker of this process's own hubs that is none of these."""
+    return next(process.pid for process in worker_processes(os.getpid()) if process.pid not in others)
 
 
 def _is_worker(process: psutil.Process) -> bool:

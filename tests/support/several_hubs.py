@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hubs import HERE, ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, free_port, serve, wait_until
 
 import envhub
 
@@ -25,7 +25,9 @@ class SeveralHubs:
         self._running = [contextlib.ExitStack() for _ in range(count)]
         self.hubs: list[ServedHub] = []
         for number in range(count):
-            self.hubs.append(self._serve(number, None))
+            # Not port 0, which the kernel may give to another process while a hub is down.
+            binds = [f"tcp://127.0.0.1:{free_port()}", f"ipc://{folder}/hub-{number}/hub.sock"]
+            self.hubs.append(self._serve(number, binds))
 
     def _serve(self, number: int, binds: Sequence[str] | None, arguments: Sequence[str] = ()) -> ServedHub:
         folder = self._folder / f"hub-{number}"

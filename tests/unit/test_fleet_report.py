@@ -18,11 +18,11 @@ from envhub.transport.keys import text_of
 
 def test_hubs_that_do_not_answer_are_waited_for_together_until_one_deadline() -> None:
     with contextlib.ExitStack() as silent:
-        servers = [silent.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+        servers = [silent.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(20)]
         addresses = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in servers]
         began_s = time.monotonic()
         rows = reports(addresses, timeout=1.0)
-        assert time.monotonic() - began_s < 4.0
+        assert time.monotonic() - began_s < 15.0  # one after the other takes 20 s
     assert [(row.address, row.state, row.answers) for row in rows] == [
         (address, "unreachable", False) for address in addresses
     ]

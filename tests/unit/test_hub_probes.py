@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from envhub_client.connection import hub_probes
 from envhub_client.connection.hub_probes import other_user
 
 from envhub.transport.address import Address
@@ -16,6 +17,11 @@ from envhub.transport.socket_owner import socket_owner, user_text
 
 NOBODY = 65534
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_probes, "GREETING_S", 30.0)  # the thread of a listener may not have its turn for a second
 
 
 @contextlib.contextmanager

@@ -42,6 +42,11 @@ class Log:
         self.lines.append((event, replay, why))
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_writer, "CLOSE_S", SOME_S)  # so that the thread has its turn, however late
+
+
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()

@@ -29,7 +29,7 @@ from envhub.fleet import Fleet
 from envhub.fleet.fleet import fleets
 from envhub.transport.address import runtime_folder
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a fleet alone may take two minutes to start
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
 import team_envs
-from hubs import kill_worker, worker_processes
+from hubs import kill_worker, worker_pid, worker_pids
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
@@ -99,13 +98,14 @@ def test_row_that_reports_a_crash_is_taken_out_of_each_agents_episode() -> None:
 
 
 def test_ppo_trains_and_goes_on_after_crashes() -> None:
+    others = worker_pids()  # of sessions that are about to end
     algorithm = config({"env": "team_envs:by_vectors", "step_timeout": 20.0}).build_algo()
     try:
         first = algorithm.train()["env_runners"]
         assert first["num_cut_episodes"] == 0 and first["episode_len_mean"] == LENGTH
         cut = 0
         for _ in range(2):
-            kill_worker(worker_processes(os.getpid())[0].pid)
+            kill_worker(worker_pid(others))
             result = algorithm.train()
             cut += result["env_runners"]["num_cut_episodes"]
             assert {*AGENTS} <= result["learners"].keys()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorRecordEpisodeStatistics
-from hubs import kill_worker, serve, worker_processes
+from hubs import kill_worker, serve, worker_pid, worker_pids
 from telling_env import Telling, played
 
 import envhub
@@ -139,11 +139,11 @@ def test_scripts_of_cleanrl_find_their_episodes(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_a_crash_cut_short_is_left_out() -> None:
-    others = {process.pid for process in worker_processes(os.getpid())}  # of sessions that nobody has closed
+    others = worker_pids()  # of sessions that nobody has closed
     envs = envhub.legacy_infos(envhub.make_vec(recorded, 2, num_workers=2, autoreset_mode="SameStep"))
     observations, _ = envs.reset(seed=1)
     observations = envs.step(np.zeros(2, int))[0]
-    kill_worker(next(process.pid for process in worker_processes(os.getpid()) if process.pid not in others))
+    kill_worker(worker_pid(others))
     _, rewards, _, truncations, infos = envs.step(np.zeros(2, int))
     (row,) = np.flatnonzero(truncations)
     assert infos["env_failure"][row].cause == "crash" and infos["env_failure"][1 - row] is None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 from envhub_client.private_hub.process import private_hub
-from hubs import kill_worker, serve, worker_processes
+from hubs import kill_worker, lives, serve, wait_until, worker_pid, worker_pids
 
 import envhub
 
@@ -71,12 +70,13 @@ class Still(lerobot_style.Policy):
 
 
 def test_an_evaluation_leaves_out_what_a_crash_cut_short() -> None:
+    others = worker_pids()  # of sessions that nobody has closed
     envs = envhub.make_vec(lerobot_style.TASK, 4, num_workers=4, autoreset_mode="SameStep")
     step, killed = envs.step, []
 
     def step_and_kill(actions: Any) -> Any:
         if not killed:
-            killed.append(worker_processes(os.getpid())[0].pid)
+            killed.append(worker_pid(others))
             kill_worker(killed[0])
         return step(actions)
 
@@ -138,8 +138,8 @@ def test_torch_ppo_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
 class Killed:
     """A vector env in the course of whose steps workers, and once the hub, are killed."""
 
-    def __init__(self, envs: Any, steps: int) -> None:
-        self._envs = envs
+    def __init__(self, envs: Any, steps: int, others: Collection[int] = ()) -> None:
+        self._envs, self._others = envs, others
         self._at, self._steps = 0, steps
         self.kills: list[str] = []
 
@@ -147,10 +147,12 @@ class Killed:
         self._at += 1
         if self._at * 8 >= self._steps * (len(self.kills) + 1) and len(self.kills) < 7:
             if len(self.kills) == 3:
-                os.kill(private_hub().pid, signal.SIGKILL)
+                hub = psutil.Process(private_hub().pid)
+                hub.kill()
+                assert wait_until(lambda: not lives(hub))
                 self.kills.append("hub")
             else:
-                kill_worker(worker_processes(os.getpid())[0].pid)
+                kill_worker(worker_pid(self._others))
                 self.kills.append("worker")
         return self._envs.step(actions)
 
@@ -161,10 +163,11 @@ class Killed:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_torch_ppo_learns_while_six_workers_and_a_hub_are_killed() -> None:
+    others = worker_pids()  # of sessions that nobody has closed
     vector_env = envhub.make_vec(
         "CartPole-v1", torch_ppo.NUM_ENVS, num_workers=2, on_hub_loss="recreate", restarts_max=100
     )
-    envs = Killed(vector_env, STEPS // torch_ppo.NUM_ENVS)
+    envs = Killed(vector_env, STEPS // torch_ppo.NUM_ENVS, others)
     policy = torch_ppo.learn(envs, STEPS, 1)
     assert sorted(envs.kills) == ["hub"] + ["worker"] * 6
     assert torch_ppo.mean_return(vector_env, policy, 50, 10**6) >= 475
@@ -173,6 +176,7 @@ def test_torch_ppo_learns_while_six_workers_and_a_hub_are_killed() -> None:
 
 def test_rows_that_report_a_crash_have_no_part_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the crash of a worker adds to a batch is left out: the same rows learn the same without it."""
+    others = worker_pids()  # of sessions that nobody has closed
     envs = envhub.make_vec("CartPole-v1", 2, num_workers=2)
     counted: list[int] = []
     split = torch.Tensor.split
@@ -187,7 +191,7 @@ def test_rows_that_report_a_crash_have_no_part_in_the_loss(monkeypatch: pytest.M
     class Watched(Killed):
         def step(self, actions: Any) -> Any:
             if len(ends) == 3:
-                kill_worker(worker_processes(os.getpid())[0].pid)
+                kill_worker(worker_pid(others))
             result = self._envs.step(actions)
             resets = ends[-1][1] if ends else np.zeros(2, bool)
             invalid = result[4].get("_invalid_transition", np.zeros(2, bool))

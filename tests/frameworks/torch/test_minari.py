@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeAwareObservation
-from hubs import kill_worker, serve, worker_processes
+from hubs import kill_worker, serve, worker_pid, worker_pids
 
 import envhub
 import envhub.minari
@@ -143,13 +142,14 @@ def test_seeds_stand_with_the_episodes_that_they_began() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_episodes_that_a_crash_cuts_short_are_left_out(mode: AutoresetMode) -> None:
+    others = worker_pids()  # of sessions that nobody has closed
     envs = envhub.make_vec("Pendulum-v1", 2, num_workers=2, autoreset_mode=mode)
     with envhub.minari.record(envs, "crash-v0") as recorder:
         recorder.reset(seed=1)
         shown = []
         for step in range(12):
             if step == 5:
-                kill_worker(worker_processes(os.getpid())[0].pid)
+                kill_worker(worker_pid(others))
             observations, _, _, truncated, _ = recorder.step(np.zeros((2, 1), np.float32))
             shown.append(observations)
             if truncated.any() and mode is AutoresetMode.DISABLED:

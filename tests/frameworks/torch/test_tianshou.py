@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -382,11 +383,16 @@ def test_async_collector_collects_whole_trajectories(options: dict[str, Any], ov
         stats = collector.collect(n_step=400)
         assert stats.n_collected_steps >= 400 and stats.n_collected_episodes == len(stats.returns) > 5
         assert (stats.returns == stats.lens).all() and not buffer.hasnull()
+        gone_on = 0
         for sub_buffer in buffer.buffers:
+            if len(sub_buffer) < 2:  # of an env whose worker had no CPU meanwhile
+                continue
             steps = sub_buffer[: len(sub_buffer)]
             goes_on = ~steps.done[:-1]
-            assert goes_on.any() and (steps.obs_next[:-1][goes_on] == steps.obs[1:][goes_on]).all()
+            gone_on += goes_on.sum()
+            assert (steps.obs_next[:-1][goes_on] == steps.obs[1:][goes_on]).all()
             assert (np.abs(steps.obs[1:][~goes_on]) <= 0.05).all()  # the first observations of episodes
+        assert gone_on > 300
         collector.reset()
         assert collector.collect(n_episode=5).n_collected_episodes >= 5
 
@@ -504,7 +510,8 @@ def test_collection_goes_on_when_a_worker_is_killed(options: dict[str, Any]) -> 
         kind: Any = AsyncCollector if options else functools.partial(Collector, collect_stats_class=WholeEpisodeStats)
         collector = kind(random_policy(envs), envs, buffer)
         collector.reset()
-        collector.collect(n_step=40)
+        # An env makes at most 7 steps in it, within which no CartPole falls: one whose episode ended would not be cut.
+        collector.collect(n_step=12)
         kill_worker(own[0])
         stats = collector.collect(n_step=400)
         assert stats.n_cut_episodes == 2 == len(cut_steps(buffer)) == len(envs.failures)
@@ -521,8 +528,9 @@ def test_loss_of_the_hub_is_raised_while_envs_are_under_way(tmp_path: Path) -> N
         envs.reset()
         envs.step([0] * 4)
         hub.stop(signal.SIGKILL)
+        until_s = time.monotonic() + 30  # a worker that has not heard of it yet may answer
         with pytest.raises(envhub.errors.HubLost):
-            for _ in range(5):
+            while time.monotonic() < until_s:
                 try:
                     envs.step(None)
                 except envhub.vector_errors.NothingPending:  # all envs were done before the kill

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 import torchrl_envs
 from envhub_client.private_hub.process import private_hub
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hubs import kill_worker, serve, wait_until, worker_processes
+from hubs import kill_worker, lives, serve, wait_until, worker_processes
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
@@ -351,7 +351,7 @@ def test_cut_episode_is_told_from_a_real_one(tcp: str) -> None:
     for where in ({"num_workers": 2}, {"hub": tcp, "lane": "wire", "num_workers": 2}):
         env = make_env("dies" if "hub" in where else torchrl_envs.Dies, 2, restarts_max=1000, **where)
         with contextlib.closing(TransformedEnv(env, Compose(StepCounter(), RewardSum()))) as counted:
-            data = counted.rollout(200, break_when_any_done=False)
+            data = rolled(counted, 200)
         end, cut = data["next", "done"], data["next", "invalid_transition"]
         assert cut.sum() >= 4 and (end & ~cut).sum() >= 8
         assert_cut(data, cut)
@@ -408,7 +408,9 @@ def test_loss_of_the_hub_cuts_every_episode_short() -> None:
         root, cut = env.reset(), 0
         for step in range(60):
             if step == 20:
-                os.kill(private_hub().pid, signal.SIGKILL)
+                hub = psutil.Process(private_hub().pid)
+                hub.kill()
+                assert wait_until(lambda: not lives(hub))  # noqa: B023
             data, root = env.step_and_maybe_reset(env.rand_action(root))
             if data["next", "invalid_transition"].any():
                 cut += 1

@@ -9,9 +9,8 @@ from typing import Any
 import envpool
 import gymnasium
 import numpy as np
-import psutil
 import pytest
-from hubs import kill_worker
+from hubs import kill_worker, worker_pid, worker_pids
 from same import assert_same
 from same_run import assert_step
 
@@ -82,12 +81,13 @@ def test_envpool_in_shares_whose_envs_have_the_sessions_numbers() -> None:
 
 
 def test_envpool_is_truncated_when_its_worker_is_killed_and_goes_on() -> None:
-    with closing(envhub.make_vec(pong, 4, vector=True)) as envs:
+    others = worker_pids()  # of sessions that nobody has closed
+    # EnvPool is imported once more, which may take longer than a step waits by itself.
+    with closing(envhub.make_vec(pong, 4, vector=True, restart_wait=60.0)) as envs:
         envs.reset(seed=1)
         nothing = np.zeros(4, np.int64)
         before = envs.step(nothing)[0]
-        (worker,) = psutil.Process().children(recursive=True)[-1:]
-        kill_worker(worker.pid)
+        kill_worker(worker_pid(others))
         observations, rewards, _, truncations, infos = envs.step(nothing)
         assert truncations.all() and not rewards.any() and infos["env_failure"][3].cause == "crash"
         assert_same(observations, before, "last observations")

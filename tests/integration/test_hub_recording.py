@@ -27,6 +27,7 @@ from same import assert_same
 from witness import Witness, about_each, assert_parts_recorded, data_set, play_until_one_crashed
 
 import envhub
+from envhub.recording.recorder_handle import share_cpu
 
 MODES = ("NextStep", "SameStep", "Disabled")
 PAGE = ROOT / "server/docs/recordings.md"
@@ -811,7 +812,7 @@ def test_session_goes_on_when_the_disk_takes_no_more(hub: ServedHub, tmp_path: P
         envs.reset(seed=1)
         (recorder,) = recorders(hub.process.pid)
         recorder.rlimit(psutil.RLIMIT_FSIZE, (64, 64))  # as on a full disk, a write fails
-        os.sched_setscheduler(recorder.pid, os.SCHED_OTHER, os.sched_param(0))  # on a busy machine it has no CPU else
+        share_cpu(recorder.pid)  # on a busy machine it has no CPU else
         assert wait_until(lambda: bool(envs.step([0, 1])) and bool(told(hub, "recording_ended")))
         assert "OSError" in told(hub, "recording_ended")[0]["why"]
         assert not (tmp_path / "kept/recording-v0/.unfinished").exists()

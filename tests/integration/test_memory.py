@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from hubs import HERE, ServedHub, serve, wait_until
+from hubs import HERE, ServedHub, open_files, serve, wait_until
 
 import envhub
 
@@ -130,15 +130,7 @@ def test_nothing_is_in_dev_shm(unlimited_hub: ServedHub, lane: str) -> None:
         for process in (hub, *hub.children(recursive=True)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of an earlier session may just end
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
-                opened = _opened(process.pid)
+                opened = open_files(process.pid)
                 assert "/dev/shm" not in maps and not any("/dev/shm" in path for path in opened), process
                 looked_at.add(process.pid)
         assert {hub.pid, *map(int, envs.call("pid"))} <= looked_at
-
-
-def _opened(pid: int) -> list[str]:
-    found = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            found.append(os.readlink(path))
-    return found

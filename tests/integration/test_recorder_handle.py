@@ -25,7 +25,7 @@ from envhub_server.ipc import control
 from envhub_server.log import Logger
 from envhub_server.loop.poller import Poller
 from gymnasium.spaces import Box, Discrete
-from hubs import wait_until
+from hubs import open_files, wait_until
 from structlog.testing import CapturingLogger
 
 import envhub
@@ -185,15 +185,6 @@ def test_line_by_which_nonsense_comes_ends_alone(handle: RecorderHandle, tmp_pat
     assert minari.MinariDataset(str(tmp_path / "recording-v0/data")).total_episodes == 1
     for line in lines:
         line.close()
-
-
-def open_files(pid: int) -> list[str]:
-    """The files that a process has open, which may open and close others meanwhile."""
-    found = []
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(entry.path))
-    return found
 
 
 def test_all_threads_of_the_process_have_their_share_of_the_cpu_at_the_end() -> None:

@@ -21,7 +21,7 @@ import vector_sims
 from combinations import each_value
 from envhub_server.processes.memory_use import memory_bytes
 from gymnasium.vector import AutoresetMode
-from hubs import LANES, ServedHub, kill_worker, wait_until, worker_processes
+from hubs import LANES, ServedHub, kill_worker, wait_until, worker_pids, worker_processes
 
 import envhub
 
@@ -298,7 +298,7 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
     with closing(envhub.make_vec("CartPole-v1", 8, vector=True, recycle={"episodes": 30})) as envs:
         envs.reset(seed=1)
         envs.action_space.seed(1)
-        before = {process.pid for process in worker_processes(os.getpid())}
+        before = worker_pids()
         end_s = time.monotonic() + 30
         while time.monotonic() < end_s:
             _, _, _, truncations, infos = envs.step(envs.action_space.sample())
@@ -306,7 +306,7 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
                 break
         assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
         assert (np.abs(envs.step(envs.action_space.sample())[0]) <= 0.05).all()  # they begin again
-        assert {process.pid for process in worker_processes(os.getpid())} != before
+        assert worker_pids() != before
 
 
 @pytest.mark.long

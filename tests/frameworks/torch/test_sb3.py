@@ -21,7 +21,7 @@ import pytest
 import torch
 from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete
-from hubs import serve, signalled_in_a_wait, stopped, worker_processes
+from hubs import serve, signalled_in_a_wait, stopped, worker_pids, worker_processes
 from same import assert_same
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN, PPO
@@ -312,10 +312,10 @@ def waits() -> gymnasium.Env[Any, Any]:
 
 @pytest.mark.parametrize("goes_on", ["reset", "step", "get_attr"])
 def test_program_goes_on_after_ctrl_c_in_a_step(goes_on: str) -> None:
-    before = {process.pid for process in worker_processes(os.getpid())}
+    before = worker_pids()
     with contextlib.closing(VecMonitor(HubVecEnv([waits] * 2))) as envs:
         envs.reset()
-        workers = {process.pid for process in worker_processes(os.getpid())} - before
+        workers = worker_pids() - before
         # After it, the step still takes its time.
         with stopped(*workers), pytest.raises(KeyboardInterrupt), signalled_in_a_wait(signal.SIGINT):
             envs.step(np.array([1, 1]))

@@ -23,7 +23,7 @@ import tianshou_envs
 import torch
 from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
-from hubs import kill_worker, serve, signalled_in_a_wait, stopped, wait_until, worker_processes
+from hubs import kill_worker, serve, signalled_in_a_wait, stopped, wait_until, worker_pids, worker_processes
 from same import assert_same
 from telling_env import Telling
 from tianshou.algorithm.algorithm_base import Policy
@@ -244,10 +244,10 @@ def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: typ
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 @pytest.mark.parametrize("row", [None, 1])
 def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> None:
-    before = {process.pid for process in worker_processes(os.getpid())}
+    before = worker_pids()
     with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 3, num_workers=3, lane=lane)) as envs:
         envs.reset()
-        workers = {process.pid for process in worker_processes(os.getpid())} - before
+        workers = worker_pids() - before
         count = 3 if row is None else 1
         for goes_on in (envs.reset, functools.partial(envs.get_env_attr, "steps"), lambda: None):
             # After it, the step still takes its time.
@@ -502,7 +502,7 @@ def test_async_collector_leaves_out_what_a_crash_cut_short() -> None:
 @pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["whole", "by parts"])
 @pytest.mark.filterwarnings("ignore")
 def test_collection_goes_on_when_a_worker_is_killed(options: dict[str, Any]) -> None:
-    before = {process.pid for process in worker_processes(os.getpid())}
+    before = worker_pids()
     with contextlib.closing(HubVectorEnv([tianshou_envs.cartpole] * 4, num_workers=2, **options)) as envs:
         own = [process.pid for process in worker_processes(os.getpid()) if process.pid not in before]
         assert len(own) == 2
@@ -555,11 +555,11 @@ def imports_torch(pid: int) -> bool:
 
 
 def test_workers_do_not_import_torch() -> None:
-    before = {process.pid for process in worker_processes(os.getpid())}
+    before = worker_pids()
     factories = [lambda: ContinuousToDiscrete(tianshou_envs.pendulum(), 5)] * 2
     with contextlib.closing(HubVectorEnv(factories)) as envs:
         envs.reset()
-        own = {process.pid for process in worker_processes(os.getpid())} - before
+        own = worker_pids() - before
         assert own and not any(map(imports_torch, own)) and imports_torch(psutil.Process().pid)
         assert envs.action_space[0] == gymnasium.spaces.MultiDiscrete([5])
         envs.step(np.array([[1], [2]]))
@@ -702,7 +702,7 @@ def test_envs_of_other_shapes_step_while_others_are_under_way(options: dict[str,
 
 
 def test_envs_of_other_shapes_that_die_are_truncated_and_go_on() -> None:
-    others = {process.pid for process in worker_processes(os.getpid())}  # of vector envs that wait for the collector
+    others = worker_pids()  # of vector envs that wait for the collector
 
     def workers() -> list[int]:
         return [process.pid for process in worker_processes(os.getpid()) if process.pid not in others]

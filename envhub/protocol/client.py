@@ -35,7 +35,7 @@ from envhub.protocol.prelude import (
 from envhub.values import codec
 
 NOTICES_MAX, NOTICE_CHARS_MAX = 16, 4096  # of one connection: a hub that sends more would fill its clients' logs
-STOPPED_S = 3 * HEARTBEAT_S  # without a look, after which a program was stopped itself
+STOPPED_S = 3 * HEARTBEAT_S  # a longer time between two calls of ``looked`` shows that the program did not run
 _AT_ONCE = -math.inf
 _DONE = messages.Done()
 _TO_RECEIVE = (REPLY | Op.RECEIVE, REPLY | Op.FAILURE)
@@ -320,10 +320,10 @@ class ClientProtocol:
             self._refused_since_s = now_s
 
     def looked(self, now_s: float) -> None:
-        """Note that everything that has arrived was taken in; the caller does so at every tick.
+        """Note that everything that has arrived was taken in; to be called before ``loss`` and ``tick``.
 
-        If it did not for long, it was stopped itself. That time does not count as the hub's silence: what the hub said
-        meanwhile may arrive only now.
+        If the last call was ``STOPPED_S`` ago, the program did not run since then. That time does not count as silence
+        of the hub: what the hub said meanwhile may arrive only now.
         """
         away_s = now_s - self._looked_s
         self._looked_s = now_s

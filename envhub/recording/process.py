@@ -1,9 +1,9 @@
 """The process that records: it reads blocks of tapes, and writes the episodes that end in them.
 
 Its program tells it over a socket what is recorded, and gives it a line for each tape: a socket to the process that
-writes the tape, which may be the program itself. It runs only when no other process wants the
-CPU. When the program ends, however it does, the sockets end, and the process, with its share of the CPU from then on,
-writes what is complete and ends, too.
+writes the tape, which may be the program itself. It runs only when no other process wants the CPU.
+When the program ends, however it does, the sockets end. The process then takes a normal share of the CPU, writes what
+is complete, and ends, too.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RecorderProcess:
                 key.data()
             if self._counts.ended != self._reported:
                 self._report(closed=False)
-        share_cpu(os.getpid())  # which a program that was killed cannot do
+        share_cpu(os.getpid())  # the program may have been killed, and so not have done it
         self._selector.unregister(self._program)
         while self._selector.get_map() and (ready := self._selector.select(LAST_WORDS_S)):
             for key, _ in ready:

@@ -176,7 +176,7 @@ class RecorderHandle:
 
 
 def share_cpu(pid: int) -> None:
-    """Give a process that records its share of the CPU: no step waits any more, and it would take minutes otherwise."""
+    """Let a process that records run at normal priority: no step waits for a CPU then, and it may take minutes else."""
     for thread in os.listdir(f"/proc/{pid}/task"):  # those of encoders, too
         with contextlib.suppress(OSError):  # of a user who may not do that, or of a thread that has ended
             os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))

@@ -30,7 +30,7 @@ _HOMES = {
     "RecordOptions": "envhub.recording.options",
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.description",
-    "StepObserver": "envhub_client.envs.step_observer",
+    "StepObserver": "envhub_client.envs.vector_env",
     "connect": "envhub_client.client",
     "legacy_infos": "envhub_client.frameworks.cleanrl",
     "make": "envhub_client.make",
@@ -45,15 +45,14 @@ _ERRORS = """
 _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))
 
-_FRAMEWORKS = frozenset(
-    ["minari", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"]
-)  # modules that import their framework on first use
+# Modules that are imported on first use, most of them with their framework.
+_MODULES = frozenset(["errors", "fleet", "minari", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"])
 
 __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FRAMEWORKS:
+    if name in _MODULES:
         return import_module(f"envhub.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'envhub' has no attribute {name!r}")

@@ -4,8 +4,8 @@ from envhub_client.client import Client as Client
 from envhub_client.client import connect as connect
 from envhub_client.envs.async_vector_env import AsyncVectorEnv as AsyncVectorEnv
 from envhub_client.envs.single_env import HubEnv as HubEnv
-from envhub_client.envs.step_observer import StepObserver as StepObserver
 from envhub_client.envs.vector_env import HubVectorEnv as HubVectorEnv
+from envhub_client.envs.vector_env import StepObserver as StepObserver
 from envhub_client.frameworks.cleanrl import legacy_infos as legacy_infos
 from envhub_client.make import make as make
 from envhub_client.make import make_vec as make_vec
@@ -17,6 +17,8 @@ from envhub_client.session.options import SessionOptions as SessionOptions
 from envhub_server.serve import serve as serve
 from envhub_server.worker.env_runner import EnvRunner as EnvRunner
 
+from envhub import errors as errors
+from envhub import fleet as fleet
 from envhub import minari as minari
 from envhub import pettingzoo as pettingzoo
 from envhub import rllib as rllib

@@ -31,7 +31,7 @@ from envhub_client.federation.session import FederatedSession
 from envhub_client.fleet.members import all_members, stands_for_several
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant, refused_keyword
-from envhub_client.option_keywords import OptionKeywords, SessionKeywords
+from envhub_client.option_keywords import EnvKeywords, SessionKeywords
 from envhub_client.session import faults, hosting
 from envhub_client.session.base import VectorSession
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -74,7 +74,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     record: str | Path | RecordOptions | None = None,
     wrappers: Sequence[WrapperLike] = (),
     env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-    **kwargs: Unpack[OptionKeywords],
+    **kwargs: Unpack[EnvKeywords],
 ) -> HubVectorEnv:
     """A vector env of ``num_envs`` envs in a hub.
 
@@ -136,9 +136,27 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             Gymnasium's own, without those that write files, open windows or import modules.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
             one dict per env, for envs that differ.
-        **kwargs: what is done about envs that fail, see ``envhub.FaultOptions``, such as ``on_crash="raise"`` or
-            ``step_timeout=10``; what workers get, see ``envhub.HostingOptions``, such as ``gpus=[0, 1]``; and further
-            arguments for the env.
+        on_crash: the policy when an env's process ends, ``"truncate"`` or ``"raise"``; see ``envhub.FaultOptions``.
+        on_timeout: the policy when an env does not finish in time.
+        on_exception: the policy when an env's ``step`` raises.
+        on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
+        restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
+        restarts_max: how often the envs of one process are restarted within a minute.
+        init_timeout: the time for making an env, and for its first step, in which much is compiled.
+        reset_timeout: the time for a reset.
+        step_timeout: the time for a step, also where that resets the env.
+        call_timeout: the time for a call.
+        close_timeout: the time for all envs to close.
+        gpus: numbers of devices, dealt to the workers in turn; see ``envhub.HostingOptions``.
+        memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
+        spares: the number of workers that each hub makes ahead, with their envs, for envs that take long.
+        recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}``.
+        shared_process: True if several of the envs may share a process, which steps cheap envs faster.
+        one_per_process: True if each env has a process of its own in any case.
+        python: the interpreter of the workers, for a simulator that needs another.
+        rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``.
+        worker_setup: a function that each worker calls once, before it makes its envs, or its name.
+        **kwargs: further arguments for the env, such as ``render_mode``.
 
     Raises:
         HubUnreachable: no hub answered, or none can run here.

@@ -1,4 +1,4 @@
-"""Options of a recording."""
+"""Options of a recording, and what came of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 GIB = 1 << 30
 
@@ -108,3 +108,21 @@ def _checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
     if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
         raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {numbers!r}")
     return tuple(_checked_number(f"each of {name}", number) for number in numbers)
+
+
+class Recorded(NamedTuple):
+    """Counts of what a session has recorded so far.
+
+    Attributes:
+        folder: where.
+        episodes: how many are written.
+        nbytes: their size.
+        dropped: how many were begun, or were to begin, and are not recorded, as the disk and the CPU did not keep up.
+        ended: why nothing more is recorded; empty as long as something is.
+    """
+
+    folder: Path
+    episodes: int
+    nbytes: int
+    dropped: int
+    ended: str

@@ -8,11 +8,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from envhub.errors import UnsupportedSpace
 from envhub.recording.folder import amend, claim, recorded_in
-from envhub.recording.options import RecordOptions
+from envhub.recording.options import Recorded, RecordOptions
 from envhub.recording.recorder import EpisodeRecorder, Selection
 from envhub.recording.recorder_handle import RecorderHandle, missing_packages, setup_of, why_unrecordable
 from envhub.values import codec, spaces
@@ -21,24 +21,6 @@ WRITE_S = 60.0  # for the process that writes to write what it has
 END_S = 5.0  # for it to end then
 
 log = logging.getLogger("envhub")
-
-
-class Recorded(NamedTuple):
-    """Counts of what a session has recorded so far.
-
-    Attributes:
-        folder: where.
-        episodes: how many are written.
-        nbytes: their size.
-        dropped: how many were begun, or were to begin, and are not recorded, as the disk and the CPU did not keep up.
-        ended: why nothing more is recorded; empty as long as something is.
-    """
-
-    folder: Path
-    episodes: int
-    nbytes: int
-    dropped: int
-    ended: str
 
 
 class ProgramRecorder(EpisodeRecorder):

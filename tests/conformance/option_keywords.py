@@ -1,4 +1,4 @@
-"""Writes the module of typed keywords, from the annotations and docstrings of what takes these keywords.
+"""Writes the module of typed keywords, from the annotations of what takes these keywords.
 
 ``python tests/conformance/option_keywords.py`` writes ``client/envhub_client/option_keywords.py``.
 """
@@ -9,8 +9,7 @@ import dataclasses
 import inspect
 import re
 import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from envhub_client.session.hosting import HostingOptions
 
 HEAD = '''"""The keywords of ``envhub.make_vec`` as types, which type checkers and editors know by name.
 
-Written by ``tests/conformance/option_keywords.py``, from the docstrings and annotations of ``FaultOptions``,
-``HostingOptions`` and ``make_vec``. Type checkers know no arguments of envs: these go into ``env_kwargs``.
+Written by ``tests/conformance/option_keywords.py``, from the annotations of ``FaultOptions``, ``HostingOptions`` and
+``make_vec``, whose docstrings describe them. Type checkers know no other arguments of envs: these go into
+``env_kwargs``.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ OF_A_SESSION = (
     *("reconnect_timeout", "hub_index", "on_hub_loss", "record", "wrappers"),
 )
 OF_CLIENTS = ("autoreset_mode", "info_mode", "env_kwargs")
+OF_ENVS = {"render_mode": "str | None", "max_episode_steps": "int | None", "disable_env_checker": "bool | None"}
 OF_FRAMEWORKS = ("hub", "split", "env_kwargs")
 ENTRY = re.compile(r"^    (\*{0,2}\w+(?:, \w+)*): ", re.MULTILINE)
 
@@ -63,41 +64,37 @@ def described(documented: Any) -> dict[str, str]:
     }
 
 
-def kind(name: str, doc: str, base: str, keywords: dict[str, str], texts: dict[str, str]) -> Iterator[str]:
+def kind(name: str, doc: str, base: str, keywords: Mapping[str, object]) -> Iterator[str]:
     """The lines of one of the types."""
-    yield f'\n\nclass {name}({base}, total=False):\n    """{doc}"""\n'
+    yield f'\n\nclass {name}({base}, total=False):\n    """{doc}"""\n\n'
     for keyword, annotation in keywords.items():
-        text = texts[keyword][:1].upper() + texts[keyword][1:]
-        lines = textwrap.wrap(text, 113, break_long_words=False, break_on_hyphens=False)
-        annotation = annotation.replace("'", '"')  # as the formatter writes it
-        closing = '"""' if len(lines) == 1 else '\n    """'
-        yield f'\n    {keyword}: {annotation}\n    """' + "\n    ".join(lines) + closing + "\n"
+        yield f"    {keyword}: {annotation}\n".replace("'", '"')  # as the formatter writes it
 
 
 def written() -> str:
     """The module."""
-    parameters = inspect.signature(make_vec).parameters
-    own, texts = {name: each.annotation for name, each in parameters.items()}, described(make_vec)
+    own = {name: each.annotation for name, each in inspect.signature(make_vec).parameters.items()}
 
-    def of_make_vec(names: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-        return {name: own[name] for name in names}, texts
+    def of_make_vec(names: tuple[str, ...]) -> dict[str, object]:
+        return {name: own[name] for name in names}
 
-    def of_options(options: Any) -> tuple[dict[str, str], dict[str, str]]:
-        return {field.name: str(field.type) for field in dataclasses.fields(options)}, described(options)
+    def of_options(options: Any) -> dict[str, object]:
+        return {field.name: field.type for field in dataclasses.fields(options)}
 
     pieces = [
         HEAD,
-        *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", *of_options(FaultOptions)),
-        *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", *of_options(HostingOptions)),
+        *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", of_options(FaultOptions)),
+        *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", of_options(HostingOptions)),
         '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """The fields of both."""\n',
+        *kind("EnvKeywords", "Besides, what ``gymnasium.make`` takes for every env.", "OptionKeywords", OF_ENVS),
         *kind(
             "SessionKeywords",
             "Keywords of every function that makes envs.",
-            "OptionKeywords",
-            *of_make_vec(OF_A_SESSION),
+            "EnvKeywords",
+            of_make_vec(OF_A_SESSION),
         ),
-        *kind("ClientKeywords", "Keywords of ``Client.make_vec``.", "SessionKeywords", *of_make_vec(OF_CLIENTS)),
-        *kind("MakeKeywords", "Keywords of the frameworks' functions.", "SessionKeywords", *of_make_vec(OF_FRAMEWORKS)),
+        *kind("ClientKeywords", "Keywords of ``Client.make_vec``.", "SessionKeywords", of_make_vec(OF_CLIENTS)),
+        *kind("MakeKeywords", "Keywords of the frameworks' functions.", "SessionKeywords", of_make_vec(OF_FRAMEWORKS)),
     ]
     return "".join(pieces)
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 from conformance import option_keywords, references
+from envhub_client.make import make_vec
+from envhub_client.option_keywords import MakeKeywords
+from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
 
 import envhub
 
@@ -19,13 +25,22 @@ def test_stub_has_every_name_from_where_it_is() -> None:
     for line in ast.parse(STUB.read_text()).body:
         if isinstance(line, ast.ImportFrom):
             homes.update({name.name: (line.module, name.asname) for name in line.names})
-    modules = {name: ("envhub", name) for name in envhub._FRAMEWORKS}
+    modules = {name: ("envhub", name) for name in envhub._MODULES}
     assert homes == {**{name: (home, name) for name, home in envhub._HOMES.items()}, **modules}
     assert all(hasattr(import_module(home), name) for name, (home, _) in homes.items() if name not in modules)
 
 
 def test_typed_keywords_are_those_of_the_functions() -> None:
     assert KEYWORDS.read_text() == option_keywords.written()
+
+
+def test_make_vec_describes_each_keyword_for_editors_which_read_no_other_docstring() -> None:
+    of_make_vec = option_keywords.described(make_vec)
+    assert {*get_type_hints(MakeKeywords)} - {*option_keywords.OF_ENVS} <= {*of_make_vec}
+    for options in (FaultOptions, HostingOptions):
+        for name, text in option_keywords.described(options).items():
+            begin, *_ = re.split(r"[,.:;](?: |$)", of_make_vec[name])
+            assert text.startswith(begin)
 
 
 def test_references_in_the_pages_are_the_codes() -> None:

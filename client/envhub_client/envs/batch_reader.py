@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envhub_client.envs.step_observer import StepReturn
 from envhub_client.results.observations import Observations
 from envhub_client.results.rewards import Rewards
 from envhub_client.session.base import VectorSession
 from envhub_client.session.options import InfoMode
 
+StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from envhub.errors import raised_by_env
 from envhub.protocol.messages import Reset
-from envhub.recording.options import RecordOptions
-from envhub.recording.program_recorder import ProgramRecorder, Recorded
+from envhub.recording.options import Recorded, RecordOptions
+from envhub.recording.program_recorder import ProgramRecorder
 from envhub.values import spaces
-from envhub_client.envs.callable_vector_env import CallableVectorEnv
+from envhub_client.envs.batch_reader import StepReturn
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.recoverable import environment
-from envhub_client.envs.step_observer import StepObserver, StepReturn
-from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.envs.vector_env import HubVectorEnv, StepObserver
 
 PACKAGES = ("envhub-rl", "gymnasium", "numpy", "minari")
 
@@ -70,7 +69,7 @@ class EpisodeRecording(StepObserver):
         """Record the actions."""
         self._recorder.acted([actions] if self._flat_actions else spaces.flatten(self._action_space, actions))
 
-    def step_ended(self, envs: CallableVectorEnv, result: StepReturn) -> None:
+    def step_ended(self, envs: HubVectorEnv, result: StepReturn) -> None:
         """Record the result of a step."""
         observations, rewards, *flags, infos = result
         leaves = [observations] if self._flat_observations else spaces.flatten(self._observation_space, observations)
@@ -78,7 +77,7 @@ class EpisodeRecording(StepObserver):
         if self._options.film:
             self._add_frames(envs)
 
-    def reset_ended(self, envs: CallableVectorEnv, reset: Reset, observations: Any) -> None:
+    def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
         """Record the first observations of episodes."""
         frame: tuple[int, ...] = ()
         if self._options.film and not self._recorder.opened:
@@ -87,7 +86,7 @@ class EpisodeRecording(StepObserver):
         self._recorder.reset(mask, reset.seeds, spaces.flatten(self._observation_space, observations), frame)
         self._add_frames(envs)
 
-    def _add_frames(self, envs: CallableVectorEnv) -> None:
+    def _add_frames(self, envs: HubVectorEnv) -> None:
         if due := self._recorder.frames_due:
             self._recorder.add_frames(envs.render(due))
 

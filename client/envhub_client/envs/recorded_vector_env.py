@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envhub.recording.options import RecordOptions
-from envhub.recording.program_recorder import Recorded
+from envhub.recording.options import Recorded, RecordOptions
 from envhub_client.envs.episode_recording import EpisodeRecording
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.vector_env import HubVectorEnv

@@ -18,16 +18,16 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub.errors import ConnectionInUse, Forked, HubTimeout, SpaceMismatch
 from envhub.protocol.messages import Reset, pack_rows
+from envhub.recording.options import Recorded
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
-from envhub_client.envs.batch_reader import BatchReader, PartReturn
+from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
 from envhub_client.envs.callable_vector_env import CallableVectorEnv
 from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.rendering import Rendering
-from envhub_client.envs.step_observer import StepObserver, StepReturn
 from envhub_client.observer import Seen, seen
 from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
@@ -132,13 +132,22 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes host the envs, and why."""
+        """Number of processes that host the envs, and the reason."""
         return self._session.sizing
 
     @property
     def num_workers(self) -> int:
-        """Number of processes host the envs."""
+        """Number of processes that host the envs."""
         return self._session.sizing.num_workers
+
+    @property
+    def recorded(self) -> Recorded:
+        """Counts of what ``record=`` has recorded so far, and what was dropped.
+
+        Raises:
+            AttributeError: these envs are not recorded.
+        """
+        raise AttributeError("these envs are not recorded: make them with record=FOLDER")
 
     @property
     def vector(self) -> bool:
@@ -535,3 +544,34 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         if not is_finalizing() and hasattr(self, "_session") and not self.closed:
             with contextlib.suppress(Forked):  # it is the parent's
                 self.close(terminate=True)
+
+
+class StepObserver:
+    """Sees every reset and step of a vector env as the trainer does, in the thread that makes it.
+
+    ``HubVectorEnv.add_observer`` attaches one. Each method does nothing unless a subclass defines it. It may call and
+    render the envs, and does not step them. An error of its own is raised to the trainer; the reset or step counts as
+    broken off then.
+    """
+
+    def check_partial_batches(self) -> None:
+        """Check that it can follow ``send``, ``recv`` and ``async_reset``, whose steps and results it does not see.
+
+        Raises:
+            ValueError: it cannot, and says what to do instead.
+        """
+
+    def step_begun(self, actions: Any) -> None:
+        """Note that a step with these actions, which are not modified, has begun."""
+
+    def step_ended(self, envs: HubVectorEnv, result: StepReturn) -> None:
+        """Note the result of the step, as it is returned; its infos may be by env."""
+
+    def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
+        """Note what the reset shows, as it is returned; ``reset.mask`` has the envs that were reset, empty for all."""
+
+    def broken_off(self, error: BaseException | None) -> None:
+        """Note that a reset or step that was begun has no result, by this error, or because its caller dropped it."""
+
+    def close(self) -> None:
+        """Note that nothing more comes; may be called again."""

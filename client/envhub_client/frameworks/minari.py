@@ -16,8 +16,8 @@ from minari.data_collector import EpisodeBuffer
 
 from envhub.values.spaces import assemble, flatten
 from envhub_client.envs.arguments import seeds_of
+from envhub_client.envs.batch_reader import StepReturn
 from envhub_client.envs.recoverable import environment
-from envhub_client.envs.step_observer import StepReturn
 from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frameworks.cleanrl import LegacyInfos
 

@@ -79,7 +79,7 @@ class PartialSteps:
 
     @property
     def under_way(self) -> int:
-        """Number of envs are under way in the hub."""
+        """Number of envs that are under way in the hub."""
         return len(self.waiting) - sum(len(part.rows) for part in self._held)
 
     def step(self, actions: Any, rows: list[int]) -> Part:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envhub.recording.options import RecordOptions
-from envhub.recording.program_recorder import Recorded
-from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
+from envhub.recording.options import Recorded, RecordOptions
 from envhub_client.make import make_vec
 from envhub_client.tools.named_function import named_function
 
@@ -34,7 +32,6 @@ def run(env: str, options: RecordOptions, num_envs: int, hub: str | None, policy
     choose = named_function(policy, "policy") if policy else None
     rendered: dict[str, Any] = {"render_mode": "rgb_array"} if options.film else {}
     envs = make_vec(env, num_envs, hub=hub, record=options, autoreset_mode=AutoresetMode.NEXT_STEP, **rendered)
-    assert isinstance(envs, RecordedVectorEnv)
     chosen = [*options.chosen(num_envs)]
     with closing(envs):
         envs.action_space.seed(seed)

@@ -181,6 +181,19 @@ def test_wait_that_times_out_keeps_what_has_come(two: list[ServedHub], lanes: st
         assert envs.get_attr("count") == (1,) * 5
 
 
+def test_end_of_one_session_is_raised_though_another_hub_is_late(two: list[ServedHub], lanes: str) -> None:
+    with closing(made(two, "counter", lanes)) as envs, envhub.connect(two[1].ipc) as client:
+        envs.reset()
+        with stopped(envs.call("pid")[0]):
+            client.end(client.sessions()[0]["session"])
+            envs.step_async(ZEROS)
+            with pytest.raises(envhub.SessionLost):
+                envs.step_wait(timeout=0.3)
+        for again in (lambda: envs.step(ZEROS), envs.reset):
+            with pytest.raises(envhub.SessionLost):
+                again()
+
+
 def test_all_hubs_are_asked_within_one_deadline(two: list[ServedHub], monkeypatch: pytest.MonkeyPatch) -> None:
     left_s: list[float] = []
     with closing(made(two, "counter")) as envs:

@@ -10,7 +10,7 @@ import pytest
 from envhub_client.deadline import no_reply
 from envhub_client.federation.joint_request import JointRequest
 
-from envhub.errors import HubLost, HubTimeout, LocalProtocolError, of_hub
+from envhub.errors import AccessDenied, ConnectionInUse, HubLost, HubTimeout, LocalProtocolError, of_hub
 
 
 class Lane:
@@ -212,6 +212,30 @@ def test_timeout_has_the_loss_of_a_hub_as_its_cause_and_comes_before_errors_of_o
     with pytest.raises(HubTimeout) as caught:
         scene.request.results(0.1)
     assert caught.value.__cause__ is loss
+
+
+def test_end_of_a_hub_is_raised_before_other_hubs_have_answered_and_each_time_until_the_next_request() -> None:
+    scene, denied = Scene(), AccessDenied("b does not know this key")
+    scene.parts[0].answers += [HubTimeout("later"), HubTimeout("later")]
+    scene.parts[1].answers.append(denied)
+    scene.begin()
+    for _ in range(2):
+        with pytest.raises(AccessDenied) as caught:
+            scene.request.results(0.1)
+        assert caught.value is denied
+    scene.request.give_up()
+    scene.request.settle()  # waits for the first one
+    scene.begin()
+    assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [2, 2, 2]
+
+
+def test_use_in_two_threads_leaves_the_request_pending() -> None:
+    scene = Scene()
+    scene.parts[1].answers.append(ConnectionInUse("another thread is using this connection"))
+    scene.begin()
+    with pytest.raises(ConnectionInUse):
+        scene.request.results(None)
+    assert scene.request.results(None) == ["A", "B", "C"]
 
 
 def test_part_that_cannot_be_sent_is_not_sent_with_the_next_request() -> None:

@@ -81,6 +81,7 @@ class Connection:
         self.sent_ns = self.tend_ns = 0
         self._suspected_s = math.inf  # when the hub seemed out of reach first
         self._closers: list[Callable[[], None]] = []
+        self._end: Exception | None = None  # the reason why the last request is pending no more and has no reply
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self.reports = UserReports(self.address, self.protocol)
         self.reports.tried = f"for {timeout:g} s"
@@ -162,6 +163,7 @@ class Connection:
                 if self.protocol.loss(now_s):
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
+                self._end = None
                 if not self.protocol.held:
                     self._transport.send(sent)
             except FrameTooLarge as error:
@@ -190,6 +192,7 @@ class Connection:
         """Forget the pending request, if there is one; its reply is dropped should it come."""
         self.in_use.take()
         try:
+            self._end = None
             self.protocol.give_up()
         finally:
             self.in_use.release()
@@ -220,7 +223,7 @@ class Connection:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
-                raise errors.LocalProtocolError(f"no request is pending at the hub at {self.address}")
+                raise self._end or errors.LocalProtocolError(f"no request is pending at the hub at {self.address}")
             now_s = time.monotonic()
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
@@ -301,20 +304,23 @@ class Connection:
             RequestRefused: it ends each connection on which the pending request is sent; the request is given up.
         """
         self.protocol.looked(now_s)
-        if loss := self.protocol.loss(now_s):
+        try:
+            if loss := self.protocol.loss(now_s):
+                if self._transport.denied:
+                    raise errors.AccessDenied(self._transport.denied)
+                if self.protocol.goodbye is not None:
+                    self.fail(self.protocol.goodbye)
+                raise self._loss(loss)
+            if (op := self.protocol.cut_off) is not None:
+                raise errors.RequestRefused(
+                    f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} "
+                    "request was sent on it; the request was given up. Look for connection_ended in the hub's log; if "
+                    "it is not there, something between this client and the hub ends them"
+                )
+        except Exception as error:
+            self._end = error  # before the request is given up: a wait that is interrupted in between is repeated
             self.protocol.give_up()
-            if self._transport.denied:
-                raise errors.AccessDenied(self._transport.denied)
-            if self.protocol.goodbye is not None:
-                self.fail(self.protocol.goodbye)
-            raise self._loss(loss)
-        if (op := self.protocol.cut_off) is not None:
-            self.protocol.give_up()
-            raise errors.RequestRefused(
-                f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} request "
-                "was sent on it; the request was given up. Look for connection_ended in the hub's log; if it is not "
-                "there, something between this client and the hub ends them"
-            )
+            raise
 
     def check_reach(self, silence_s_max: float) -> None:
         """Check that the hub's address refuses no connections, and that it has not been silent for so long.

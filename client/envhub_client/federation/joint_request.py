@@ -6,7 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from envhub.errors import HubLost, HubTimeout, LocalProtocolError, of_hub
+from envhub.errors import (
+    ConnectionInUse,
+    EnvHubError,
+    EnvRaised,
+    EnvTimeout,
+    HubLost,
+    HubTimeout,
+    LocalProtocolError,
+    WorkerDied,
+    of_hub,
+)
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline, no_reply
 from envhub_client.federation.part import HubPart
@@ -17,6 +27,7 @@ Send = Callable[[HubPart], None]
 Wait = Callable[[HubPart, float | None], Result]
 
 ATTEMPTS_MAX = 3  # for one part, each on another hub
+_OF_ENVS = EnvRaised, WorkerDied, EnvTimeout  # replies that have come, which can be had again
 
 log = logging.getLogger("envhub")
 
@@ -45,7 +56,7 @@ class JointRequest(Generic[Result]):
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
         self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
-        self._unsent: dict[HubPart, Exception] = {}  # raised by ``send``, and the part's result
+        self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._loss: tuple[HubLane, HubLost] | None = None  # of that part, with the lane that was lost
         self._dropped = False
@@ -56,7 +67,7 @@ class JointRequest(Generic[Result]):
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._unsent, self._again, self._loss = {}, None, None
+        self._errors, self._again, self._loss = {}, None, None
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -68,7 +79,7 @@ class JointRequest(Generic[Result]):
             except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
                 raise
             except Exception as error:  # such as a request that is too large for this hub
-                self._unsent[part] = error
+                self._errors[part] = error
             self._sent, self._tried = self._sent + 1, None
 
     def _deliver(self, part: HubPart) -> None:
@@ -91,10 +102,10 @@ class JointRequest(Generic[Result]):
                     if self._loss is not None and self._loss[0] is part.lane:  # of an interrupted ``_lost``
                         raise self._loss[1]
                     self._deliver(part)
-                    self._unsent.pop(part, None)
+                    self._errors.pop(part, None)
                     self._again = self._tried = None
-                if self._unsent and part in self._unsent:
-                    raise self._unsent[part]
+                if self._errors and part in self._errors:
+                    raise self._errors[part]
                 return self._wait(part, timeout)
             except HubLost as error:
                 self._loss = part.lane, error
@@ -108,27 +119,33 @@ class JointRequest(Generic[Result]):
 
         Raises:
             HubTimeout: not all of them within ``timeout`` seconds; the message names the hubs that have not answered.
-            Exception: the first one that a hub's wait raised, in the order of their rows, once all have ended.
+            Exception: the first one that a hub's wait raised, in the order of their rows. An env's is raised once all
+                have ended. The request is to be given up then.
         """
         deadline = None if timeout is None else Deadline(timeout)
         results: dict[HubPart, Result] = {}
         late: dict[HubPart, HubTimeout] = {}
-        first_error: Exception | None = None
         for part in self._parts:
             try:
                 results[part] = self._result(part, None if deadline is None else deadline.left_s())
             except HubTimeout as error:
                 late[part] = error
+            except ConnectionInUse:
+                raise
             except Exception as error:
-                first_error = first_error or error
-        if late:
-            self._raise_timeout(late, timeout)
-        if first_error is not None:
-            for part in results:
-                self._on_dropped(part)
-            self._parts = ()
-            raise first_error
+                self._errors[part] = error
+        if late or self._errors:
+            self._raise(late, timeout)
         return [*results.values()]
+
+    def _raise(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
+        """Raise the first error, or that these parts are late; a hub's own error is not waited with."""
+        errors = [self._errors[part] for part in self._parts if part in self._errors]
+        if late:
+            errors = [each for each in errors if isinstance(each, EnvHubError) and not isinstance(each, _OF_ENVS)]
+        if not errors:
+            self._raise_timeout(late, timeout)
+        raise errors[0]
 
     def _raise_timeout(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
         """Raise one error for the waits of these parts, each of which had only what others had left of the time."""
@@ -141,12 +158,18 @@ class JointRequest(Generic[Result]):
     def finish(self, timeout: float | None) -> None:
         """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""
         self._send_rest()
-        self.results(timeout)
+        try:
+            self.results(timeout)
+        except (HubTimeout, ConnectionInUse):
+            raise
+        except Exception:
+            self._parts = ()
+            raise
         self._parts = ()
 
     @property
     def is_pending(self) -> bool:
-        """True from ``begin`` until an error was raised, or ``finish`` or ``settle`` has ended."""
+        """True from ``begin`` until ``finish`` or ``settle`` has ended."""
         return bool(self._parts)
 
     def give_up(self) -> None:

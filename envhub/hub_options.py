@@ -157,14 +157,6 @@ class HubOptions:
             "and change of keys."
         ),
     ] = None
-    announce: Annotated[
-        Path | None,
-        Meta(
-            description="A folder in which the hub announces itself while it serves, so that clients with "
-            '``hub="file:///FOLDER"`` find all hubs that share it. It is made if it does not exist, and only its '
-            "owner may be able to write to it."
-        ),
-    ] = None
     allow_factories: Annotated[
         bool,
         Meta(description="Run factories that clients send, for the own user and keys with the right deploy."),

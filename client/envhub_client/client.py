@@ -40,9 +40,8 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
 
     Args:
         address: ``tcp://host:port``, ``ipc://path``, ``envhub://token@host:port`` where the hub wants a key,
-            ``ssh://host`` through one's own ssh, ``file:///folder`` for the hub that announces itself there, or the
-            name of a hub that ``envhub login`` keeps; without it ``ENVHUB_ADDRESS``, else where ``envhub serve``
-            listens by default.
+            ``ssh://host`` through one's own ssh, or the name of a hub that ``envhub login`` keeps; without it
+            ``ENVHUB_ADDRESS``, else where ``envhub serve`` listens by default.
         timeout: seconds for the connection, and for each answer.
 
     Raises:

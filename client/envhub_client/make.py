@@ -85,8 +85,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
             (not for factories); without that a private hub, which starts and ends with this program. A list of them,
-            ``file:///FOLDER`` for those that are announced in a folder, ``ray://FLEET`` for those of a fleet on Ray, or
-            ``dns://NAME:PORT`` for those at the addresses of a name, divides the envs among several hubs.
+            ``ray://FLEET`` for those of a fleet on Ray, or ``dns://NAME:PORT`` for those at the addresses of a name,
+            divides the envs among several hubs.
         split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
             free CPU for each env. Results do not depend on it, except those of ``vector=True``.
         hub_index: the number of the hub that gets all envs, of several in their order and modulo how many they are:

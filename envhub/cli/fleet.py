@@ -15,6 +15,7 @@ from envhub.cli.consoles import console, errors
 from envhub.cli.parameters import Seconds
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
 from envhub.systems import only_linux
+from envhub.transport.address import NO_ANNOUNCEMENTS
 
 if TYPE_CHECKING:
     from envhub.fleet import Fleet
@@ -29,9 +30,8 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     Parameters
     ----------
     hub
-        A hub's address or name, or a name for several: ``file:///FOLDER`` for those that are announced there,
-        ``dns://NAME:PORT`` for those at a name's addresses, ``ray://FLEET`` for a fleet on Ray; without any, that of
-        ENVHUB_ADDRESS.
+        A hub's address or name, or a name for several: ``dns://NAME:PORT`` for those at a name's addresses,
+        ``ray://FLEET`` for a fleet on Ray; without any, that of ENVHUB_ADDRESS.
     json
         Print a JSON list, with an object for each hub.
     timeout
@@ -70,9 +70,8 @@ def up(
     hubs: HubCount = 1,
     cpus_per_hub: float = 1.0,
     config: Path | None = None,
-    announce: Path | None = None,
-    client: list[str] | None = None,
     ray: str = RAY,
+    announce: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Start a fleet on a Ray cluster, and wait until all of its hubs serve. Needs the extra "ray".
 
@@ -91,25 +90,13 @@ def up(
         Number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
     config
         A configuration file of ``envhub serve``. Paths in it are those of the nodes.
-    announce
-        Folder that all nodes share, in which the hubs announce themselves, for clients without Ray.
-    client
-        A further client that the hubs admit: ``NAME=KEY``, with the public key that ``envhub keygen`` printed on its
-        machine; may be given more than once.
     ray
         Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
     """
-    clients = dict(each.partition("=")[::2] for each in client or ())
+    if announce is not None:
+        end("fleet up", NO_ANNOUNCEMENTS)
     with connected_to_ray("fleet up", ray) as fleets:
-        fleet = fleets.up(
-            name,
-            env,
-            hubs=hubs,
-            cpus_per_hub=cpus_per_hub,
-            config=config,
-            announce=announce,
-            clients=clients,
-        )
+        fleet = fleets.up(name, env, hubs=hubs, cpus_per_hub=cpus_per_hub, config=config)
         _print_hubs(fleet)
         console.print(f'connect with hub="ray://{name}"')
 

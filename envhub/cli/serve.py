@@ -17,6 +17,7 @@ def serve(
     *env: str,
     config: Path | None = None,
     options: Annotated[HubArguments | None, Parameter(name="*")] = None,
+    announce: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -40,6 +41,7 @@ def serve(
     from envhub_server.serve import serve as run
 
     from envhub.errors import AddressError, KeysError
+    from envhub.transport.address import NO_ANNOUNCEMENTS
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
@@ -65,6 +67,8 @@ def serve(
         for name, why in hub.unready().items():
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
+    if announce is not None:
+        end("serve", NO_ANNOUNCEMENTS)
     try:
         hub_config = config_of(env, options, config)
     except ValueError as error:

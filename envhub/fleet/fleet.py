@@ -14,7 +14,7 @@ from envhub.errors import AddressError, HubUnreachable
 from envhub.fleet.hub_actor import CALLS_MAX, HubActor
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings, check_clients, read_config
+from envhub.fleet.settings import HubSettings, read_config
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
@@ -46,7 +46,7 @@ class Fleet:
             raise AddressError(f"no fleet is up as {name!r} (up: {names}); Fleet.up or `envhub fleet up` starts one")
 
     @classmethod
-    def up(  # noqa: PLR0913  each is a decision of its own, and only two of them are positional
+    def up(
         cls,
         name: str,
         envs: Sequence[str] = (),
@@ -54,8 +54,6 @@ class Fleet:
         hubs: int = 1,
         cpus_per_hub: float = 1,
         config: str | Path | None = None,
-        announce: str | Path | None = None,
-        clients: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         resources: Mapping[str, float] | None = None,
         timeout: float = START_TIMEOUT_S,
@@ -69,9 +67,6 @@ class Fleet:
             hubs: number of hubs, which Ray spreads over the nodes.
             cpus_per_hub: number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
             config: a configuration file of ``envhub serve``, which is read here. Paths in it are those of the nodes.
-            announce: a folder that all nodes share, in which each hub announces itself, so that clients without Ray can
-                connect with ``hub="file:///FOLDER"``.
-            clients: public keys that ``envhub keygen`` printed, by names of clients, which the hubs admit as well.
             runtime_env: of Ray, for the hubs and their envs, such as ``{"pip": ["ale-py"]}``.
             resources: further resources that Ray reserves for each hub, such as ``{"GPU": 1}``.
             timeout: seconds for all hubs to serve.
@@ -83,13 +78,11 @@ class Fleet:
         """
         check_fleet_name(name)
         _check_count(hubs)
-        check_clients(clients or {})
         settings = HubSettings(
             tuple(envs),
             read_config(tuple(envs), str(config or "")),
             cpus_per_hub,
-            str(Path(announce).expanduser().absolute()) if announce else "",
-            *(dict(given or {}) for given in (clients, runtime_env, resources)),
+            *(dict(given or {}) for given in (runtime_env, resources)),
         )
         fleet = cls.__new__(cls)
         fleet.name = name

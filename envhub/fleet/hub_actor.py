@@ -18,9 +18,9 @@ from envhub.fleet.kept_hub import KeptHub
 from envhub.fleet.names import hub_name
 from envhub.fleet.priority import take_priority_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import CLIENT, HubSettings
+from envhub.fleet.settings import HubSettings
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, key_of, token_of
+from envhub.transport.keys import HubKeys, token_of
 
 CALLS_MAX = 16  # that are answered at one time
 
@@ -37,7 +37,7 @@ class HubActor:
         self._name, self._index, self._settings = hub_name(fleet, index), index, settings
         self._node = _node_address()
         self._folder = HubFolder()
-        self._keys = _make_keys(self._folder.path / "keys", settings.clients)
+        self._keys = _make_keys(self._folder.path / "keys")
         socket = f"ipc://{self._folder.path / 'hub.sock'}"
         self._hub = KeptHub(self._arguments(), (f"tcp://{self._node}:0", socket), _environment(_own_variables()))
         # A hub ends with the thread that started it, so that is none of Ray's, which may end before the actor.
@@ -73,8 +73,6 @@ class HubActor:
     def _arguments(self) -> list[str]:
         settings, folder = self._settings, self._folder.path
         arguments = ["--name", self._name, "--keys", str(folder / "keys"), "--cpus", str(max(1, int(settings.cpus)))]
-        if settings.announce:
-            arguments += ["--announce", settings.announce]
         if settings.config:
             (folder / "hub.toml").write_text(settings.config)
             arguments += ["--config", str(folder / "hub.toml")]
@@ -98,16 +96,14 @@ def _node_address() -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _make_keys(folder: Path, clients: Mapping[str, str]) -> HubKeys:
+def _make_keys(folder: Path) -> HubKeys:
     """Make the hub's keys and a client's, which has the rights of the hub's own user: programs of Ray run as that."""
     from envhub_server.network.key_folder import KeyFolder
 
     keys = KeyFolder(folder)
     public, secret = sockets.new_key_pair()
     hub = sockets.public_key(keys.make_secret())
-    keys.add(CLIENT, public, "admin")
-    for name, key in clients.items():
-        keys.add(name, key_of(key))
+    keys.add("fleet", public, "admin")
     return HubKeys(hub, secret)
 
 

@@ -7,11 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envhub.errors import KeysError
-from envhub.transport.keys import key_of
-
-CLIENT = "fleet"  # the name of the fleet's own client among those that the hubs admit
-
 
 @dataclass(frozen=True)
 class HubSettings:
@@ -21,8 +16,6 @@ class HubSettings:
         envs: what it offers, as ``envhub serve`` takes it.
         config: text of a configuration file of ``envhub serve``; empty for none.
         cpus: number of CPUs that Ray reserves for it.
-        announce: folder in which it announces itself; empty for none.
-        clients: public keys of clients that it admits besides those of the fleet, by the names of the clients.
         runtime_env: of Ray, for its processes.
         resources: further resources that Ray reserves for it.
     """
@@ -30,22 +23,8 @@ class HubSettings:
     envs: tuple[str, ...] = ()
     config: str = ""
     cpus: float = 1.0
-    announce: str = ""
-    clients: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
-
-
-def check_clients(clients: Mapping[str, str]) -> None:
-    """Check the public keys of further clients.
-
-    Raises:
-        KeysError: one is no key, or the name of its client is that of the fleet's own.
-    """
-    for name, key in clients.items():
-        if name == CLIENT:
-            raise KeysError(f"{name!r} is the name of the fleet's own client; give this one another")
-        key_of(key)
 
 
 def read_config(envs: tuple[str, ...], path: str) -> str:

@@ -22,6 +22,10 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
 # A host name that a resolver may accept, in any script. DNS allows 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PORT = re.compile(r"[0-9]{1,5}")
+NO_ANNOUNCEMENTS = (
+    "hubs do not announce themselves in a folder any more: name them by a list of their addresses, by dns://NAME:PORT "
+    "or by ray://FLEET"
+)
 _FORM = "write tcp://HOST:PORT or ipc://PATH, or all of an envhub:// address"
 IPC_PATH_BYTES_MAX = 107 if sys.platform == "linux" else 103  # sun_path, less its closing zero
 TICKET_BYTES = 16  # of what a client shows at a hub's side socket
@@ -127,6 +131,8 @@ def parse(text: str | Secret[str]) -> Address:
             f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
             f"{place}: run `envhub login` with the whole address"
         )
+    if text.casefold().startswith("file:"):
+        raise AddressError(NO_ANNOUNCEMENTS)
     scheme, _, rest = text.partition("://")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:

@@ -49,22 +49,6 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         _INFO,
         ("name", "version", "pid", "addresses", "configuration"),
     ),
-    "announced": LogEvent(
-        "The hub announces itself under this name in this folder, with these addresses for other machines",
-        _INFO,
-        ("folder", "name", "addresses"),
-    ),
-    "announcement_waits": LogEvent(
-        "Another hub has the name by this file. This hub is announced once the other has renewed it or it is stale",
-        _INFO,
-        ("path",),
-    ),
-    "announcement_failed": LogEvent(
-        "The announcement was not renewed. Clients take it for stale after 15 s; the hub tries again every 5 s",
-        _WARNING,
-        ("path", "why"),
-        repeats=("why",),
-    ),
     "hub_suspended": LogEvent(
         "The hub goes on after it was stopped, as by SIGSTOP or a suspended machine. No deadline has run meanwhile",
         _WARNING,

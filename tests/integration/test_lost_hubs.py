@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envhub_client.connection import ray_hubs
 from hubs import serve, stopped, wait_until
 from several_hubs import SeveralHubs, several_hubs
 
@@ -412,20 +413,20 @@ def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over
 
 
 @pytest.mark.long
-def test_hub_that_is_announced_comes_back_at_another_port(tmp_path: Path) -> None:
-    folder = tmp_path / "announced"
-    folder.mkdir(mode=0o700)
-    announce = ("--announce", str(folder), "--name")
+def test_hub_of_a_fleet_comes_back_at_another_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: dict[int, str] = {}  # as Ray's actors tell them
+    monkeypatch.setattr(ray_hubs, "serving", lambda fleet: dict(places))
     with ExitStack() as stack:
-        first = stack.enter_context(serve(tmp_path, *ENVS, *announce, "first", binds=["tcp://127.0.0.1:0"]))
-        second = stack.enter_context(serve(tmp_path, *ENVS, *announce, "second", binds=["tcp://127.0.0.1:0"]))
+        first, second = (stack.enter_context(serve(tmp_path, *ENVS, binds=["tcp://127.0.0.1:0"])) for _ in range(2))
+        places.update(enumerate((first.tcp, second.tcp)))
         options = {"split": [2, 2], "on_hub_loss": "recreate", "restart_wait": WAIT_S}
-        envs = stack.enter_context(closing(envhub.make_vec("counter", ROWS, hub=f"file://{folder}", **options)))
+        envs = stack.enter_context(closing(envhub.make_vec("counter", ROWS, hub="ray://sims", **options)))
         steps = Steps(envs)
         second.stop(signal.SIGKILL)
+        del places[1]
         steps.until_lost()
-        again = stack.enter_context(serve(tmp_path, *ENVS, *announce, "second", binds=["tcp://127.0.0.1:0"]))
-        assert again.tcp != second.tcp and first.process.poll() is None
+        places[1] = stack.enter_context(serve(tmp_path, *ENVS, binds=["tcp://127.0.0.1:0"])).tcp
+        assert places[1] != second.tcp and first.process.poll() is None
         steps.until_all_step()
         assert steps.truncations[:2].tolist() == [0, 0]
 

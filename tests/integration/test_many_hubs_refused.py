@@ -97,13 +97,6 @@ def test_hub_that_is_named_by_its_address_and_a_name_that_is_kept_is_refused_wit
     refused(["mine", two[0].tcp], envhub.AddressError, f"named twice, as 'mine' and as {two[0].tcp!r}")
 
 
-def test_hub_that_is_announced_and_named_by_its_address_is_refused_with_both(tmp_path: Path) -> None:
-    folder = tmp_path / "announced"
-    folder.mkdir(mode=0o700)
-    with serve(tmp_path, "CartPole-v1", "--name", "sims", "--announce", str(folder)) as hub:
-        refused([f"file://{folder}", hub.tcp], envhub.AddressError, f"named twice, as 'sims' and as {hub.tcp!r}")
-
-
 def test_one_of_several_names_of_a_hub_may_be_chosen(two: list[ServedHub]) -> None:
     hubs = [two[0].tcp, two[0].tcp.replace("127.0.0.1", "localhost")]
     with closing(envhub.make_vec("CartPole-v1", 2, hub=hubs, hub_index=1)) as envs:

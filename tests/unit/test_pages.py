@@ -48,7 +48,7 @@ MARKS = {
     "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
     "python rllib-fleet": "tests/frameworks/rllib/test_rllib_fleets.py",
     "python old": "tests/integration/test_readme.py",
-    "python fleet": "tests/integration/test_announcements.py",
+    "python slurm": "tests/integration/test_fleets.py",
     "python several": "tests/integration/test_many_hubs_sessions.py",
     "python ray": "tests/frameworks/rllib/test_ray_fleets.py",
     "python dm_env": "tests/integration/test_dm_and_pettingzoo.py",

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from envhub.errors import AddressError, KeysError
 from envhub.secret import Secret
@@ -34,9 +34,6 @@ from envhub.transport.keys import (
     write_secret,
 )
 
-if TYPE_CHECKING:
-    from envhub.transport.announcement import Announcement
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -44,14 +41,14 @@ def resolve(hub: str | Secret[str]) -> Address:
     """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
 
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``file:///FOLDER`` is the address of the one hub that is announced there, that of ``ray://FLEET`` the address of
-    the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the one hub that NAME leads to.
+    of ``ray://FLEET`` is the address of the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the
+    one hub that NAME leads to.
 
     Raises:
         AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs, or this
             system cannot use the address.
         HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
-        KeysError: its file can be read by others, or the announced hub wants a key that this user has not.
+        KeysError: its file can be read by others.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
         return _from_file(hub)
@@ -61,8 +58,6 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
-    if isinstance(address, str) and address.strip().casefold().startswith("file:"):
-        address = _announced(address)
     if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
         address = _at_dns_name(address)
     if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
@@ -77,15 +72,6 @@ def _reached(address: str | Secret[str]) -> Address:
     if hub.is_ipc and sys.platform == "win32":
         raise AddressError(only_linux(f"the address {hub.text}"))
     return hub
-
-
-def _announced(hub: str) -> str | Secret[str]:
-    """The address of the one hub that is announced in a folder; errors as of ``resolve``."""
-    from envhub_client.connection import announced_hubs
-
-    folder = announced_hubs.folder_of(hub)
-    assert folder is not None
-    return announced_address(announced_hubs.lone(folder), folder)
 
 
 def _of_ray(hub: str) -> str | Secret[str]:
@@ -223,33 +209,6 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
         address = _with(keys, place)
     _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
     return address
-
-
-def announced_address(hub: Announcement, folder: Path) -> str | Secret[str]:
-    """The address by which this machine reaches a hub that is announced in a folder, with keys if it wants them.
-
-    The announcement has the hub's public key. This client's key is that of ``ENVHUB_ADDRESS`` or of a kept address with
-    the same public key, wherever its hub is; without one, this user's own key.
-
-    Raises:
-        HubUnreachable: it has no address for this machine.
-        KeysError: it wants a key, and there is none here; or the file of the own key can be read by others.
-    """
-    from envhub_client.connection import announced_hubs
-
-    place = announced_hubs.place_of(hub, folder)
-    if not hub.server_key or place.startswith("ipc://"):
-        return place
-    server = key_of(hub.server_key)
-    keys = next((each.keys for _, each in _with_keys() if each.keys is not None and each.keys.server == server), None)
-    if keys is None:
-        if not _own_key().exists():
-            raise KeysError(
-                f"the hub {hub.name!r} at {place} wants a key, and none is here: run `envhub keygen`, and have its "
-                "operator run `envhub keys add NAME --public KEY` with what it prints"
-            )
-        keys = HubKeys(server, secret_key_of(read_secret(_own_key())))
-    return _with(keys, place.removeprefix("tcp://"))
 
 
 def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:

@@ -40,8 +40,8 @@ def serving(fleet: str) -> dict[int, str | Secret[str]]:
         raise AddressError(only_linux(f"ray://{fleet}"))
     if importlib.util.find_spec("ray") is None:
         raise AddressError(
-            f"ray://{fleet} needs Ray, which is not installed here: pip install 'envhub-rl[ray]', or start the fleet "
-            'with an announcement folder, and name that: hub="file:///FOLDER"'
+            f"ray://{fleet} needs Ray, which is not installed here: pip install 'envhub-rl[ray]', or name the hubs "
+            "by their addresses, in a list"
         )
     check_fleet_name(fleet)
     ray = sys.modules.get("ray")  # where it is not imported, it takes a second, and the program is not connected

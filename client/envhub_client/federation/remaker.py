@@ -124,7 +124,7 @@ class Remaker:
         """
         members = self._opener.hubs()
         lost = [member for member in members if member.name == part.hub]
-        failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the hub {part.hub} is announced no more")]
+        failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {part.hub} no more")]
         if self._opener.options.on_hub_loss == "redistribute":
             others = [member for member in members if member.name != part.hub]
             hubs += self._opener.connect(others, ANSWER_S, failures.append)

@@ -9,7 +9,7 @@ from envhub.errors import AddressError
 from envhub.fleet.names import hub_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub_client.connection import announced_hubs, dns_hubs, known_hubs, ray_hubs
+from envhub_client.connection import dns_hubs, known_hubs, ray_hubs
 
 
 class Member(NamedTuple):
@@ -27,26 +27,19 @@ class Member(NamedTuple):
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     """The hubs that ``hub`` stands for now, by name.
 
-    ``file:///FOLDER`` stands for the hubs that are announced in the folder, ``dns://NAME:PORT`` for those at the name's
-    addresses, ``ray://FLEET`` for those of the fleet that serve, and any other address or name for one hub. Hubs may
-    come and go between two calls. A warning names the announcements that are left out.
+    ``dns://NAME:PORT`` stands for those at the name's addresses, ``ray://FLEET`` for those of the fleet that serve, and
+    any other address or name for one hub. Hubs may come and go between two calls.
 
     Raises:
-        AddressError: the folder is not given by its path, or other users may write to it; NAME is no host, or there is
-            no such fleet.
-        HubUnreachable: no hub is announced there, NAME has no address, or none of the fleet serves.
-        KeysError: a hub there wants a key, and this user has none.
+        AddressError: NAME is no host, or there is no such fleet.
+        HubUnreachable: NAME has no address, or no hub of the fleet serves.
     """
     if (place := dns_hubs.place_of(hub)) is not None:
         return tuple(Member(each, known_hubs.address_with_keys_of(place, each)) for each in dns_hubs.places(place))
     if (fleet := ray_hubs.fleet_of(hub)) is not None:
         return tuple(Member(hub_name(fleet, index), address) for index, address in ray_hubs.serving(fleet).items())
-    folder = announced_hubs.folder_of(hub)
-    if folder is None:
-        address = addresses.guarded(hub)
-        return (Member(addresses.written(address), address),)
-    hubs = announced_hubs.present(folder)
-    return tuple(Member(each.name, known_hubs.announced_address(each, folder)) for each in hubs)
+    address = addresses.guarded(hub)
+    return (Member(addresses.written(address), address),)
 
 
 def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
@@ -66,7 +59,7 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
 
 
 def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
-    """True if this may stand for several hubs: a list, a folder of announcements, a DNS name, a fleet on Ray."""
+    """True if this may stand for several hubs: a list, a DNS name, a fleet on Ray."""
     named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
-    kinds = announced_hubs.folder_of, dns_hubs.place_of, ray_hubs.fleet_of
+    kinds = dns_hubs.place_of, ray_hubs.fleet_of
     return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)

@@ -13,9 +13,8 @@ from envhub.errors import EnvHubError, printable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.client import Client
-from envhub_client.connection import announced_hubs, known_hubs
 from envhub_client.deadline import Deadline
-from envhub_client.fleet.members import members
+from envhub_client.fleet.members import Member, members
 
 ASKED_MAX = 64  # hubs that are asked at one time
 RATE_S = 0.5  # between two counts of steps, which give a rate
@@ -27,9 +26,9 @@ class HubReport:
 
     Attributes:
         name: of the hub.
-        address: without keys; empty where it has none for this machine.
+        address: without keys.
         host: the name of its machine; empty where it is not known.
-        state: ``ok``, ``draining``, ``unreachable`` or ``stale``.
+        state: ``ok``, ``draining`` or ``unreachable``.
         why: the reason why it does not answer.
         sessions: that exist.
         envs: that exist.
@@ -54,18 +53,7 @@ class HubReport:
     @property
     def answers(self) -> bool:
         """True if the hub has answered."""
-        return self.state not in ("unreachable", "stale")
-
-
-@dataclass(frozen=True)
-class AskedHub:
-    """A hub to ask, or the reason why it cannot be."""
-
-    name: str
-    address: str | Secret[str]
-    host: str = ""
-    why: str = ""
-    is_stale: bool = False
+        return self.state != "unreachable"
 
 
 def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport]:
@@ -78,47 +66,25 @@ def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport
     Raises:
         EnvHubError: a name stands for no hub; as of ``members``.
     """
-    asked = {(each.name, addresses.written(each.address)): each for hub in hubs for each in _asked(hub)}
+    asked = {(each.name, addresses.written(each.address)): each for hub in hubs for each in members(hub)}
     deadline = Deadline(timeout)
     with ThreadPoolExecutor(min(len(asked), ASKED_MAX) or 1) as threads:
         return [*threads.map(partial(_report, deadline), asked.values())]
 
 
-def _asked(hub: str | Secret[str]) -> list[AskedHub]:
-    folder = announced_hubs.folder_of(hub)
-    if folder is None:
-        return [AskedHub(*member) for member in members(hub)]
-    present, skipped = announced_hubs.announced(folder)
-    asked = []
-    for each in present:
-        try:
-            asked.append(AskedHub(each.name, known_hubs.announced_address(each, folder), each.host))
-        except EnvHubError as error:
-            asked.append(AskedHub(each.name, "", each.host, str(error)))
-    for file in skipped:
-        if file.stale is not None:
-            asked.append(AskedHub(file.stale.name, "", file.stale.host, file.why, is_stale=True))
-        else:
-            asked.append(AskedHub(file.file, "", why=file.why))
-    return sorted(asked, key=lambda each: each.name)
-
-
-def _report(deadline: Deadline, hub: AskedHub) -> HubReport:
-    written = addresses.written(hub.address)
-    if hub.why:
-        return HubReport(hub.name, written, hub.host, "stale" if hub.is_stale else "unreachable", hub.why)
+def _report(deadline: Deadline, hub: Member) -> HubReport:
     try:
         with Client(hub.address, _left_s(deadline)) as client:
             return _answer(client, deadline, hub)
     except EnvHubError as error:
-        return HubReport(hub.name, written, hub.host, "unreachable", str(error))
+        return HubReport(hub.name, addresses.written(hub.address), "", "unreachable", str(error))
 
 
 def _left_s(deadline: Deadline) -> float:
     return max(round(deadline.left_s(), 1), 0.1)
 
 
-def _answer(client: Client, deadline: Deadline, hub: AskedHub) -> HubReport:
+def _answer(client: Client, deadline: Deadline, hub: Member) -> HubReport:
     client.timeout = _left_s(deadline)
     health = client.health()
     client.timeout = _left_s(deadline)
@@ -132,7 +98,7 @@ def _answer(client: Client, deadline: Deadline, hub: AskedHub) -> HubReport:
     return HubReport(
         hub.name,
         addresses.written(hub.address),
-        hub.host or client.host,
+        client.host,
         str(health["status"]),
         sessions=_number(health, "sessions"),
         envs=_number(counters, "envs"),

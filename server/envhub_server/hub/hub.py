@@ -26,7 +26,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
@@ -64,7 +63,6 @@ from envhub_server.loop.schedule import Schedule
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.access import Access
-from envhub_server.network.announcer import Announcer, announcement_of
 from envhub_server.network.audit import Audit
 from envhub_server.network.rights import Holder
 from envhub_server.network.router import Router
@@ -153,7 +151,6 @@ class Hub:
         leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
         self._proxy = ProxyRunner(access, self._supervisor, loop, unfinished_bytes_max)
         self._connections = ConnectionSupervisor(router, access, self._proxy, directory, leases, self._unread, loop)
-        self._announcer: Announcer | None = None
         self._gateway = Gateway(router, protocol, access, self._connections, leases, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
@@ -232,19 +229,8 @@ class Hub:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
             log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
-        if self.config.announce is not None:
-            self._announce(self.config.announce)
-
-    def _announce(self, folder: Path) -> None:
-        config = self.config
-        capacity = {"cpus": usable_cpus(config.cpus), "envs_max": config.max_envs, "sessions_max": config.sessions_max}
-        announcement = announcement_of(config.name_of_hub, self.addresses, self.id, self._access.server_key, **capacity)
-        self._announcer = Announcer(folder, announcement, self._loop, self._status.set_name)
-        self._announcer.open()
 
     def _close(self, heard: signals.Signals) -> None:
-        if self._announcer is not None:
-            self._announcer.withdraw()
         self._abandon_all()
         # Before the supervisor, which ends all children.
         self._features.close_recordings(partial(self._recording_grace_s, heard))
@@ -258,8 +244,6 @@ class Hub:
             self._audit.close()
             self._router.context.term()
             self._proxy.close()
-        if self._announcer is not None:
-            self._announcer.close()
         log_file.on_left_out(lambda: None)
         log_file.tell_left_out(ends=True)
 
@@ -461,8 +445,6 @@ class Hub:
         log.info("stopping", why=why, sessions=len(self._sessions))
         self._protocol.draining = True
         self._service = service
-        if self._announcer is not None:
-            self._announcer.withdraw()
 
     def _abandon_all(self) -> None:
         self._directory.abandon_all(SHUTTING_DOWN)

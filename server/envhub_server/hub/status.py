@@ -51,13 +51,8 @@ class Status:
     ) -> None:
         self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
         self._usage = usage
-        self.name = config.name_of_hub
         self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
         self._began_s = time.monotonic()
-
-    def set_name(self, name: str) -> None:
-        """Describe the hub with this name from now on."""
-        self.name = name
 
     def welcome(self, holder: Holder) -> Welcome:
         """Description of the hub for this client."""
@@ -71,7 +66,7 @@ class Status:
             pid=os.getpid(),
             compressions=compression.available(),
             capacity=self.capacity(holder),
-            name=self.name,
+            name=config.name_of_hub,
         )
 
     def capacity(self, holder: Holder) -> Capacity:

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 from ray_clusters import NODE, ray_cluster
 
 import envhub
-from envhub.errors import AddressError, HubUnreachable, KeysError
+from envhub.errors import AddressError, HubUnreachable
 from envhub.fleet import Fleet
 from envhub.fleet.fleet import fleets
 from envhub.transport.address import runtime_folder
@@ -232,8 +232,6 @@ def test_fleet_that_cannot_start_says_why_and_leaves_nothing(cluster: Cluster, t
     with pytest.raises(ValueError, match="bind"):
         (tmp_path / "hub.toml").write_text('bind = ["tcp://127.0.0.1:5555"]\n')
         Fleet.up("bound", config=tmp_path / "hub.toml")
-    with pytest.raises(KeysError, match="the fleet's own client"):
-        Fleet.up("sims", clients={"fleet": "A" * 43})
     with pytest.raises(AddressError, match="no name for a fleet"):
         Fleet.up("a:b")
     with pytest.raises(AddressError, match=r"no fleet is up as 'sims' \(up: none yet\)"):
@@ -253,18 +251,6 @@ def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
     with pytest.raises(AddressError, match="is up as 'sims' already"):
         Fleet.up("sims", ["CartPole-v1"])
     assert fleet.ls() == before
-
-
-@pytest.mark.chaos
-def test_announced_hubs_serve_clients_without_ray(cluster: Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "announced"
-    fleet = Fleet.up("told", ["CartPole-v1"], hubs=2, announce=folder, timeout=120)
-    try:
-        assert len(members(f"file://{folder}")) == 2
-        steps(f"file://{folder}")
-    finally:
-        fleet.down()
-    assert [*folder.glob("*.json")] == []
 
 
 @pytest.mark.chaos

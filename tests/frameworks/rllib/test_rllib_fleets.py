@@ -70,9 +70,9 @@ def hubs_of_runners(algorithm: Any) -> list[set[str]]:
     return found
 
 
-def sessions(hub: str) -> dict[str, int | None]:
-    """The number of sessions on each hub of a fleet, as ``envhub fleet ls`` prints it."""
-    return {each.name: each.sessions for each in reports([hub], 10) if each.answers}
+def sessions(*hubs: str) -> dict[str, int | None]:
+    """The number of sessions on each hub of these names, as ``envhub fleet ls`` prints it."""
+    return {each.name: each.sessions for each in reports(hubs, 10) if each.answers}
 
 
 @pytest.fixture
@@ -83,36 +83,32 @@ def one_node() -> Iterator[None]:
 
 
 @pytest.fixture
-def announced(tmp_path: Path) -> Iterator[tuple[str, Sequence[ServedHub]]]:
-    """A fleet of three hubs, ``hub-0`` to ``hub-2``, which are announced in a folder."""
-    folder = tmp_path / "announced"
-    folder.mkdir(mode=0o700)
+def three_hubs(tmp_path: Path) -> Iterator[Sequence[ServedHub]]:
     with contextlib.ExitStack() as stack:
         hubs = []
         for number in range(RUNNERS):
             place = tmp_path / f"{number}"
             place.mkdir()
-            options = "--name", f"hub-{number}", "--announce", str(folder)
-            hubs.append(stack.enter_context(serve(place, "CartPole-v1", *options)))
-        yield f"file://{folder}", hubs
+            hubs.append(stack.enter_context(serve(place, "CartPole-v1")))
+        yield hubs
 
 
 def test_each_env_runner_has_a_hub_and_another_once_that_is_killed(
-    one_node: None, announced: tuple[str, Sequence[ServedHub]]
+    one_node: None, three_hubs: Sequence[ServedHub]
 ) -> None:
-    fleet, hubs = announced
-    with learner(config(fleet)) as algorithm:
+    addresses = [hub.ipc for hub in three_hubs]
+    with learner(config(addresses)) as algorithm:
         first = algorithm.train()["env_runners"]
-        assert hubs_of_runners(algorithm) == [{"hub-1"}, {"hub-2"}, {"hub-0"}]
-        assert sessions(fleet) == {"hub-0": 1, "hub-1": 1, "hub-2": 1}
-        hubs[2].stop(signal.SIGKILL)
+        assert hubs_of_runners(algorithm) == [{addresses[1]}, {addresses[2]}, {addresses[0]}]
+        assert sessions(*addresses) == dict.fromkeys(addresses, 1)
+        three_hubs[2].stop(signal.SIGKILL)
         began_s = time.monotonic()
         second = algorithm.train()["env_runners"]
         print(f"the iteration with the loss took {time.monotonic() - began_s:.1f} s")
         third = algorithm.train()["env_runners"]
         used = hubs_of_runners(algorithm)
-        assert used[0] == {"hub-1"} and used[2] == {"hub-0"} and used[1] in ({"hub-0"}, {"hub-1"})
-        assert sum(count or 0 for count in sessions(fleet).values()) == RUNNERS
+        assert used[0] == {addresses[1]} and used[2] == {addresses[0]} and used[1] in (used[0], used[2])
+        assert sum(count or 0 for count in sessions(*addresses).values()) == RUNNERS
         cut = [result["num_cut_episodes"] for result in (first, second, third)]
         assert cut[0] == 0 and 1 <= sum(cut) <= NUM_ENVS  # an env whose episode had just ended is cut in none
         sampled = [result["num_env_steps_sampled_lifetime"] for result in (first, second, third)]

@@ -81,6 +81,11 @@ def raised_text(type_name: str, message: str) -> str:
     return f"{name}: {message}" if message else name
 
 
+def hub_at(address: str) -> str:
+    """The hub at this address, for messages; the address of a private hub tells a reader nothing."""
+    return "the private hub of this program" if address.startswith("ipc:///proc/") else f"the hub at {address}"
+
+
 def _escaped(match: re.Match[str]) -> str:
     return f"\\x{ord(match[0]):02x}"
 
@@ -193,7 +198,7 @@ class EnvRaised(EnvHubError):
     def __str__(self) -> str:
         where = "an env" if self.env_index is None else f"env {self.env_index}"
         host = "" if self.worker is None else f" in worker {self.worker}"
-        hub = f" of the hub at {self.address}" if self.address else ""
+        hub = f" of {hub_at(self.address)}" if self.address else ""
         text = f"{where}{host}{hub} raised {raised_text(self.type_name, self.remote_message)}"
         if self.replay:
             text += f"\n\n{replay_text(self.replay)}"

@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, shown
+from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, hub_at, shown
 from envhub.protocol.messages import Attach, Close, Op, Question
 from envhub.secret import Secret
 from envhub.systems import only_linux
@@ -180,13 +180,13 @@ class Client(AbstractContextManager["Client"]):
         for name, kinds in _HEALTH.items():
             if not isinstance(row.get(name, _OLDER.get(name)), kinds):
                 raise RemoteProtocolError(
-                    f"the hub at {self.address} says of its health {name}={shown(row.get(name), 100)}"
+                    f"{hub_at(self.address)} says of its health {name}={shown(row.get(name), 100)}"
                 )
         return row
 
     def _row(self, op: Op) -> dict[str, Any]:
         if len(rows := self._rows(op)) != 1:
-            raise RemoteProtocolError(f"the hub at {self.address} answered {op.name} with {len(rows)} rows")
+            raise RemoteProtocolError(f"{hub_at(self.address)} answered {op.name} with {len(rows)} rows")
         return rows[0]
 
     def _rows(self, op: Op) -> list[dict[str, Any]]:

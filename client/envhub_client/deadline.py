@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from envhub.errors import hub_at
+
 ANSWER_S = 5.0
 _ADDRESSES_SHOWN = 10  # in one error
 
@@ -39,6 +41,5 @@ def no_reply(addresses: Sequence[str], timeout: float) -> str:
     names = [*addresses[:_ADDRESSES_SHOWN]]
     if others := len(addresses) - len(names):
         names.append(f"{others} others")
-    listed = " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
-    hubs = "hub" if len(names) == 1 else "hubs"
-    return f"no reply from the {hubs} at {listed} within {shown(timeout)} s; it can be waited for again"
+    hubs = f"the hubs at {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else hub_at(names[0])
+    return f"no reply from {hubs} within {shown(timeout)} s; it can be waited for again"

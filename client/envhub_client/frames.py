@@ -1,6 +1,7 @@
 """An error that its reader can act on shows the caller's own frames, and not those that it has passed in the library.
 
-It is an env's, or tells of a hub, an address, a key or a request. A breach of the protocol shows all frames.
+It is an env's, or tells of a hub, an address, a key, a request or a wrong argument. A bug shows all frames: a breach of
+the protocol, and what Python raised in the library's own code.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from opcode import opmap
 from typing import ParamSpec, TypeVar
 
 from envhub import errors
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+_OF_USE = "_envhub_of_use"  # an attribute of errors
 
 
 def hide_frames(error: BaseException) -> None:
@@ -32,7 +36,26 @@ def hide_frames(error: BaseException) -> None:
 def _is_of_use(error: BaseException) -> bool:
     """True if an error is an env's or tells its reader what to do, and so is no bug of the library."""
     of_library = isinstance(error, (errors.LocalProtocolError, errors.RemoteProtocolError))
-    return errors.raised_by_env(error) is not None or (isinstance(error, errors.EnvHubError) and not of_library)
+    if errors.raised_by_env(error) is not None:
+        return True
+    if isinstance(error, errors.EnvHubError):
+        return not of_library
+    if not isinstance(error, (TypeError, ValueError, ImportError)):
+        return False
+    of_use: bool = vars(error).setdefault(_OF_USE, _is_raised_by_library(error))  # its frames may be hidden already
+    return of_use
+
+
+def _is_raised_by_library(error: BaseException) -> bool:
+    """True if a ``raise`` statement of the library raised this, whose text is for the caller then."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None:
+        return False
+    frame = at.tb_frame
+    is_raised = frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
+    return is_raised and frame.f_globals.get("__name__", "").startswith("envhub")
 
 
 def hiding_frames(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -177,6 +177,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
+        if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(one, dict) for one in env_kwargs):
+            raise TypeError(f"env_kwargs must be a dict, or a list with one for each env, got {shown(env_kwargs, 100)}")
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
         if num_envs not in (1, len(each)) or not each:
             raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, hub_at
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Observe, Observed, Op
 from envhub.values import codec, spaces
@@ -55,7 +55,7 @@ class Observer(AbstractContextManager["Observer"]):
             space = spaces.build(codec.decode(first.observation_spaces[0]), spaces.SPACE_BYTES_MAX // first.num_envs)
         except (ValueError, IndexError) as error:
             connection.close()
-            raise RemoteProtocolError(f"the hub at {connection.address} describes no session: {error}") from error
+            raise RemoteProtocolError(f"{hub_at(connection.address)} describes no session: {error}") from error
         except BaseException:
             connection.close()
             raise

@@ -19,6 +19,7 @@ from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
 from envhub_server.import_check import check_folders
+from envhub_server.ipc.packages import remedy_of
 from envhub_server.processes import hub_process
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.table_check import ArgumentSpot, values_from
@@ -70,7 +71,8 @@ def check_package(config: HubConfig) -> None:
         # A worker also imports from the working directory. Nothing is imported here.
         folders = [each.folder or os.getcwd() for each in registry.interpreters]
         if package not in sys.modules and not PathFinder.find_spec(package, folders) and not find_spec(package):
-            raise registry.not_found(factory, f"No module named {package!r}")
+            error = ModuleNotFoundError(f"No module named {package!r}", name=package)
+            raise registry.not_found(factory, f"{error}{remedy_of(error, served=True)}")
 
 
 def serve(

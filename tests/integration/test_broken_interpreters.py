@@ -105,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenHub]:
     (folder / "hub.toml").write_text("\n".join(tables))
     told = {name: why for name, (_, why) in interpreters.items()}
     told["no-folder"] = r"the folder \S*no-folder on \S+, which its environment wants, does not exist"
-    told["no-package"] = r"No module named 'no_such_simulator', in \S+ .* on \S+; run: \S+ -m pip install no_such_sim"
+    told["no-package"] = r"No module named 'no_such_simulator', in \S+ .* on \S+; install the package that has it"
     with serve(folder, "--config", str(folder / "hub.toml")) as hub:
         yield BrokenHub(hub, folder, told)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -43,13 +47,40 @@ def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong
         {"pin": 1},
         {"vector": "yes"},
         {"reconnect_timeout": "3"},
+        {"env_kwargs": 7},
+        {"step_timeout": -1},
+        {"recycle": {"episode": 1}},
     ],
     ids=str,
 )
-def test_keyword_of_another_type_is_named(wrong: dict[str, Any]) -> None:
+def test_keyword_of_another_type_is_named_at_the_call(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
-        envhub.make_vec("CartPole-v1", num_envs=2, **wrong)
+    for make in (partial(envhub.make_vec, num_envs=2), envhub.make):
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must be|make takes .* {name}") as raised:
+            make("CartPole-v1", **wrong)
+        assert sys.version_info < (3, 11) or raised.traceback[-1].path == Path(__file__)
+
+
+def test_wrong_argument_of_a_method_is_named_at_the_call() -> None:
+    calls: dict[str, Callable[[envhub.HubVectorEnv], object]] = {
+        "seeds": lambda envs: envs.reset(seed=[1]),
+        "options must be": lambda envs: envs.reset(options=7),  # type: ignore[arg-type]
+        "env_ids must be": lambda envs: envs.send([0], env_ids=[7]),
+        "actions must be": lambda envs: envs.step(None),
+    }
+    with closing(envhub.make_vec("CartPole-v1", 2, num_workers=0)) as envs:
+        envs.reset()
+        for text, call in calls.items():
+            with pytest.raises((TypeError, ValueError), match=text) as raised:
+                call(envs)
+            assert sys.version_info < (3, 11) or raised.traceback[-1].path == Path(__file__)
+
+
+def test_bug_of_the_library_shows_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envhub_client.make.named_wrappers", len)
+    with pytest.raises(TypeError, match="has no len") as raised:
+        envhub.make_vec("CartPole-v1", 2, wrappers=None)  # type: ignore[arg-type]
+    assert raised.traceback[-1].path.name == "make.py"
 
 
 @pytest.mark.parametrize("where", [{}, {"num_workers": 0}], ids=["hub", "in process"])
@@ -128,6 +159,37 @@ def test_other_errors_of_a_constructor_are_as_they_were(hub: ServedHub) -> None:
 def test_single_env_refuses_what_only_several_have(name: str) -> None:
     with pytest.raises(TypeError, match=rf"make takes no '{name}'.*make_vec"):
         envhub.make("CartPole-v1", **{name: 2})
+
+
+# --- names and packages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ("gymnasium.envs.classic_control:PendulmEnv", "has no attribute 'PendulmEnv'; did you mean 'PendulumEnv'?"),
+        (
+            "gymnasium.envs.clasic_control:PendulumEnv",
+            "No module named 'gymnasium.envs.clasic_control'; did you mean 'classic_control'?",
+        ),
+        ("gymnasum:PendulumEnv", "No module named 'gymnasum'; did you mean 'gymnasium'?"),
+        ("or_gym:make", f"No module named 'or_gym'; run: {sys.executable} -m pip install or_gym"),
+        ("no_such_simulator:make", "No module named 'no_such_simulator'"),  # a stranger's package may have this name
+    ],
+)
+def test_private_hub_says_what_was_meant_and_what_is_missing(env: str, told: str) -> None:
+    with pytest.raises((AttributeError, ModuleNotFoundError), match=f"{re.escape(told)}$"):
+        envhub.make_vec(env, 2)
+
+
+def test_errors_of_a_private_hub_name_no_address_of_it() -> None:
+    with pytest.raises(envhub.RequestRefused, match=r"\(private hub of this program\)"):
+        envhub.make_vec("CartPole-v1", 2, python="no_such_python")
+    with closing(envhub.make_vec(sims.Counter, 2, on_crash="raise")) as envs:
+        envs.reset()
+        os.kill(envs.call("pid")[0], signal.SIGKILL)
+        with pytest.raises(envhub.WorkerDied, match=r"\(private hub of this program\)"):
+            envs.step([0, 0])
 
 
 # --- factories --------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ ROOMS = {
         "log.py": {"processes"},
         "private_hub.py": {"catalog", "hub", "ipc", "processes", "worker"},
         "replay.py": {"ipc", "processes"},
-        "serve.py": {"catalog", "hub", "processes"},
+        "serve.py": {"catalog", "hub", "ipc", "processes"},
     },
     "envhub_client": {
         "connection": {"envhub.fleet", "envhub.protocol", "envhub.transport", "envhub.values"},

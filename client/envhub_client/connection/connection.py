@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn, SupportsIndex
+from numbers import Real
+from typing import NoReturn, SupportsIndex, cast
 
 import envhub
 from envhub import errors
@@ -71,8 +72,8 @@ class Connection:
             AddressError: the address cannot be connected to.
             ValueError: ``timeout`` is not positive and finite.
         """
-        if not 0 < timeout < math.inf:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        if not isinstance(cast("object", timeout), Real) or not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.address = transport.address
         self.hub: str | None = None
         self.first_env = 0
@@ -121,7 +122,8 @@ class Connection:
             message = self.result(self._hello_deadline.left_s()).message
         except (errors.HubTimeout, errors.HubLost) as error:
             within = f"within {self._hello_deadline.timeout:g} s"
-            text = f"no hub answered at {self.address} {within}: {self._transport.advice()}"
+            hub = errors.hub_at(self.address).removeprefix("the hub at ")
+            text = f"no hub answered at {hub} {within}: {self._transport.advice()}"
             raise errors.HubUnreachable(text) from (error if isinstance(error, errors.HubLost) else None)
         assert isinstance(message, Welcome)
         return message
@@ -167,7 +169,7 @@ class Connection:
                 if not self.protocol.held:
                     self._transport.send(sent)
             except FrameTooLarge as error:
-                limit = f"message_bytes_max={self.protocol.frame_bytes_max} of the hub at {self.address}"
+                limit = f"message_bytes_max={self.protocol.frame_bytes_max} of {errors.hub_at(self.address)}"
                 text = f"a {op.name} request of {error.nbytes} bytes is more than {limit}"
                 raise errors.RequestRefused(text) from None
             except BaseException as error:
@@ -176,7 +178,7 @@ class Connection:
                 raise
 
     def _busy(self, pending: Op) -> errors.LocalProtocolError:
-        return errors.LocalProtocolError(f"a {pending.name} is pending at the hub at {self.address}")
+        return errors.LocalProtocolError(f"a {pending.name} is pending at {errors.hub_at(self.address)}")
 
     def synchronize(self) -> None:
         """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
@@ -223,7 +225,7 @@ class Connection:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
-                raise self._end or errors.LocalProtocolError(f"no request is pending at the hub at {self.address}")
+                raise self._end or errors.LocalProtocolError(f"no request is pending at {errors.hub_at(self.address)}")
             now_s = time.monotonic()
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
@@ -274,7 +276,7 @@ class Connection:
         try:
             self._transport.hear(0)
         except errors.RemoteProtocolError as error:  # the hub is asked again for what this was to be
-            logger.warning("a message from the hub at %s was thrown away: %s", self.address, error)
+            logger.warning("a message from %s was thrown away: %s", errors.hub_at(self.address), error)
             self._transport.reconnect()  # and all that may have come after it is dropped
         self._report()
         now_s = time.monotonic()
@@ -292,7 +294,7 @@ class Connection:
         raise self._loss(why)
 
     def _loss(self, why: str) -> errors.HubLost:
-        return errors.of_hub(errors.HubLost(f"the hub at {self.address} is lost: {why}"), self.hub)
+        return errors.of_hub(errors.HubLost(f"{errors.hub_at(self.address)} is lost: {why}"), self.hub)
 
     def _check_hub(self, now_s: float) -> None:
         """Check that the hub is still there.
@@ -313,7 +315,7 @@ class Connection:
                 raise self._loss(loss)
             if (op := self.protocol.cut_off) is not None:
                 raise errors.RequestRefused(
-                    f"{protocol.CUTS_MAX} connections to the hub at {self.address} ended, each after the {op.name} "
+                    f"{protocol.CUTS_MAX} connections to {errors.hub_at(self.address)} ended, each after the {op.name} "
                     "request was sent on it; the request was given up. Look for connection_ended in the hub's log; if "
                     "it is not there, something between this client and the hub ends them"
                 )
@@ -364,7 +366,7 @@ class Connection:
                 reply = self.wait(timeout)
             except errors.HubTimeout:
                 self.give_up()
-                text = f"the hub at {self.address} did not answer {op.name} within {timeout:g} s"
+                text = f"{errors.hub_at(self.address)} did not answer {op.name} within {timeout:g} s"
                 # Without its cause, which says that it can be waited for again.
                 raise errors.of_hub(errors.HubTimeout(text), self.hub) from None
             except BaseException:

@@ -41,7 +41,7 @@ def raise_failure(failure: Failure, address: str, hub: str | None = None, first_
         kind = _CLASSES.get(failure.code, errors.RequestRefused)
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
         again = f"\n\n{errors.replay_text(failure.replay)}" if failure.replay else ""
-        error = kind(f"{failure.message} (hub at {address}){output}{again}")
+        error = kind(f"{failure.message} ({errors.hub_at(address).removeprefix('the ')}){output}{again}")
         error.hub = hub
         if isinstance(error, (errors.WorkerDied, errors.EnvTimeout)):
             error.env_index = index

@@ -34,7 +34,7 @@ class ConnectionLock(_Lock):  # type: ignore[misc]
             Forked: it belongs to the process that this one was forked from.
         """
         if self.closed:
-            raise errors.LocalProtocolError(f"this connection to the hub at {self._address} is closed")
+            raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
         if os.getpid() != self._pid:
             raise errors.Forked("this connection was made before a fork; connect again in the child")
 

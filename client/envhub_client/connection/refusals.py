@@ -89,7 +89,7 @@ class Refusals:
             self._deny(f"{why}, which is {kept.place}: {ask}, and {kept.remedy}")
 
     def _deny(self, why: str) -> None:
-        self.denied = f"the hub at {self.target.text} {why}"
+        self.denied = f"{errors.hub_at(self.target.text)} {why}"
 
     def _take_new_key(self) -> bool:
         """Use the key that this user keeps for the hub of this name by now; returns whether it is another one."""

@@ -25,7 +25,7 @@ class UserReports:
         self.making_line = MakingLine()
         self.tried = ""
         self.warned = False
-        self._address, self._protocol = address, protocol
+        self._hub, self._protocol = errors.hub_at(address), protocol
 
     def report(self, now_s: float, waited_s: float) -> None:
         """Report what is new, after ``waited_s`` seconds of the pending request."""
@@ -34,11 +34,11 @@ class UserReports:
             counts = progress.phase, progress.built, progress.num_envs
             doing = f"importing {progress.importing}" if progress.importing else progress.starting
             doing = f" ({errors.printable(doing)})" if doing else ""
-            text = "the hub at %s is %s: %d/%d envs ready%s"
-            logger.info(text, self._address, *counts, doing, extra={"progress": counts})
+            text = "%s is %s: %d/%d envs ready%s"
+            logger.info(text, self._hub, *counts, doing, extra={"progress": counts})
             self.making_line.show(f"{progress.built} of {progress.num_envs} envs made{doing}", waited_s)
         while self._protocol.notices:
-            logger.warning("the hub at %s: %s", self._address, self._protocol.notices.pop(0))
+            logger.warning("%s: %s", self._hub, self._protocol.notices.pop(0))
         if self.warned:
             self.report_reach(now_s)
 
@@ -50,6 +50,6 @@ class UserReports:
         self.warned = bool(trouble)
         if trouble:
             tried = f"for {prelude.REFUSED_S:g} s" if self._protocol.is_refused else self.tried
-            logger.warning("the hub at %s is out of reach: %s; it is tried %s", self._address, trouble, tried)
+            logger.warning("%s is out of reach: %s; it is tried %s", self._hub, trouble, tried)
         else:
-            logger.warning("the hub at %s is within reach again", self._address)
+            logger.warning("%s is within reach again", self._hub)

@@ -107,7 +107,9 @@ class ZeroMqTransport:
         except (OSError, zmq.ZMQError) as error:
             if error.errno != errno.EMFILE:
                 raise
-            raise errors.HubUnreachable(f"no connection to the hub at {self.address}: {_NO_MORE_SOCKETS}") from error
+            raise errors.HubUnreachable(
+                f"no connection to {errors.hub_at(self.address)}: {_NO_MORE_SOCKETS}"
+            ) from error
         local = self.local_sockets
         try:
             self._socket.connect(self.address if local is None else f"ipc://{local.place()}")
@@ -190,7 +192,7 @@ class ZeroMqTransport:
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
                 raise
-            text = f"this connection to the hub at {self.address} was closed meanwhile"
+            text = f"this connection to {errors.hub_at(self.address)} was closed meanwhile"
             raise errors.LocalProtocolError(text) from error
         for descriptor, _ in ready:
             if descriptor == ours:

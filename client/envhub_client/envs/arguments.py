@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import get_all_start_methods
 from typing import Any
 
@@ -58,6 +58,8 @@ def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool
         TypeError: the mask is no array, or of another dtype.
         ValueError: it has another shape, or selects no env.
     """
+    if not isinstance(options, (Mapping, type(None))):
+        raise TypeError(f"options must be a dict, or a list with one or None for each env, got {options!r}")
     if options is None or "reset_mask" not in options:
         return [], options
     mask = options["reset_mask"]

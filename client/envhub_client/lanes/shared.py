@@ -21,7 +21,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, of_hub
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, hub_at, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -140,7 +140,7 @@ class SharedLane:
         self._tend()
         self._regain_drive()
         if not self._arena.client_may_post:
-            text = f"the hub at {self._connection.address} is shutting down"
+            text = f"{hub_at(self._connection.address)} is shutting down"
             raise of_hub(HubLost(text), self._connection.hub)
 
     def _regain_drive(self) -> None:
@@ -324,7 +324,7 @@ class SharedLane:
         reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
             address = self._connection.address
-            raise RemoteProtocolError(f"envs {raised} raised, and the hub at {address} did not report what")
+            raise RemoteProtocolError(f"envs {raised} raised, and {hub_at(address)} did not report what")
         try:
             return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
         except ValueError as error:
@@ -377,7 +377,7 @@ class SharedLane:
         self._keep_last()
         self._driver.taken(slice(None))
         self._ask_hub([], deadline)
-        text = f"the hub at {self._connection.address} has ended this session"
+        text = f"{hub_at(self._connection.address)} has ended this session"
         raise of_hub(HubLost(text), self._connection.hub)
 
 
@@ -392,6 +392,6 @@ def shared_lane(
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
         return SharedLane(wire, connection, templates, attachment, attachment.arena(layout))
     except (OSError, ValueError) as error:
-        log.debug("no shared lane to the hub at %s: %s", connection.address, error)
+        log.debug("no shared lane to %s: %s", hub_at(connection.address), error)
         attachment.close()
         return None

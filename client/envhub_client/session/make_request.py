@@ -99,7 +99,7 @@ def chosen_compression(options: SessionOptions, connection: Connection) -> str:
     theirs, ours = connection.welcome.compressions, available()
     if wanted == "auto":
         return next((method for method in ours if method in theirs), "")
-    for side, methods in ((f"the hub at {address.text}", theirs), ("this client", ours)):
+    for side, methods in ((errors.hub_at(address.text), theirs), ("this client", ours)):
         if wanted not in methods:
             raise errors.RequestRefused(
                 f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
@@ -116,5 +116,5 @@ def require(connection: Connection, minor: int, what: str) -> None:
     if not connection.speaks(minor):
         spoken = errors.shown(connection.welcome.version, 20)
         raise errors.RequestRefused(
-            f"the hub at {connection.address} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"
+            f"{errors.hub_at(connection.address)} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"
         )

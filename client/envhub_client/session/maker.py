@@ -80,7 +80,7 @@ class SessionMaker:
             raise
         except (ValueError, TypeError) as error:
             address = self.connection.address
-            raise errors.RemoteProtocolError(f"the hub at {address} describes no session: {error}") from error
+            raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         return self.adopt(made)
 
@@ -151,10 +151,10 @@ class SessionMaker:
         asked, wanted = self._make, None if isinstance(self._make, Attach) else self._make.num_envs
         if isinstance(asked, Attach) and made.num_envs != len(made.steps):
             text = f"gave {made.num_envs} envs, and steps of {len(made.steps)}"
-            raise errors.RemoteProtocolError(f"the hub at {connection.address} {text}")
+            raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
         if wanted not in (None, made.num_envs):
             text = f"made {made.num_envs} envs in place of {wanted}"
-            raise errors.RemoteProtocolError(f"the hub at {connection.address} {text}")
+            raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
         return made
 
     def adopt(self, made: Made) -> HubLane:
@@ -232,4 +232,4 @@ def _ending(connection: Connection) -> Iterator[None]:
         if not isinstance(raised or error, errors.EnvHubError):
             raise  # of a signal handler
         level = logging.DEBUG if raised is None else logging.ERROR
-        log.log(level, "closing a session of the hub at %s: %s", connection.address, raised or error)
+        log.log(level, "closing a session of %s: %s", errors.hub_at(connection.address), raised or error)

@@ -56,7 +56,7 @@ class SessionRenewal:
             lane = maker.adopt(made)
         finally:
             maker.end_all_but(maker.connection)
-        log.warning("%d envs exist again on the hub at %s", made.num_envs, maker.connection.address)
+        log.warning("%d envs exist again on %s", made.num_envs, errors.hub_at(maker.connection.address))
         return lane
 
     def _open_again(self, loss: errors.HubLost) -> Made:

@@ -161,7 +161,7 @@ class Listing:
             case WorkerSaid(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(key):
                 lone = bool(failed.remedy) and self._registry.lone_factory() == failed.entry
                 if not key.is_other and (failed.missing or lone):
-                    self._refuse(number, self._registry.not_found(failed.entry, failed.why))
+                    self._refuse(number, self._registry.not_found(failed.entry, f"{failed.why}{failed.remedy}"))
                 why = f"{failed.entry} cannot be made: {failed.why}{failed.remedy}"
                 self._problems[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
         if not self._asked and (self.names is None or self._registered):

@@ -13,13 +13,13 @@ from typing import Any, Callable, Sequence
 
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
+from envhub_server.ipc.packages import remedy_of
 from envhub_server.worker.built_description import BuiltDescription
 from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_sources import adopt_environment, factories, modules_of, named, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt
-from envhub_server.worker.name_lister import import_remedy
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.private_memory import private_bytes
@@ -109,8 +109,9 @@ class Builder:
         except ChannelClosed:
             raise
         except BaseException as error:
-            if isinstance(error, ModuleNotFoundError) and not self._envs.allow_pickle:
-                error.msg = f"{error}{import_remedy(error)}"  # ``msg`` is the text of an ImportError
+            if isinstance(error, ModuleNotFoundError):
+                remedy = remedy_of(error, served=not self._envs.allow_pickle)
+                error.msg = f"{error}{remedy}"  # ``msg`` is the text of an ImportError
                 error.args = (error.msg,)
             self._reports.send(error, self._row, "factory_failed")
             return False

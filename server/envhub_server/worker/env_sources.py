@@ -17,7 +17,7 @@ from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.factories_memory import pickle_of
-from envhub_server.ipc.packages import on_this_machine
+from envhub_server.ipc.packages import meant, on_this_machine
 from envhub_server.worker import gym_compat
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.message_levels import adopt_levels
@@ -214,19 +214,27 @@ def why_missing(entry: str) -> Exception | None:
     Raises:
         BaseException: any other exception of the module.
     """
-    module, _, name = entry.partition(":")
+    module = entry.partition(":")[0]
     try:
-        imported = importlib.import_module(module)
+        importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             return error
         raise  # the module exists, but a module that it imports does not
-    return None if hasattr(imported, name) else AttributeError(f"module {module!r} has no attribute {name!r}")
+    try:
+        _load(entry)
+    except AttributeError as error:
+        return error
+    return None
 
 
 def _load(entry: str) -> Any:
     module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)
+    imported = importlib.import_module(module)
+    try:
+        return getattr(imported, name)
+    except AttributeError as error:
+        raise AttributeError(f"{error}{meant(name, dir(imported))}") from None
 
 
 def _adopt_program(build: Any) -> None:

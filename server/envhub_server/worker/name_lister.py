@@ -11,7 +11,7 @@ from envhub.protocol import messages
 from envhub.values.gym_api import registered
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
-from envhub_server.ipc.packages import remedy
+from envhub_server.ipc.packages import remedy_of
 from envhub_server.worker import rendering
 from envhub_server.worker.env_sources import why_missing
 from envhub_server.worker.failure_reports import FailureReports
@@ -45,17 +45,14 @@ class NameLister:
             except BaseException as error:
                 self._reports.send(error, None, "factory_failed")
                 text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
-                self._channel.send(control.FactoryFailed(entry, text, import_remedy(error), missing=False))
+                self._channel.send(control.FactoryFailed(entry, text, remedy_of(error, served=True), missing=False))
             else:
                 if missing:
                     package = entry.partition(":")[0].partition(".")[0]
                     is_there = getattr(missing, "name", None) != package
-                    self._channel.send(control.FactoryFailed(entry, str(missing), import_remedy(missing), is_there))
+                    self._channel.send(
+                        control.FactoryFailed(entry, str(missing), remedy_of(missing, served=True), is_there)
+                    )
         self._channel.send(control.Building(0))
         if wanted.rendering:
             self._channel.send(control.RenderingTried(rendering.why_not(wanted.rendering)))
-
-
-def import_remedy(error: BaseException) -> str:
-    """Describe how to install a module that an import lacks; empty where no module is missing."""
-    return remedy(error) if isinstance(error, ModuleNotFoundError) else ""

@@ -59,6 +59,7 @@ class JointRequest(Generic[Result]):
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._loss: tuple[HubLane, HubLost] | None = None  # of that part, with the lane that was lost
+        self._had = False  # whether ``results`` returned: a further wait would write over what the caller has
         self._dropped = False
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
@@ -67,7 +68,7 @@ class JointRequest(Generic[Result]):
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._errors, self._again, self._loss = {}, None, None
+        self._errors, self._again, self._loss, self._had = {}, None, None, False
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -136,6 +137,7 @@ class JointRequest(Generic[Result]):
                 self._errors[part] = error
         if late or self._errors:
             self._raise(late, timeout)
+        self._had = True
         return [*results.values()]
 
     def _raise(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
@@ -187,7 +189,8 @@ class JointRequest(Generic[Result]):
         self._send_rest()
         while self._parts:
             try:
-                self._result(self._parts[0], None)
+                if not self._had:
+                    self._result(self._parts[0], None)
                 self._on_dropped(self._parts[0])
             except Exception as error:
                 log.debug("dropped with a request that was given up: %s", error)

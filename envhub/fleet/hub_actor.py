@@ -37,9 +37,12 @@ class HubActor:
         self._name, self._index, self._settings = hub_name(fleet, index), index, settings
         self._node = _node_address()
         self._folder = HubFolder()
-        self._keys = _make_keys(self._folder.path / "keys")
-        socket = f"ipc://{self._folder.path / 'hub.sock'}"
-        self._hub = KeptHub(self._arguments(), (f"tcp://{self._node}:0", socket), _environment(_own_variables()))
+        # The hub has the descriptor, too: its keys and its configuration are those of this folder at each start.
+        inside = Path(f"/proc/self/fd/{self._folder.descriptor}")
+        self._keys = _make_keys(inside / "keys")
+        binds = f"tcp://{self._node}:0", f"ipc://{self._folder.path / 'hub.sock'}"
+        environ = _environment(_own_variables())
+        self._hub = KeptHub(self._arguments(inside), binds, environ, [self._folder.descriptor])
         # A hub ends with the thread that started it, so that is none of Ray's, which may end before the actor.
         threading.Thread(target=self._keep, name="hub", daemon=True).start()
 
@@ -70,8 +73,8 @@ class HubActor:
         self._hub.stop()
         self._folder.remove()
 
-    def _arguments(self) -> list[str]:
-        settings, folder = self._settings, self._folder.path
+    def _arguments(self, folder: Path) -> list[str]:
+        settings = self._settings
         arguments = ["--name", self._name, "--keys", str(folder / "keys"), "--cpus", str(max(1, int(settings.cpus)))]
         if settings.config:
             (folder / "hub.toml").write_text(settings.config)

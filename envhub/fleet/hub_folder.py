@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +20,23 @@ from envhub.transport.address import check_private, runtime_folder
 class HubFolder:
     """A new folder of this process; folders of processes that have ended are removed first.
 
+    Attributes:
+        path: of the folder.
+        descriptor: of the folder, with its lock. A path through it leads there also where the folder is replaced.
+
     Raises:
-        AddressError: another user could put something into the folder of all of them.
+        AddressError: another user could put something into the folder of all of them, or replace it.
         OSError: the folder cannot be made.
     """
 
     def __init__(self) -> None:
+        name = secrets.token_hex(5)  # the path of a socket is limited
         with _all_folders() as parent:
             remove_unowned(parent)
-            self.path = Path(tempfile.mkdtemp(dir=parent))
-            self._lock = _lock_of(self.path)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.mkdir(name, 0o700, dir_fd=parent)
+            self.descriptor = _opened(name, parent)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        self.path = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         self._is_removed = False
 
     def remove(self) -> None:
@@ -38,37 +44,37 @@ class HubFolder:
         if self._is_removed:
             return
         self._is_removed = True
-        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.descriptor)
         with _all_folders() as parent:
-            os.close(self._lock)
             remove_unowned(parent)
 
 
-def remove_unowned(parent: Path) -> None:
-    """Remove the folders in this one whose owners have ended."""
-    for folder in parent.iterdir():
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            lock = _lock_of(folder)
+def remove_unowned(parent: int) -> None:
+    """Remove the folders in this one, given by a descriptor, whose owners have ended."""
+    for name in os.listdir(parent):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+            lock = _opened(name, parent)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(f"/proc/self/fd/{parent}/{name}", ignore_errors=True)
             finally:
                 os.close(lock)
 
 
-def _lock_of(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _opened(folder: str, parent: int | None = None) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
 
 
 @contextlib.contextmanager
-def _all_folders() -> Iterator[Path]:
-    """Let no other process make or remove a folder meanwhile."""
+def _all_folders() -> Iterator[int]:
+    """Let no other process make or remove a folder meanwhile; gives a descriptor of the folder of all of them."""
     parent = runtime_folder() / "fleets"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_private(parent)
-    lock = _lock_of(parent)
+    for folder in (parent.parent, parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(folder)
+    lock = _opened(str(parent))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield parent
+        yield lock
     finally:
         os.close(lock)

@@ -36,7 +36,9 @@ class HubProcess:
         addresses: where it listens, in the order of ``binds``; empty before it listens at all of them.
     """
 
-    def __init__(self, arguments: Sequence[str], binds: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], binds: Sequence[str], environ: Mapping[str, str], files: Sequence[int]
+    ) -> None:
         options = [part for bind in binds for part in ("--bind", bind)]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, str(os.getpid()), *arguments, *options],
@@ -44,6 +46,7 @@ class HubProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**environ, "PYTHONUNBUFFERED": "1"},
+            pass_fds=files,
         )
         self.pid = self._process.pid
         self.addresses: tuple[str, ...] = ()

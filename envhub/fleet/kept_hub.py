@@ -29,13 +29,18 @@ class KeptHub:
         failures: number of times in a row that it ended without listening.
     """
 
-    def __init__(self, arguments: Sequence[str], binds: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Prepare a hub; the first of ``binds`` may be on port 0, and is on the port that it got from then on."""
+    def __init__(
+        self, arguments: Sequence[str], binds: Sequence[str], environ: Mapping[str, str], files: Sequence[int] = ()
+    ) -> None:
+        """Prepare a hub, which gets these open ``files`` by their numbers.
+
+        The first of ``binds`` may be on port 0, and is on the port that it got from then on.
+        """
         self.state = HubState.STARTING
         self.starts = 0
         self.why = ""
         self.failures = 0
-        self._arguments, self._binds, self._environ = arguments, binds, environ
+        self._arguments, self._binds, self._environ, self._files = arguments, binds, environ, files
         self._process: HubProcess | None = None
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
@@ -85,7 +90,7 @@ class KeptHub:
         """Run a process to its end; returns the addresses that it had."""
         self.state = HubState.STARTING
         self.starts += 1
-        process = self._process = HubProcess(self._arguments, binds, self._environ)
+        process = self._process = HubProcess(self._arguments, binds, self._environ, self._files)
         try:
             status = process.attend(self.say, self._stop_read, STOP_TIMEOUT_S)
         finally:

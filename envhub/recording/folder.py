@@ -197,12 +197,14 @@ class RecordingFolder:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what recordings in this folder did not finish whose processes have ended."""
-    for staging in folder.glob(f"{BEGINS}*/{STAGING}"):
+    for recording in folder.glob(f"{BEGINS}*"):
+        if not recording.name[len(BEGINS) :].isdecimal():  # of nobody's here
+            continue
         with contextlib.suppress(OSError):  # a process writes it, or it is another user's
-            lock = os.open(staging.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = os.open(recording, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(staging, ignore_errors=True)
+                shutil.rmtree(f"/proc/self/fd/{lock}/{STAGING}", ignore_errors=True)
             finally:
                 os.close(lock)
 

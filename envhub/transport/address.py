@@ -14,6 +14,7 @@ from typing import Any
 from envhub.errors import AddressError, KeysError
 from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret
+from envhub.transport.folder_owners import weakness_of
 from envhub.transport.keys import NOT_SHOWN, HubKeys, keys_of, shown
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
@@ -218,13 +219,18 @@ def runtime_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise if another user could replace the hub's socket in this folder.
+    """Raise if another user could put something into this folder of a hub, or another folder into its place.
 
     Raises:
-        AddressError: it is not a folder that only this user can write to.
+        AddressError: another user could.
     """
     if sys.platform == "win32":  # where no hub runs
         return
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise AddressError(f"{folder} must be a folder of yours with mode 0700; remove it, or name another address")
+    if (weakness := weakness_of(str(folder))) is not None:
+        raise AddressError(
+            f"another user could replace {folder}, since {weakness}: set XDG_RUNTIME_DIR to a folder that only you can "
+            "replace, or name another address"
+        )

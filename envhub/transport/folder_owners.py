@@ -1,7 +1,7 @@
 """The owners of a folder: which other users can write to it, or replace it.
 
 A folder whose files decide which code runs, or where actions go, is checked as OpenSSH checks the folder of its keys
-(``StrictModes``): itself, without links, and each folder above it.
+(``StrictModes``): itself, and each folder and link on the way to it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import contextlib
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 ROOT = 0
+_LINKS_MAX = 40  # in one path, as for Linux
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,42 @@ def weakness_of(path: str) -> Weakness | None:
     """
     if sys.platform == "win32":
         return None
-    real, weakness = Path(os.path.realpath(path)), None
-    for place in (real, *real.parents):
+    weakness, way = None, [*_way(path)]
+    # Where root is not known, as in a container without privileges, its folders belong to the owner of the first one.
+    trusted = (ROOT, os.geteuid(), os.stat("/").st_uid)
+    for place in reversed(way):
         try:
-            status = place.stat()
+            status = os.lstat(place)
         except OSError:  # it has gone, or is in a folder that this user may not look into
             continue
         # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But any user adds entries.
-        sticky = bool(status.st_mode & stat.S_ISVTX) and place is not real
-        if not sticky and (who := _writers(status)):
-            return Weakness(str(place), f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
-        if weakness is None and status.st_uid not in (ROOT, os.geteuid()):
-            weakness = Weakness(str(place), f"belongs to {_user(status.st_uid)}", False)
+        sticky = bool(status.st_mode & stat.S_ISVTX) and place is not way[-1]
+        is_link = stat.S_ISLNK(status.st_mode)  # whose mode means nothing
+        if not sticky and not is_link and (who := _writers(status)):
+            return Weakness(place, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
+        if weakness is None and status.st_uid not in trusted:
+            weakness = Weakness(place, f"belongs to {_user(status.st_uid)}", False)
     return weakness
+
+
+def _way(path: str) -> Iterator[str]:
+    """Each folder and link that leads to a path, from the first folder on; the last one is what the path names."""
+    place, links = "/", 0
+    left = (path if os.path.isabs(path) else os.path.join(os.getcwd(), path)).split("/")[::-1]
+    yield place
+    while left:
+        name = left.pop()
+        if name == "..":
+            place = os.path.dirname(place)
+            yield place
+        elif name not in ("", "."):
+            place = os.path.join(place, name)
+            yield place
+            with contextlib.suppress(OSError):  # it is no link
+                target = os.readlink(place)
+                links += 1
+                left += target.split("/")[::-1] if links <= _LINKS_MAX else ()
+                place = "/" if target.startswith("/") else os.path.dirname(place)
 
 
 def _writers(status: os.stat_result) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from envhub.errors import KeysError
 from envhub.secret import Secret
 from envhub.transport import sockets
+from envhub.transport.folder_owners import weakness_of
 from envhub.transport.keys import (
     key_of,
     read_private,
@@ -101,11 +102,14 @@ class KeyFolder:
         """
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
-            is_writable = stat.S_IMODE(status.st_mode) & 0o022 and not _is_of_mounted_secret(folder, status)
-            if status.st_uid not in (os.getuid(), 0) or is_writable:
+            if _is_of_mounted_secret(folder, status):
+                continue
+            if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
                 raise KeysError(
                     f"{folder} must be a folder of yours that no other user may write to (chmod 700 {folder})"
                 )
+            if (weakness := weakness_of(str(folder))) is not None:
+                raise KeysError(f"another user could replace {folder}, since {weakness}: keep the keys elsewhere")
         if problems := self._load():
             raise KeysError(problems[0])
         self._log_passed_over()

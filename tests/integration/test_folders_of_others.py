@@ -1,0 +1,125 @@
+"""Folders of a hub that another user could replace: ``serve``, ``connect`` and fleets refuse them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from envhub_server.network.key_folder import KeyFolder
+from test_kept_hub import await_, kept
+
+import envhub
+from envhub.cli.commands import app
+from envhub.errors import AddressError, KeysError
+from envhub.fleet import hub_folder
+from envhub.fleet.hub_folder import HubFolder
+from envhub.fleet.kept_hub import KeptHub
+from envhub.transport.folder_owners import weakness_of
+
+NOBODY = 65534
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to other users")
+
+
+def of_another(shared: Path) -> Path:
+    """A folder that another user has made where one's own was to be made, and that has one's own in it."""
+    (shared / "run").mkdir()
+    os.chown(shared / "run", NOBODY, NOBODY)
+    return shared / "run"
+
+
+def by_a_link_of_another(shared: Path) -> Path:
+    """A link of another user, which leads to one's own folder until he changes it."""
+    (shared / "own").mkdir(mode=0o700)
+    (shared / "run").symlink_to(shared / "own")
+    os.chown(shared / "run", NOBODY, NOBODY, follow_symlinks=False)
+    return shared / "run"
+
+
+def that_all_may_write_to(shared: Path) -> Path:
+    (shared / "run").mkdir()
+    (shared / "run").chmod(0o777)
+    return shared / "run"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [that_all_may_write_to, *(pytest.param(each, marks=root_only) for each in (of_another, by_a_link_of_another))],
+    ids=lambda run: run.__name__,
+)
+def test_own_folder_in_one_of_another_user_is_refused(
+    tmp_path: Path, run: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run(tmp_path)))
+    (tmp_path / "run/envhub").mkdir(mode=0o700)
+    why = f"another user could replace {tmp_path}/run/envhub, since {tmp_path}/run "
+    with pytest.raises(AddressError, match=why):
+        HubFolder()
+    with pytest.raises(AddressError, match=why):
+        envhub.connect()
+    with pytest.raises(KeysError, match=why):
+        KeyFolder(tmp_path / "run/envhub").load()
+    with pytest.raises(SystemExit, match="2"):
+        app(("serve", "CartPole-v1"))
+    assert why in capsys.readouterr().err
+    assert not [*(tmp_path / "run/envhub").iterdir()]
+
+
+@root_only
+def test_way_to_a_folder_has_its_links_and_a_sticky_folder_keeps_its_entries(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/../a/b")
+    tmp_path.chmod(0o1777)
+    assert weakness_of(str(tmp_path / "link")) is weakness_of(str(tmp_path / "none/../link")) is None
+    os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
+    assert str(weakness_of(f"{tmp_path}/link/")) == f"{tmp_path}/link belongs to the user nobody"
+    (tmp_path / "loop").symlink_to("loop")
+    assert weakness_of(str(tmp_path / "loop")) is None  # it leads nowhere
+    assert str(weakness_of(f"{tmp_path}/a/..")) == f"{tmp_path} can be written to by every user (mode 1777)"
+
+
+def test_folders_are_removed_by_descriptor_and_none_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "home/results").mkdir(parents=True)
+    own = HubFolder()
+    (own.path / "link").symlink_to(tmp_path / "home")
+    fleets = own.path.parent
+    (fleets / "left/by").mkdir(parents=True)
+    (fleets / "link").symlink_to(tmp_path / "home")
+    fleets.rename(tmp_path / "moved")
+    with hub_folder._all_folders() as parent:
+        fleets.rmdir()
+        fleets.symlink_to(tmp_path / "home")
+        hub_folder.remove_unowned(parent)
+    assert (tmp_path / "home/results").is_dir()
+    fleets.unlink()
+    (tmp_path / "moved").rename(fleets)
+    own.remove()
+    assert (tmp_path / "home/results").is_dir()
+    assert [path.name for path in fleets.iterdir()] == ["link"]
+
+
+@pytest.mark.long
+def test_hub_starts_again_with_the_files_of_the_folder_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = HubFolder()
+    (folder.path / "hub.toml").write_text('name = "held"')
+    config = f"/proc/self/fd/{folder.descriptor}/hub.toml"
+    hub = KeptHub(["CartPole-v1", "--config", config], ["tcp://127.0.0.1:0"], os.environ, [folder.descriptor])
+    with kept(hub):
+        await_(lambda: bool(hub.addresses))
+        folder.path.rename(tmp_path / "moved")
+        folder.path.mkdir()
+        (folder.path / "hub.toml").write_text('name = "swapped"')
+        first = hub.pid
+        os.kill(first, signal.SIGKILL)
+        await_(lambda: hub.pid not in (0, first) and bool(hub.addresses))
+        with envhub.connect(hub.addresses[0]) as client:
+            assert client._connection.hub == "held"

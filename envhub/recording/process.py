@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -463,12 +462,8 @@ def _read(blob: bytes) -> Any:
 
 def main(descriptor: int) -> None:
     """Record for the program at the other end of this socket."""
-    # Who ends the program with a signal, such as systemd and SLURM, sends it to all processes of its group or service;
-    # this one ends once the program has, and everything is written. A session of its own would have a CPU share of its
-    # own, too, which SCHED_IDLE does not lower.
+    # A session of its own would have a CPU share of its own, too, which SCHED_IDLE does not lower.
     os.setpgid(0, 0)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     import minari  # noqa: F401  which takes a second, in which no step is to wait
 
     RecorderProcess(socket.socket(fileno=descriptor)).run()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from envhub.job_signals import blocked
 from envhub.recording.options import RecordOptions
 from envhub.transport.address import environment
 from envhub.values import codec
@@ -45,7 +46,7 @@ class RecorderHandle:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()  # orders, each with descriptors that are sent with it
         self.control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with other:
+            with other, blocked():  # it ends once its program has, and everything is written
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT.format(other.fileno())],
                     pass_fds=[other.fileno()],

@@ -42,14 +42,15 @@ class HubConfig(HubOptions):
         tables: what else may be made, with its settings, by the name under which it is offered.
         record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
-        program: a pidfd of the program that this private hub belongs to; None for a public hub.
+        program: a pidfd of the program that this private hub belongs to, and a socket, by which the program says that
+            the hub is to stop; None for a public hub.
     """
 
     envs: tuple[str, ...] = ()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
     record: RecordSettings | None = None
     step_costs: Path | None = None
-    program: int | None = None
+    program: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check every value.

@@ -2,7 +2,8 @@
 
 ``envhub_client.private_hub.process`` starts it with ``OWNER_PIDFD PROGRAM_FD FOLDER FLAGS``. The hub binds its sockets
 in the folder, sends their files through the second descriptor, a Unix socket, and removes the folder. The program
-connects by the files. The flags are those of the program's interpreter, for its workers.
+connects by the files, and writes to that socket when the hub is to stop. The flags are those of the program's
+interpreter, for its workers.
 """
 
 from __future__ import annotations
@@ -55,21 +56,22 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     # The path of a socket is limited; the path of the folder is not.
     path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
 
+    line = socket.socket(fileno=line_end)
+
     def ready(hub: Hub) -> None:
-        with socket.socket(fileno=line_end) as line:
-            files = [os.open(name, os.O_PATH) for name in (path, side_path(path) or "")]
-            shutil.rmtree(folder, ignore_errors=True)  # which the program removes, too, if it is there
-            try:
-                socket.send_fds(line, [b"1"], files)
-            except BrokenPipeError:
-                hub.stop("its program ended, or was interrupted while it started the hub")
-            for file in files:
-                os.close(file)
+        files = [os.open(name, os.O_PATH) for name in (path, side_path(path) or "")]
+        shutil.rmtree(folder, ignore_errors=True)  # which the program removes, too, if it is there
+        try:
+            socket.send_fds(line, [b"1"], files)
+        except BrokenPipeError:
+            hub.stop("its program ended, or was interrupted while it started the hub")
+        for file in files:
+            os.close(file)
 
     # Its one client is the program itself, which may use the whole machine.
     config = HubConfig(
         bind=(f"ipc://{path}",),
-        program=program,
+        program=(program, line_end),
         sessions_max=1024,
         max_envs=1 << 20,
         envs_per_session_max=1 << 16,

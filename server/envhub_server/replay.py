@@ -6,7 +6,6 @@ import json
 import math
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 
 from envhub.arena.stand_in import ENDED, FRESH
 from envhub.errors import printable, raised_text, shortened
+from envhub.job_signals import STACKS
 from envhub.regular_file import read_regular_file
 from envhub.values import codec
 from envhub_server.ipc import control, journal
@@ -258,7 +258,7 @@ def _follow(course: Course, replay: Replay, history: History, process: Process, 
             process.kill()
             return
         elif time.monotonic() - heard_s > _limit_s(replay, history, course):
-            process.send_signal(signal.SIGUSR1)  # for the stacks of its threads
+            process.send_signal(STACKS)  # for the stacks of its threads
             time.sleep(STACKS_S)
             course.end = {"late": course.call}
             process.kill()

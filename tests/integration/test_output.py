@@ -7,7 +7,6 @@ import json
 import math
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from envhub_server.processes.worker_output import PATIENCE_S
 from hubs import HERE, below, serve, wait_until
 
 import envhub
+from envhub.job_signals import STACKS
 
 MIB = 1 << 20
 OFFERED = [
@@ -156,7 +156,7 @@ def test_env_that_hangs_with_the_interpreters_lock_dumps_its_stack(tmp_path: Pat
 
 
 def asks_for_its_stack(pid: int) -> bool:
-    os.kill(pid, signal.SIGUSR1)
+    os.kill(pid, STACKS)
     time.sleep(0.05)
     return True
 

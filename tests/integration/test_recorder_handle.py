@@ -30,6 +30,7 @@ from structlog.testing import CapturingLogger
 
 import envhub
 from envhub.arena.layout import Layout
+from envhub.job_signals import JOB_SIGNALS
 from envhub.protocol.messages import Make
 from envhub.recording.process import FPS, Line, RecorderProcess, _fps_of, check_shape
 from envhub.recording.recorder import EpisodeRecorder, Selection
@@ -100,7 +101,7 @@ def test_process_that_is_told_to_end_with_its_program_writes_everything_first(
     go_on(handle)
     for number, line in enumerate(lines):
         play_one_step(line, number)
-        for sent in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for sent in JOB_SIGNALS:
             os.kill(handle.process.pid, sent)
     handle.control.close()
     assert handle.process.wait(60) == 0

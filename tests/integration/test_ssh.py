@@ -18,6 +18,7 @@ import pytest
 from hubs import ServedHub, free_port, listening, lives, serve, wait_until
 
 import envhub
+from envhub.job_signals import JOB_SIGNALS, TERMINAL_SIGNALS
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason="there is no sshd here")
@@ -81,6 +82,10 @@ def test_hub_behind_ssh_needs_no_port_and_no_key(hub: ServedHub, port: int) -> N
     with closing(envhub.make_vec("CartPole-v1", 2, hub=place(hub, port))) as envs:
         assert envs.reset(seed=1)[0].shape == (2, 4) and envs.lane == "wire"
         with envhub.connect(place(hub, port)) as client:  # by the same ssh
+            assert len(client.sessions()) == 1
+            (ssh,) = (child for child in psutil.Process().children() if child.name() == "ssh")
+            for number in JOB_SIGNALS - TERMINAL_SIGNALS:
+                ssh.send_signal(number)
             assert len(client.sessions()) == 1
 
 

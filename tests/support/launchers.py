@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import sims
 
+from envhub.job_signals import STACKS
+
 KINDS = ("group", "session", "stripped", "hidden", "daemon", "forked")
 
 
@@ -111,7 +113,7 @@ class Stuck(sims.Counter):
 
     def __init__(self) -> None:
         super().__init__()
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(STACKS, signal.SIG_IGN)
         sys.stderr = sys.stdout
 
     def act(self, action: int) -> None:

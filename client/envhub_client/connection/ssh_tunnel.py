@@ -7,7 +7,6 @@ command reads a pipe of the program until its end.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import shlex
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable, shown
+from envhub.job_signals import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
 from envhub.transport.keys import NOT_SHOWN
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
@@ -113,9 +113,10 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     name = f"{host}.sock"
     socket = folder / (name if len(name) <= NAME_CHARS_MAX else "hub.sock")  # a socket's path must be short
     options = ["-o", "ExitOnForwardFailure=yes", "-L", f"{socket}:{path}"]
-    ssh = subprocess.Popen(
-        [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    with blocked(JOB_SIGNALS - TERMINAL_SIGNALS):  # Ctrl-C may answer its question for a password
+        ssh = subprocess.Popen(
+            [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
     assert ssh.stderr is not None
     said = _Tail(ssh.stderr)
     atexit.register(_close, ssh, folder, os.getpid())
@@ -167,7 +168,6 @@ def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachabl
 def _close(ssh: subprocess.Popen[bytes], folder: Path, starter: int) -> None:
     if os.getpid() != starter:
         return
-    ssh.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        ssh.wait(5)
+    ssh.kill()
+    ssh.wait()
     shutil.rmtree(folder, ignore_errors=True)

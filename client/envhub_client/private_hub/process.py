@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from envhub.errors import HubUnreachable
+from envhub.job_signals import blocked
 from envhub.transport.address import environment
 from envhub.transport.fd_passing import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
@@ -46,6 +47,7 @@ class PrivateHub:
         self.owner_pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._held: list[int] = []  # descriptors, while it is started
+        self._line: socket.socket | None = None  # by which it is told to stop
         self._reader: DescriptorReader | None = None  # owns what comes through the socket pair
         self._sockets: list[int] = []  # the files of the hub's socket and side socket, once it listens
         self._pidfds: list[int] = []  # one, once it listens
@@ -70,8 +72,8 @@ class PrivateHub:
             with _folder() as folder:
                 self._spawn(program=held[2], line_end=held[1], folder=folder)
                 os.close(held.pop(1))
-                with socket.socket(fileno=held.pop(0)) as hub:
-                    self._await(hub)
+                self._line = socket.socket(fileno=held.pop(0))
+                self._await(self._line)
             _close(held)
             self._pidfds.append(os.pidfd_open(self.pid))
         except BaseException:  # an interrupt, too, must not leave it behind
@@ -83,18 +85,19 @@ class PrivateHub:
             raise
 
     def _spawn(self, program: int, line_end: int, folder: str) -> None:
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                *start_flags(sys.flags),
-                "-c",
-                _BOOT.format(_places(), (program, line_end, folder, own_flags())),
-            ],
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            env=environment(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
-            pass_fds=[program, line_end],
-        )
+        with blocked():
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *start_flags(sys.flags),
+                    "-c",
+                    _BOOT.format(_places(), (program, line_end, folder, own_flags())),
+                ],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=environment(os.environ),  # as ``program_environment`` sends it; C code may have set other variables
+                pass_fds=[program, line_end],
+            )
 
     def _await(self, hub: socket.socket) -> None:
         poller = select.poll()
@@ -147,14 +150,17 @@ class PrivateHub:
 
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
-        if self.alive and self._process is not None:
-            self._process.terminate()
+        if self.alive and self._process is not None and self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.send(b"1")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
 
     def _close_sockets(self) -> None:
         if self._reader is not None:
             self._reader.close()
+        if self._line is not None:
+            self._line.close()
 
 
 def _close(descriptors: list[int]) -> None:

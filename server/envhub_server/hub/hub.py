@@ -206,7 +206,9 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            signals.handled(self._poller, self._on_signal, self._supervisor.reap_orphans) as heard,
+            signals.handled(
+                self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None
+            ) as heard,
         ):
             try:
                 self._open()
@@ -224,7 +226,8 @@ class Hub:
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
         if self.config.program is not None:
-            self._poller.register(self.config.program, self)
+            for descriptor in self.config.program:
+                self._poller.register(descriptor, self)
         else:
             started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
             log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
@@ -322,9 +325,15 @@ class Hub:
         self._schedule.plan()
 
     def on_ready(self, descriptor: int) -> None:
-        """Stop at once, without draining: the hub's program has ended, so no client is left to answer."""
+        """Stop when the hub's program says so; at once when it has ended, so that no client is left to answer."""
+        assert self.config.program is not None
         self._poller.unregister(descriptor)
-        self._kill("its program ended")
+        if descriptor == self.config.program[0]:
+            self._kill("its program ended")
+            return
+        with contextlib.suppress(ConnectionResetError):
+            if os.read(descriptor, 1):  # else the program has ended, or has given the hub up
+                self.stop("its program stops it")
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,12 @@ class Signals:
 
 
 @contextlib.contextmanager
-def handled(poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None]) -> Iterator[Signals]:
+def handled(
+    poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None], is_served: bool
+) -> Iterator[Signals]:
     """Within the context, call ``on_named`` with a signal's name, and ``on_child`` when a child process has ended.
+
+    Signals to a hub that is not served, but belongs to a program, mean the program: only ``on_child`` is called.
 
     A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
     """
@@ -47,7 +51,7 @@ def handled(poller: Poller, on_named: Callable[[str], None], on_child: Callable[
     ours.setblocking(False)
     theirs.setblocking(False)
     source = Signals(ours, on_named, on_child)
-    numbers = (*STOPPING, *ASKING, signal.SIGCHLD)
+    numbers = (*STOPPING, *ASKING, signal.SIGCHLD) if is_served else (signal.SIGCHLD,)
     with ours, theirs:
         poller.register(ours.fileno(), source)
         # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from envhub.job_signals import blocked
 from envhub.transport.address import environment
 from envhub_server.log import Logger
 from envhub_server.network import network_peer, proxy_page
@@ -82,12 +83,13 @@ class ProxyHandle:
             self._control.setblocking(False)
             passed = [control.fileno(), self._hub, page, *(each.fileno() for each in listeners)]
             arguments = [str(os.getpid()), name, *self._options, *map(str, passed)]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"{_BOOT} main(sys.argv[1:])", *arguments],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            with blocked():  # the hub says when to end
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", f"{_BOOT} main(sys.argv[1:])", *arguments],
+                    pass_fds=passed,
+                    stdin=subprocess.DEVNULL,
+                    env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
             self._children.spare(self._process.pid)
             self.pidfd = os.pidfd_open(self._process.pid)
         except BaseException:

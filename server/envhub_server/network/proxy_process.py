@@ -506,7 +506,5 @@ def main(arguments: Sequence[str]) -> None:
     parent, name, *numbers = arguments
     if os.getppid() != int(parent):
         return  # the hub ended before the line above
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the hub says when to end
-        signal.signal(number, signal.SIG_IGN)
     curve, frames_max, bytes_max, *descriptors = map(int, numbers)
     Proxy(name, bool(curve), frames_max, bytes_max, descriptors).run()

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from envhub.arena.spin import RING
+from envhub.job_signals import STACKS
 from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
@@ -137,7 +138,7 @@ class WorkerHandle:
         """
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
+                signal.pidfd_send_signal(self._pidfd, STACKS)
 
     def kill(self) -> None:
         """End the worker and every process it started that stayed in its group."""

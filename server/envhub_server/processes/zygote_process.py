@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from envhub.job_signals import blocked
 from envhub_server.ipc import process_marks
 from envhub_server.processes.interpreter import Environment
 
@@ -74,15 +75,16 @@ class ZygoteProcess:
                 pipes.append((near, far))
             (self.said, *self.outputs), (said, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), said, os.getpid(), guarded))
-            self.process = subprocess.Popen(
-                [program, *flags, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
-                cwd=folder or None,
-                pass_fds=[control.fileno(), said],
-            )
+            with blocked():
+                self.process = subprocess.Popen(
+                    [program, *flags, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
+                    cwd=folder or None,
+                    pass_fds=[control.fileno(), said],
+                )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
             self.pidfd = os.pidfd_open(self.process.pid)

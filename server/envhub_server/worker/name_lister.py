@@ -37,6 +37,7 @@ class NameLister:
         self._channel.send(control.Building(0))
         self._channel.send(messages.EnvNames(registered()))
         if sys.platform != "win32":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends this process
             signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             self._channel.send(control.Building(0, entry.partition(":")[0]))

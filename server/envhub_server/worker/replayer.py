@@ -13,7 +13,6 @@ import json
 import os
 import pdb
 import resource
-import signal
 import sys
 import traceback
 from dataclasses import replace
@@ -24,6 +23,7 @@ import numpy as np
 from envhub.arena.memory import Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
 from envhub.errors import raised_text, shortened, shown
+from envhub.job_signals import STACKS
 from envhub.regular_file import read_regular_file
 from envhub.values import actions, codec, spaces
 from envhub.values.gym_api import api
@@ -308,7 +308,7 @@ def main(path: str, report_descriptor: int, until: str, use_pdb: bool, video: bo
     What happens is written to the descriptor, an object of JSON per line; after one with a ``frame`` come its bytes.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(STACKS, all_threads=True)
 
     def report(what: dict[str, Any]) -> None:
         os.write(report_descriptor, json.dumps(what).encode() + b"\n")

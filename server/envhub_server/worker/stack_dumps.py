@@ -5,14 +5,14 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import signal
 import sys
 
+from envhub.job_signals import STACKS
 from envhub_server.ipc.channel import moved_up
 
 
 class StackDumps:
-    """Writes the stacks of all threads on SIGUSR1 and at a crash, whatever the process is doing."""
+    """Writes the stacks of all threads when the hub wants them and at a crash, whatever the process is doing."""
 
     def __init__(self, output: int, error: int) -> None:
         """Replace the standard output and error by these pipes; closes both descriptors."""
@@ -31,6 +31,6 @@ class StackDumps:
         """Install the handlers; call it again after code that may have changed how signals are handled."""
         # ``faulthandler`` ignores a second call unless it is disabled first.
         faulthandler.disable()
-        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(STACKS)
         faulthandler.enable(self._descriptor)
-        faulthandler.register(signal.SIGUSR1, self._descriptor, all_threads=True)
+        faulthandler.register(STACKS, self._descriptor, all_threads=True)

@@ -22,6 +22,7 @@ import time
 import traceback
 from typing import Any, Callable
 
+from envhub import job_signals
 from envhub.core_files import write_no_core_file
 from envhub.freed_memory import keep_freed_memory
 from envhub_server.ipc import control, process_marks
@@ -47,6 +48,7 @@ def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
     gc.collect()
     gc.freeze()  # a collection in a worker would write to pages that all of them share
     name_process(process_marks.ZYGOTE)
+    job_signals.handle()
     ready()
     Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
 
@@ -130,6 +132,7 @@ class Zygote:
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
         stack_dumps = StackDumps(*ends[1:])
+        job_signals.unblock()
         reseed()
         channel = Channel(socket.socket(fileno=ends[0]))
         while os.getppid() == parent:

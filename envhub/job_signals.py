@@ -1,0 +1,60 @@
+"""Signals that a terminal, a batch system or a service manager sends to every process of a job.
+
+They mean the program. Its hub, workers and recorder end with it, and no signal but SIGKILL ends them before. They start
+with these signals blocked. A worker unblocks them, since a mask would also hold for the processes that its envs start,
+and has handlers that do nothing, which no executed program inherits. Imported by workers, on Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import sys
+from typing import Any, Iterator
+
+# Those that cannot be blocked, those of a fault, and those that end nothing.
+_OTHERS = "KILL", "STOP", "CONT", "CHLD", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS"
+JOB_SIGNALS = {each for each in signal.valid_signals() if getattr(each, "name", "")[3:] not in _OTHERS}
+TERMINAL_SIGNALS = {each for each in JOB_SIGNALS if getattr(each, "name", "")[3:] in ("INT", "QUIT", "TSTP")}
+# Makes a worker write its stacks: a real-time signal, which neither batch systems nor simulators use.
+STACKS = 0 if sys.platform == "win32" else signal.SIGRTMAX - 4
+
+
+@contextlib.contextmanager
+def blocked(numbers: set[Any] = JOB_SIGNALS) -> Iterator[None]:
+    """Within the context, block these signals in this thread and in the processes that it starts."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+if sys.platform == "linux":
+    _libc = ctypes.CDLL(None)
+    _libc.signal.argtypes, _libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    # A function of C that has no effect. A handler of Python's own would use the small stack that ``faulthandler`` has
+    # for crashes, where several signals at once overflow it.
+    _NOTHING = ctypes.cast(_libc.abs, ctypes.c_void_p)
+
+    def handle() -> None:
+        """Give the signals handlers that do nothing, except those that this process ignores or handles otherwise."""
+        for number in JOB_SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                _libc.signal(number, _NOTHING)
+
+    def unblock() -> None:
+        """Let the handlers be called, in a worker."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+
+    def restore() -> None:
+        """Let the signals end this process, which an env has forked, unless the env handles them."""
+        for number in JOB_SIGNALS:
+            now = (ctypes.c_void_p * 64)()  # a ``struct sigaction``, which begins with the handler
+            _libc.sigaction(number, None, now)
+            if now[0] == _NOTHING.value:
+                signal.signal(number, signal.getsignal(number))

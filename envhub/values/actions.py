@@ -37,7 +37,7 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
 
     Raises:
         TypeError: a part is not a batch.
-        SpaceMismatch: a part has the wrong count or shape.
+        SpaceMismatch: a part has the wrong count or shape, or is a tensor that NumPy cannot have.
     """
     codes, arrays, out_of_band = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
@@ -60,7 +60,10 @@ def _as_batch(part: Any, num_envs: int) -> Any:
     """The part as an array or a sequence."""
     if isinstance(part, (list, tuple)):
         return part
-    batch = np.asarray(part) if hasattr(part, "__array__") else part
+    try:
+        batch = np.asarray(part) if hasattr(part, "__array__") else part
+    except TypeError as error:  # such as of a tensor of bfloat16, which NumPy has not
+        raise SpaceMismatch(f"actions that are no array of NumPy: {error}; no env has moved") from error
     if isinstance(batch, (str, bytes, dict)) or not hasattr(batch, "__iter__") or getattr(batch, "ndim", 1) == 0:
         raise TypeError(f"actions must be a batch of {num_envs}, got the single value {part!r}")
     return batch if isinstance(batch, np.ndarray) else list(batch)

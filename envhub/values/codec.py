@@ -86,8 +86,11 @@ class EncodeError(TypeError):
 
 def refuse(value: Any) -> msgpack.ExtType:
     """Raise ``EncodeError`` for a value the codec cannot carry."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if type(value).__module__ == "numpy":
+        kind += f" of dtype {getattr(value, 'dtype', None)}"
     raise EncodeError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to or from a hub on the network; "
+        f"a {kind} cannot be sent to or from a hub on the network; "
         f"send numbers, strings, NumPy arrays and containers of up to {_CONTAINER_ITEMS_MAX} of them (of up to "
         f"{UNSALTED_KEYS_MAX} in a set or as keys that are no text), or use a private hub (hub=None)"
     )

@@ -20,6 +20,11 @@ README = ROOT / "README.md"
 OLD_SIMULATOR = ROOT / "server/docs/other_pythons.md"
 STEP = ROOT / "envhub/docs/step.md"
 PROGRAMS = blocks("python", MANUAL)
+PRINTED = dict(
+    pair
+    for page in MANUAL
+    for pair in re.findall(r"^```python\n(.*?)^```\n\nIt prints:\n\n```\n(.*?)^```$", page.read_text(), re.M | re.S)
+)
 HOMES = {
     "HubVectorEnv": "envhub_client.envs.vector_env",
     "WireLane": "envhub_client.lanes.wire",
@@ -51,6 +56,9 @@ def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: 
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, **here)
     assert ran.returncode == 0, ran.stderr
     assert "Error" not in ran.stderr
+    if (printed := PRINTED.get(PROGRAMS[number])) is not None:
+        lines = zip(ran.stdout.splitlines(), printed.splitlines(), strict=True)
+        assert all(line.startswith(wanted.removesuffix("…")) for line, wanted in lines), ran.stdout
 
 
 @pytest.mark.long

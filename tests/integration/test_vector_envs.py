@@ -544,3 +544,24 @@ def test_vector_env_whose_infos_are_a_list_gives_those_of_each_env(lane: dict[st
             return found
 
     assert history(listing) == history(functools.partial(vector_sims.chatty, autoreset_mode=mode))
+
+
+class Forgetful(DictInfoToList):
+    """Resets in the same step, and keeps nothing of the episode that ended."""
+
+    def step(self, actions: Any) -> Any:
+        *results, infos = super().step(actions)
+        return *results, [{key: info[key] for key in info if not key.startswith("final")} for info in infos]
+
+
+def test_infos_have_no_mask_of_the_final_observations_that_a_vector_env_does_not_keep() -> None:
+    def forgetful(num_envs: int) -> Any:
+        return Forgetful(vector_sims.chatty(num_envs, AutoresetMode.SAME_STEP))
+
+    with closing(envhub.make_vec(forgetful, 3, vector=True, autoreset_mode="SameStep", num_workers=1)) as envs:
+        envs.reset(seed=3)
+        while True:
+            *_, terminations, truncations, infos = envs.step(envs.action_space.sample())
+            if (terminations | truncations).any():
+                break
+        assert "_final_info" in infos and not [key for key in infos if "final_obs" in key]

@@ -207,3 +207,15 @@ def test_values_of_no_fixed_size_are_taken_as_they_are() -> None:
 def test_single_value_is_refused(batch: Any) -> None:
     with pytest.raises(TypeError, match="batch of 2"):
         actions.pack([batch], [SCALAR], 2)
+
+
+class OfBfloat16:
+    """A tensor as one of torch, of a dtype that NumPy does not have."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+def test_tensor_that_numpy_cannot_have_is_refused() -> None:
+    with pytest.raises(SpaceMismatch, match="unsupported ScalarType BFloat16; no env has moved"):
+        actions.pack([OfBfloat16()], [VECTOR], 2)

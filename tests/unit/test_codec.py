@@ -251,3 +251,8 @@ def test_generator_of_random_bits_that_only_a_program_knows_is_not_sent() -> Non
 
     with pytest.raises(codec.EncodeError, match="Generator cannot be sent"):
         codec.encode(np.random.Generator(Own(1)))
+
+
+def test_dtype_that_is_not_sent_is_named() -> None:
+    with pytest.raises(codec.EncodeError, match=r"a numpy.ndarray of dtype \|V2 cannot be sent"):
+        codec.encode(np.zeros(3, "V2"))

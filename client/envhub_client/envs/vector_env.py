@@ -426,7 +426,9 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         parts = parts_of_actions(self.single_action_space, actions, len(rows))
         codes, arrays, elements = pack(parts, self._action_leaves, len(rows))
         if elements:
-            raise SpaceMismatch("a part of a batch takes actions of numbers in arrays only; no env has moved")
+            kinds = sorted({str(getattr(each, "dtype", type(each).__name__)) for each in elements})
+            text = f"a part of a batch takes actions of numbers in arrays only, of NumPy's dtypes, and not {kinds}"
+            raise SpaceMismatch(f"{text}; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
 
     @exclusive

@@ -156,10 +156,12 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
     def step(self, actions: Mapping[Any, Any]) -> Results:
         """Step the env by the actions of the living agents; if there are none, all results are empty.
 
+        Actions of agents that are not alive are ignored, as by PettingZoo: a loop may act for all possible agents.
+
         Raises:
             ResetNeeded: the env was never reset.
-            SpaceMismatch: an agent of ``agents`` has no action, another has one, or an action is not in its agent's
-                space; the env has not moved.
+            SpaceMismatch: an agent of ``agents`` has no action, or one that is not in its space, or a key that is no
+                agent is there; the env has not moved.
             WorkerDied: the env's process ended, where the policy is to raise.
             Exception: as for ``HubVectorEnv.step``.
         """
@@ -187,8 +189,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         for agent in actions:
             if agent not in self._keys:
                 raise SpaceMismatch(f"an action of {agent!r}, which is no agent of this env; the env has not moved")
-            if agent not in self.agents:
-                raise SpaceMismatch(f"an action of agent {agent!r}, which is not alive; the env has not moved")
         for agent in self.agents:
             if agent not in actions:
                 raise SpaceMismatch(f"no action of agent {agent!r}, which is alive; the env has not moved")

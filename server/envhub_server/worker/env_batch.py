@@ -382,12 +382,13 @@ def _with_rewards(infos: Any, axes: np.ndarray) -> Any:
 def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
     """The infos of a step of an env that resets in the same step; only envs that ended have the two final keys.
 
-    Some envs return ``final_obs`` without a mask, and no ``final_info``.
+    Some envs return ``final_obs`` without a mask or not at all, and no ``final_info``.
     """
     if not ended.any():
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
     final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
-    return {"_final_obs": ended, **infos, **final_info}
+    mask = {"_final_obs": ended} if "final_obs" in infos else {}
+    return {**mask, **infos, **final_info}
 
 
 def _final_observations(infos: Any, num_envs: int) -> list[Any]:

@@ -247,7 +247,7 @@ class AddressError(EnvHubError, ValueError):
 class AccessDenied(EnvHubError, PermissionError):
     """The hub does not let this client in: its key is missing, unknown or removed, or for another hub.
 
-    Or the hub has no keys and belongs to another user of this machine.
+    Or its key may only observe. Or the hub has no keys and belongs to another user of this machine.
     """
 
 

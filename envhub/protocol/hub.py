@@ -181,7 +181,7 @@ class HubProtocol:
         if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
             return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")
         if not uses and prelude.op in SESSION_OPS:
-            return Failure("not_permitted", "request", "this key lets its client observe, not use, the hub")
+            return Failure("not_permitted", "hub", "this key lets its client observe, not use, the hub")
         if prelude.op in SESSION_OPS and prelude.token == NO_SESSION:
             return Failure("malformed", "request", "a session's token must not be all zero")
         if prelude.op != Op.HELLO and prelude.hub_id != self.hub_id:

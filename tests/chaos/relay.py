@@ -1,5 +1,7 @@
 """A relay of whole messages between clients and a hub that doubles, delays, reorders and drops them; seeded.
 
+Told to, it also takes the last frame off a reply, as a hub that breaks the protocol.
+
 To the clients it is a ROUTER as the hub is, to the hub a DEALER per client. What it does to bytes on the way a network
 might do between two brokers, and PROTOCOL.md says that neither side is confused by it.
 
@@ -53,7 +55,8 @@ class Relay:
 
     Attributes:
         address: to connect to instead of the target.
-        done: how many messages were passed on, doubled, delayed and dropped, repeated and recalled.
+        done: how many messages were passed on, doubled, delayed and dropped, repeated, recalled and cut.
+        cuts: whether the next reply that has several frames loses its last one.
     """
 
     def __init__(self, target: str, seed: int = 0, keys: HubKeys | None = None) -> None:
@@ -66,6 +69,7 @@ class Relay:
         self.address = f"tcp://127.0.0.1:{self._clients.bind_to_random_port('tcp://127.0.0.1')}"
         self.mischief = Mischief()
         self.done: Counter[str] = Counter()
+        self.cuts = False
         self._hubs: dict[bytes, Any] = {}  # a socket to the hub for each client
         self._requests: dict[bytes, deque[list[bytes]]] = {}  # the last ones of each client
         self._holding = False
@@ -132,6 +136,10 @@ class Relay:
                     self.done["repeated"] += 1
                     self._send(hub, asked)
                     break
+        if self.cuts and len(frames) > 2:
+            self.cuts = False
+            self.done["cut"] += 1
+            frames = frames[:-1]
         self._pass_on(self._clients, [peer, *frames])
 
     def _hub_of(self, peer: bytes) -> Any:

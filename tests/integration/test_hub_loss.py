@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
+from chaos.relay import relay
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
 from hubs import ServedHub, free_port, lives, serve, stopped, wait_until, worker_processes
@@ -197,6 +198,34 @@ def envhub_pid(address: str) -> int:
 
 
 # --- recreated --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("end", "kind"), [("administrator", "tcp"), ("administrator", "ipc"), ("breach", "tcp")])
+def test_session_that_ends_while_its_hub_serves_is_made_again_there(tmp_path: Path, end: str, kind: str) -> None:
+    with serve(tmp_path, *ENVS) as hub, relay(hub.tcp) as between:
+        address = between.address if end == "breach" else getattr(hub, kind)
+        with closing(envhub.make_vec("counter", 2, hub=address, on_hub_loss="recreate")) as envs:
+            envs.reset()
+            envs.step([1, 1])
+            if end == "breach":
+                between.cuts = True
+            else:
+                end_only_session(address)
+            outcome = envs.step([1, 1])
+            truncated(outcome, 1)
+            assert address in outcome[4]["env_failure"][0].message
+            assert envs.step([1, 1])[0][:, 0].tolist() == [0, 0] and envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+            end_only_session(hub.tcp)  # which is the only one that is left
+            with pytest.raises(envhub.SessionLost):
+                envs.call("act", 1)
+            truncated(envs.step([1, 1]), 1)
+
+
+def end_only_session(address: str) -> None:
+    """End the session of a hub, as an administrator."""
+    with envhub.connect(address) as client:
+        (session,) = client.sessions()
+        client.end(session["session"])
 
 
 @pytest.mark.long

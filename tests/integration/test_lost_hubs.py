@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chaos.relay import relay
 from envhub_client.connection import ray_hubs
+from envhub_client.session.renewal import RETRY_S
 from hubs import serve, stopped, wait_until
 from several_hubs import SeveralHubs, several_hubs
 
@@ -42,10 +46,22 @@ def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
     running.await_no_sessions(60.0)
 
 
-def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", **options: Any) -> envhub.HubVectorEnv:
-    """Two rows on each of two hubs, whose loss does not end the vector env; by default the third has none."""
+def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", second: str = "", **options: Any) -> envhub.HubVectorEnv:
+    """Two rows on each of two hubs, whose loss does not end the vector env; by default the third has none.
+
+    ``second`` is another address of the second hub.
+    """
     options = {"split": [2, 2, 0], "on_hub_loss": "recreate", "restart_wait": WAIT_S, **options}
-    return envhub.make_vec(env, ROWS, hub=hubs.addresses(*lanes), **options)
+    addresses = hubs.addresses(*lanes)
+    addresses[1] = second or addresses[1]
+    return envhub.make_vec(env, ROWS, hub=addresses, **options)
+
+
+def end_session(hubs: SeveralHubs, number: int) -> None:
+    """End the only session of a hub, as an administrator."""
+    with envhub.connect(hubs.hubs[number].tcp) as client:
+        (session,) = client.sessions()
+        client.end(session["session"])
 
 
 class Steps:
@@ -444,3 +460,92 @@ def test_truncation_in_a_step_that_was_dropped_is_reported_by_the_next_one(hubs:
         observations, _, _, truncations, _ = envs.step(np.ones(ROWS, int))
         assert truncations.tolist() == [False, False, True, True]
         assert observations[:2, 0].tolist() == [3, 3] and (mine == before).all()
+
+
+# --- sessions that end while their hub goes on ------------------------------------------------------------------------
+
+
+ENDS = [("administrator", "tcp"), ("administrator", "ipc"), ("breach", "tcp")]
+EndedPart = tuple[envhub.HubVectorEnv, Callable[[], object], str]
+
+
+@contextlib.contextmanager
+def one_that_ends(hubs: SeveralHubs, end: str, lane: str, **options: Any) -> Iterator[EndedPart]:
+    """A vector env, what ends its part on the second hub, and that hub's address."""
+    with relay(hubs.hubs[1].tcp) as between:
+        address = between.address if end == "breach" else hubs.addresses(lane)[1]
+        with closing(made(hubs, lane, second=address, **options)) as envs:
+            breach = partial(setattr, between, "cuts", True)
+            yield envs, breach if end == "breach" else partial(end_session, hubs, 1), address
+
+
+@pytest.mark.parametrize("policy", ["recreate", "redistribute"])
+@pytest.mark.parametrize(("end", "lane"), ENDS)
+def test_rows_of_a_session_that_ends_are_truncated_and_go_on(
+    hubs: SeveralHubs, end: str, lane: str, policy: str
+) -> None:
+    with one_that_ends(hubs, end, lane, on_hub_loss=policy, restart_wait=AGAIN_S) as (envs, end_part, address):
+        steps = Steps(envs)
+        steps.step()
+        end_part()
+        while not (outcome := steps.step())[3].any():
+            pass
+        failure = outcome[4]["env_failure"][2]
+        assert failure.hub and address in failure.message
+        steps.until_all_step()
+        assert steps.truncations.tolist() == [0, 0, 1, 1]  # a step waits until they are made again
+
+
+def test_session_that_ends_over_and_over_is_made_again_after_pauses_that_grow(
+    hubs: SeveralHubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(made(hubs, "tcp", restart_wait=AGAIN_S)) as envs:
+        steps = Steps(envs)
+        for _ in range(3):
+            end_session(hubs, 1)
+            steps.until_lost()
+            steps.until_all_step()
+    lost, again = ([each.created for each in caplog.records if text in each.message] for text in ("are made", "exist"))
+    assert again[1] - lost[1] > 2 * RETRY_S and again[2] - lost[2] > 4 * RETRY_S
+
+
+@pytest.mark.parametrize(("end", "lane"), ENDS)
+def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
+    hubs: SeveralHubs, end: str, lane: str
+) -> None:
+    kind = envhub.RemoteProtocolError if end == "breach" else envhub.SessionLost
+    with one_that_ends(hubs, end, lane, on_hub_loss="raise") as (envs, end_part, address):
+        envs.reset()
+        end_part()
+        with pytest.raises(kind, match=address) as caught:
+            while True:
+                envs.step(np.ones(ROWS, int))
+        assert caught.value.hub
+        if end == "administrator":
+            count = envs.get_attr("count", [0, 1])
+            for again in (envs.reset, lambda: envs.step(np.ones(ROWS, int))):
+                with pytest.raises(kind):
+                    again()
+            assert envs.get_attr("count", [0, 1]) == count  # no other hub was asked
+
+
+@pytest.mark.long
+def test_reset_that_waits_in_vain_for_a_lost_hub_has_reset_no_env_of_another(hubs: SeveralHubs) -> None:
+    with closing(made(hubs, "tcp", reconnect_timeout=2.0)) as envs:
+        steps = Steps(envs)
+        hubs.kill(1)
+        steps.until_lost()
+        counts = steps.counts[:2].tolist()
+        with pytest.raises(envhub.HubLost, match="within reconnect_timeout=2 s"):
+            envs.reset()
+        assert list(envs.get_attr("count", [0, 1])) == counts
+        envs.reset_async()
+        with pytest.raises(envhub.HubTimeout):
+            envs.reset_wait(timeout=0.1)
+        hubs.start(1)
+        with contextlib.suppress(envhub.HubLost):  # it may have taken too long to start
+            envs.reset_wait()
+        assert envs.reset()[0][:, 0].tolist() == [0] * ROWS
+        steps.counts[:] = 0
+        steps.step()
+        assert steps.counts.tolist() == [1] * ROWS

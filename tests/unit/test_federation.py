@@ -642,7 +642,7 @@ def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patien
     lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
     parts = [HubPart("hub-0", range(3), maker, cast(Any, other)), HubPart("hub-1", range(3, 6), maker, lost.lane)]
     lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
-    lane._has_absent = True
+    lane._has_lost = True
 
     def step() -> Batch:
         lane.begin_step(b"c", [np.arange(6)], b"")
@@ -702,7 +702,7 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
     absent = AbsentLane(old, np.zeros(6, bool), False, absence, unmade)
     parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
     lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
-    lane._has_absent = True
+    lane._has_lost = True
 
     def exchange() -> list[int]:
         """Send what is not outstanding, and take all results but that of the last row; returns the truncated."""
@@ -741,8 +741,8 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     lost, other = Lost(), Interrupted(50.0)
     maker: Any = None
     parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
-    lane = FederatedLane(parts, loose=False, copy=True)
-    lane._has_absent = True
+    lane = FederatedLane(parts, loose=False, copy=True, recovery=cast(Any, SimpleNamespace(patience_s=0.0)))
+    lane._has_lost = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]
     lane.begin_step(b"c", actions, b"")
     with pytest.raises(KeyboardInterrupt):

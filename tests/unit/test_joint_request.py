@@ -10,7 +10,7 @@ import pytest
 from envhub_client.deadline import no_reply
 from envhub_client.federation.joint_request import JointRequest
 
-from envhub.errors import AccessDenied, ConnectionInUse, HubLost, HubTimeout, LocalProtocolError, of_hub
+from envhub.errors import ConnectionInUse, HubLost, HubTimeout, LocalProtocolError, RequestRefused, of_hub
 
 
 class Lane:
@@ -215,14 +215,14 @@ def test_timeout_has_the_loss_of_a_hub_as_its_cause_and_comes_before_errors_of_o
 
 
 def test_end_of_a_hub_is_raised_before_other_hubs_have_answered_and_each_time_until_the_next_request() -> None:
-    scene, denied = Scene(), AccessDenied("b does not know this key")
+    scene, refused = Scene(), RequestRefused("b refuses this")
     scene.parts[0].answers += [HubTimeout("later"), HubTimeout("later")]
-    scene.parts[1].answers.append(denied)
+    scene.parts[1].answers.append(refused)
     scene.begin()
     for _ in range(2):
-        with pytest.raises(AccessDenied) as caught:
+        with pytest.raises(RequestRefused) as caught:
             scene.request.results(0.1)
-        assert caught.value is denied
+        assert caught.value is refused
     scene.request.give_up()
     scene.request.settle()  # waits for the first one
     scene.begin()

@@ -364,6 +364,7 @@ NEXT: dict[str, type[errors.EnvHubError]] = {
     "makes another session; after CLOSE, nothing": errors.SessionLost,
     "asks for less, or waits": errors.RequestRefused,
     "asks for what it may have": errors.RequestRefused,
+    "asks its operator": errors.AccessDenied,
     "tries later": errors.RequestRefused,
     "sends LIST": errors.RequestRefused,
     "corrects the request": errors.RequestRefused,
@@ -372,6 +373,7 @@ NEXT: dict[str, type[errors.EnvHubError]] = {
     "goes on, or closes the session": errors.EnvRaised,
     "goes on: the envs are built again": errors.WorkerDied,
     "goes on likewise": errors.EnvTimeout,
+    "makes another session, and reports the bug": errors.SessionLost,
     "closes the session, and reports the bug": errors.RequestRefused,
     "closes the session": errors.RestartsExhausted,
 }

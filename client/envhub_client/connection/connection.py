@@ -230,7 +230,10 @@ class Connection:
             wait_s = self.protocol.next_tick_s(now_s)
             if deadline_s is not None:
                 wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            reply = self._transport.hear(wait_s)
+            try:
+                reply = self._transport.hear(wait_s)
+            except errors.RemoteProtocolError as error:
+                raise self.breach(str(error)) from error
             if self.reports.warned or self.protocol.notices or self.protocol.progress is not None:
                 self._report()
             if reply is not None:
@@ -260,8 +263,11 @@ class Connection:
             HubLost: the hub is gone.
         """
         with self.in_use:
-            if self._transport.hear(0) is None:
-                self._send_due()
+            try:
+                if self._transport.hear(0) is None:
+                    self._send_due()
+            except errors.RemoteProtocolError as error:
+                raise self.breach(str(error)) from error
             self._report()
             self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
 
@@ -309,7 +315,7 @@ class Connection:
         try:
             if loss := self.protocol.loss(now_s):
                 if self._transport.denied:
-                    raise errors.AccessDenied(self._transport.denied)
+                    raise errors.of_hub(errors.AccessDenied(self._transport.denied), self.hub)
                 if self.protocol.goodbye is not None:
                     self.fail(self.protocol.goodbye)
                 raise self._loss(loss)
@@ -375,6 +381,11 @@ class Connection:
         if isinstance(reply.message, Failure):
             self.fail(reply.message)
         return reply
+
+    def breach(self, what: str) -> errors.RemoteProtocolError:
+        """The error for ``what`` the hub did, which PROTOCOL.md does not allow."""
+        text = f"{errors.hub_at(self.address)} broke the protocol: {what}"
+        return errors.of_hub(errors.RemoteProtocolError(text), self.hub)
 
     def fail(self, failure: Failure) -> NoReturn:
         """Raise what a failure of the hub means; errors as for ``raise_failure``."""

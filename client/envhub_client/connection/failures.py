@@ -15,6 +15,10 @@ from envhub import errors
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 
+# A session that has raised one of these is of no more use: it has ended, its hub is lost or does not let this client in
+# any more, or what the hub sends makes no sense.
+SESSION_ENDS = (errors.HubLost, errors.SessionLost, errors.AccessDenied, errors.RemoteProtocolError)
+
 _CLASSES: dict[str, type[errors.EnvHubError]] = {
     "bad_actions": errors.SpaceMismatch,
     "bad_seq": errors.LocalProtocolError,
@@ -38,7 +42,9 @@ def raise_failure(failure: Failure, address: str, hub: str | None = None, first_
     """
     index = None if failure.env_index is None else first_env + failure.env_index
     if failure.scope != "env":
-        kind = _CLASSES.get(failure.code, errors.RequestRefused)
+        kind = _CLASSES.get(failure.code, errors.SessionLost if failure.scope == "session" else errors.RequestRefused)
+        if (failure.code, failure.scope) == ("not_permitted", "hub"):
+            kind = errors.AccessDenied
         output = f"\n\nLast output of its worker:\n{failure.log_tail.rstrip()}" if failure.log_tail else ""
         again = f"\n\n{errors.replay_text(failure.replay)}" if failure.replay else ""
         error = kind(f"{failure.message} ({errors.hub_at(address).removeprefix('the ')}){output}{again}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envhub_client.results.observations import Observations
+from envhub_client.results.observations import Observations, UnreadableRow
 from envhub_client.results.rewards import Rewards
 from envhub_client.session.base import VectorSession
 from envhub_client.session.options import InfoMode
@@ -45,7 +45,11 @@ class BatchReader:
             Exception: as for ``Lane.wait``.
         """
         batch = self._lane.wait(timeout)
-        infos = self.observations.take(batch)
+        try:
+            infos = self.observations.take(batch)
+        except UnreadableRow as error:
+            self._lane.breach(error.row, str(error))
+            return self.reset(envs, timeout, info_mode)
         laid_out: dict[Any, Any] = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
         return self.observations.batch(batch.observations), laid_out
 
@@ -58,9 +62,13 @@ class BatchReader:
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
         has_infos = rows or groups or self.observations.loose  # mostly no env has any
-        infos = self.observations.take(batch) if has_infos else None
-        if infos is not None or self.rewards.shape:
-            rewards = self.rewards.of(rewards, infos)
+        try:
+            infos = self.observations.take(batch) if has_infos else None
+            if infos is not None or self.rewards.shape:
+                rewards = self.rewards.of(rewards, infos)
+        except UnreadableRow as error:
+            self._lane.breach(error.row, str(error))
+            return self.step(envs, timeout, info_mode)
         laid_out: dict[Any, Any] = {}
         if infos is not None:
             laid_out = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
@@ -76,8 +84,12 @@ class BatchReader:
         batch = self._lane.wait_rows(min_envs, timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
-        infos = self.observations.take(batch)
-        rewards = self.rewards.of(rewards, infos, env_ids.tolist())
+        try:
+            infos = self.observations.take(batch)
+            rewards = self.rewards.of(rewards, infos, env_ids.tolist())
+        except UnreadableRow as error:
+            self._lane.breach(error.row, str(error))
+            return self.rows(min_envs, timeout, info_mode)
         laid_out = infos.by_env() if info_mode == "by_env" else infos.batched_of(env_ids)
         observations = self.observations.batch(arrays, env_ids.tolist())
         self._lane.taken(env_ids)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from envhub.errors import HubLost
+from envhub.errors import EnvHubError
 from envhub_client.federation.part import HubPart
 
 JOIN_S = 5.0  # for the thread to see that it is stopped, which it does between two tries to reach a hub
@@ -18,12 +18,12 @@ class Absence:
     Where that fails, the error is raised once, and the next look at this begins the making again.
 
     Attributes:
-        loss: the loss of the hub.
+        loss: the error that has ended their session.
     """
 
     def __init__(
         self,
-        loss: HubLost,
+        loss: EnvHubError,
         patience_s: float,
         remake: Callable[[Absence], Sequence[HubPart]],
         clear: Callable[[Absence], None],

@@ -10,10 +10,11 @@ from typing import NoReturn
 import numpy as np
 
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import HubLost, HubTimeout, of_hub
+from envhub.errors import EnvHubError, HubTimeout, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
+from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_rows import AbsentRows
@@ -114,9 +115,13 @@ class AbsentLane:
         if self._lane is not None:
             self._lane.give_up()
 
-    def lose(self, loss: HubLost) -> None:
+    def lose(self, loss: EnvHubError) -> None:
         """Raise the loss: the rows are being made again already."""
         raise loss
+
+    def breach(self, row: int, what: str) -> None:
+        """Raise that the hub that has the rows now broke the protocol."""
+        self.hub_lane().breach(row, what)
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -195,7 +200,7 @@ class AbsentLane:
         while self._joined is None and (left := self.outstanding):
             try:
                 self._joined = self._all_done()
-            except (HubLost, HubTimeout):
+            except (*SESSION_ENDS, HubTimeout):
                 raise
             except Exception as error:  # of an env, which is not under way any more; the others are to be done, too
                 self._error = self._error or error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,16 @@ from envhub_client.session.description import SessionDescription
 from envhub_client.session.options import SessionOptions
 
 
-def check_distinct(hubs: Sequence[tuple[str, Connection]]) -> None:
-    """Check that no two of these names, each with a connection to its hub, stand for the same hub.
+def check_distinct(hubs: Mapping[Connection, str]) -> None:
+    """Check that no two names stand for the same hub, of the hubs that have answered on these connections.
 
     Raises:
         AddressError: two do; the message has both.
     """
     names: dict[int, str] = {}
-    for name, connection in hubs:
-        first = names.setdefault(connection.protocol.hub_id, name)
-        if first != name:
+    for connection, name in hubs.items():
+        hub_id = connection.protocol.hub_id
+        if hub_id and (first := names.setdefault(hub_id, name)) != name:
             text = f"the same hub is named twice, as {first!r} and as {name!r}"
             raise errors.AddressError(f"{text}; name it once: each hub has its rows in one session")
 

@@ -11,13 +11,13 @@ from envhub.errors import (
     EnvHubError,
     EnvRaised,
     EnvTimeout,
-    HubLost,
     HubTimeout,
     LocalProtocolError,
     WorkerDied,
     of_hub,
 )
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline, no_reply
 from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
@@ -41,11 +41,13 @@ class JointRequest(Generic[Result]):
 
     def __init__(
         self,
-        lost: Callable[[HubPart, HubLost], None],
+        lost: Callable[[HubPart, EnvHubError], None],
         dropped: Send = lambda part: None,
         connections: Callable[[HubPart], Sequence[Connection]] = lambda part: [part.connection],
     ) -> None:
-        """``lost`` is told of a hub that is lost; its part is sent again unless that raises the loss.
+        """``lost`` is told of a part whose session is over, by an error of ``SESSION_ENDS``.
+
+        The part is sent again unless that raises the error.
 
         ``dropped`` is told of a part whose result came and does not reach the caller. ``connections`` returns those to
         the hubs of a part, for messages.
@@ -58,7 +60,7 @@ class JointRequest(Generic[Result]):
         self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
-        self._loss: tuple[HubLane, HubLost] | None = None  # of that part, with the lane that was lost
+        self._loss: tuple[HubLane, EnvHubError] | None = None  # of that part, with the lane that was lost
         self._had = False  # whether ``results`` returned: a further wait would write over what the caller has
         self._dropped = False
 
@@ -93,7 +95,7 @@ class JointRequest(Generic[Result]):
             try:
                 self._send(part)
                 return
-            except HubLost as loss:
+            except SESSION_ENDS as loss:
                 self._lost(part, loss)
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
@@ -108,12 +110,16 @@ class JointRequest(Generic[Result]):
                 if self._errors and part in self._errors:
                     raise self._errors[part]
                 return self._wait(part, timeout)
-            except HubLost as error:
+            except SESSION_ENDS as error:
                 self._loss = part.lane, error
                 self._again = part  # also after an interrupt from here on
                 self._lost(part, error)
         assert self._loss is not None
         raise self._loss[1]
+
+    def retract(self, part: HubPart, error: EnvHubError) -> None:
+        """Have ``results`` take this error of ``SESSION_ENDS`` for the result of the part, which it has returned."""
+        self._loss, self._again, self._had = (part.lane, error), part, False
 
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -9,11 +10,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import EnvHubError, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.connection.waiter import READABLE, new_waiter
 from envhub_client.deadline import Deadline, shown
 from envhub_client.federation.absent_lane import AbsentLane
@@ -28,7 +30,7 @@ _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a
 
 
 class Recovery(Protocol):
-    """Source of the rows of a hub that is lost.
+    """Source of the rows of a part whose session is over.
 
     Attributes:
         patience_s: the seconds for which the rows of other hubs wait for it.
@@ -36,7 +38,7 @@ class Recovery(Protocol):
 
     patience_s: float
 
-    def absent_lane(self, part: HubPart, loss: HubLost, outstanding: np.ndarray) -> AbsentLane:
+    def absent_lane(self, part: HubPart, loss: EnvHubError, outstanding: np.ndarray) -> AbsentLane:
         """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent."""
 
 
@@ -52,7 +54,7 @@ class FederatedLane:
     def __init__(self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: Recovery | None = None) -> None:
         """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size.
 
-        ``recovery`` begins to make the rows of a part again whose hub is lost; without it the loss is raised.
+        ``recovery`` begins to make the rows of a part again whose session is over; without it that error is raised.
         """
         self.parts = [*parts]
         self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
@@ -62,6 +64,7 @@ class FederatedLane:
         self._turn = 0
         self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _serving)
         self._resets = False  # whether the request is a reset
+        self._reset: Reset | None = None  # that is to be begun, once all of its rows are on a hub
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
         self._into: Sequence[np.ndarray] | None = None  # for the observations that are waited for
         self._check_s = 0.0  # when to look next whether a hub is out of reach, in a wait for some envs
@@ -70,7 +73,9 @@ class FederatedLane:
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._taking: np.ndarray | None = None  # envs whose results are being taken
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
-        self._has_absent = False  # whether some part may have an ``AbsentLane``
+        self._has_lost = False  # whether the session of some part was over, and may be so still
+        self._objects = [b""] * self.num_envs  # the last observations of no fixed size that came, encoded
+        self._rows_read: Sequence[tuple[int, bytes]] = ()  # by the last ``wait_rows``
 
     def _new_arrays(self) -> list[np.ndarray]:
         return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -97,11 +102,25 @@ class FederatedLane:
 
     def give_up(self) -> None:
         """Give up what was begun; its results are dropped."""
+        self._reset = None
         self._request.give_up()
 
-    def lose(self, loss: HubLost) -> None:
+    def lose(self, loss: EnvHubError) -> None:
         """Raise the loss of a hub."""
         raise loss
+
+    def breach(self, row: int, what: str) -> None:
+        """Go on without the hub of this row, since what it sent breaks the protocol; as ``HubLane.breach``."""
+        part = next(each for each in self.parts if row in each.rows)
+        try:
+            part.lane.breach(row - part.rows.start, what)
+        except RemoteProtocolError as error:
+            if self._recovery is None:
+                raise
+            if self.outstanding:
+                self.lost(part, error)
+            else:
+                self._request.retract(part, error)
 
     def last_observations(self) -> list[np.ndarray]:
         """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
@@ -118,19 +137,20 @@ class FederatedLane:
 
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
-    def lost(self, part: HubPart, loss: HubLost) -> None:
-        """Go on without the hub of this part, or of one with rows of it: its rows are truncated, and made again.
+    def lost(self, part: HubPart, loss: EnvHubError) -> None:
+        """Go on without the session of this part, or of one with its rows: these are truncated, and made again.
 
         Raises:
-            HubLost: this loss, where nothing makes them again.
+            EnvHubError: this loss, where nothing makes them again.
         """
         part = next(each for each in self.parts if part.rows.start in each.rows)
         if self._recovery is None:
+            self._has_lost = True
             raise loss
         if isinstance(part.lane, AbsentLane) and not part.lane.made:  # no hub has made the rows again in time
             self.taken(part.rows.start + part.lane.waiting_rows)  # which are not waited for any more
             raise loss
-        self._has_absent = True
+        self._has_lost = True
         part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
         lane.others_serve = self._serves
         lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
@@ -159,16 +179,18 @@ class FederatedLane:
         """True if this is the connection to a hub that has rows now."""
         return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
-    def _replace_or_raise(self) -> None:
-        """Replace as ``_replace_absent``, before a request to all hubs: what they would answer is not to be dropped.
+    def _replace_or_raise(self, wanted: Callable[[HubPart], object] = lambda part: True) -> None:
+        """Replace as ``_replace_absent``, before a request to the ``wanted`` parts: no answer is to be dropped.
 
         Raises:
             HubLost: the rows of a lost hub could not be made again in time; once, then it is tried again.
-            Exception: as for ``Absence.parts``.
+            Exception: as for ``Absence.parts``; without a recovery, of a part whose session is known to be over.
         """
         self._replace_absent()
-        for part in self.parts:
-            if isinstance(part.lane, AbsentLane) and part.lane.has_failed:
+        for part in filter(wanted, self.parts):
+            if self._recovery is None:
+                part.connection.tend()
+            elif isinstance(part.lane, AbsentLane) and part.lane.has_failed:
                 part.lane.absence.parts()
 
     def _replace_absent(self) -> None:
@@ -179,25 +201,41 @@ class FederatedLane:
                 self._of_rows(part, lambda part: part.lane.settle())
             parts += part.lane.successors(part) if isinstance(part.lane, AbsentLane) else [part]
         self.parts = parts
-        self._has_absent = any(isinstance(part.lane, AbsentLane) for part in parts)
+        self._has_lost = self._recovery is None or any(isinstance(part.lane, AbsentLane) for part in parts)
 
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset on the hubs whose rows it has."""
-        if self._has_absent:
-            self._replace_or_raise()
+        """Begin a reset on the hubs whose rows it has, or leave that to ``wait`` as long as some are on no hub.
+
+        So where these are not made again in time, no other env was reset.
+        """
+        if self._has_lost:
+            self._replace_or_raise(lambda part: reset_of(reset, part.rows))
+        self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, True, reset
+        self._request.begin([], _dropped, self._await)  # what was asked before is over
+        with contextlib.suppress(HubTimeout):
+            self._begin_reset(0.0)
+
+    def _begin_reset(self, timeout: float | None) -> None:
+        """Begin the reset that is to be begun, once all of its rows are on a hub; errors as for ``present_parts``."""
+        reset = self._reset
+        if reset is None or self._request.is_pending:  # an interrupt may have come after it was begun
+            return
+        if self._has_lost and self._recovery is not None:
+            self.present_parts([row for row, chosen in enumerate(reset.mask) if chosen], timeout)
+            self._replace_absent()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
-        self._turn, self._into, self._resets = 1 - self._turn, None, True
         self._left_out = [part for part in self.parts if part not in wanted]
         self._request.begin([*wanted], lambda part: part.lane.begin_reset(wanted[part]), self._await)
+        self._reset = None
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step on all hubs."""
-        if self._has_absent:
+        if self._has_lost:
             self._replace_or_raise()
-        self._turn, self._into, self._resets, self._left_out = 1 - self._turn, None, False, []
+        self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, False, None
         packed: dict[HubPart, bytes] = {}
         if out_of_band:
             of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
@@ -211,8 +249,35 @@ class FederatedLane:
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
         into = [*map(part.take, self._into or self._observations())]  # each hub's part of each step comes here
         if self._recovery is None:
-            return part.numbered(part.lane.wait(timeout, into))
-        return part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
+            batch = part.numbered(part.lane.wait(timeout, into))
+        else:
+            batch = part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
+        if self._loose:
+            batch = self._with_objects(part, batch)
+            self._keep_objects(batch.rows)
+        return batch
+
+    def _with_objects(self, part: HubPart, batch: Batch) -> Batch:
+        """The batch of a part; with earlier observations of no fixed size where a row repeats what it showed last.
+
+        Raises:
+            RemoteProtocolError: it does not have some of each row.
+        """
+        rows = []
+        try:
+            for row, blob in batch.rows:
+                objects, info = codec.decode_pair(blob)
+                rows.append((row, blob if len(objects) else codec.encode_pair(self._objects[row], bytes(info))))
+            if len(rows) != len(part.rows if batch.env_ids is None else batch.env_ids):
+                raise ValueError(f"observations of no fixed size of {len(rows)} envs")
+        except ValueError as error:
+            part.lane.breach(0, f"a reply does not fit the session: {error}")
+        return batch._replace(rows=rows)
+
+    def _keep_objects(self, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Keep the observations of no fixed size that these rows have shown."""
+        for row, blob in rows:
+            self._objects[row] = bytes(codec.decode_pair(blob)[0])
 
     def _observations(self) -> Sequence[np.ndarray]:
         if self._into is None:
@@ -250,6 +315,10 @@ class FederatedLane:
         if into is not None:
             self._into = into
         observations = self._observations()
+        if self._reset is not None:
+            deadline = None if timeout is None else Deadline(timeout)
+            self._begin_reset(timeout)
+            timeout = None if deadline is None else deadline.left_s()
         batches = self._request.results(timeout)
         rows = [row for batch in batches for row in batch.rows]
         groups = [group for batch in batches for group in batch.groups]
@@ -262,14 +331,12 @@ class FederatedLane:
 
     def _last_ones(self) -> list[tuple[int, bytes]]:
         """Last observations of the rows that the reset leaves out, and the rows that have some of no fixed size."""
-        unchanged = codec.encode_pair(b"", b"")
-        rows: list[tuple[int, bytes]] = []
+        rows: list[int] = []
         for part in self._left_out:
-            lasts = part.observe() if self._recovery is None else part.lane.last_observations()
-            for array, last in zip(self._observations(), lasts, strict=True):
+            for array, last in zip(self._observations(), part.lane.last_observations(), strict=True):
                 part.take(array)[...] = last
-            rows += [(row, unchanged) for row in part.rows] if self._loose else []
-        return rows
+            rows += part.rows if self._loose else ()
+        return [(row, codec.encode_pair(self._objects[row], b"")) for row in rows]
 
     # --- parts of the batch ---------------------------------------------------------------------------------------
 
@@ -295,7 +362,7 @@ class FederatedLane:
         """Begin a step of these envs, without a wait for the hubs' replies; as ``HubLane.send_rows``."""
         self.confirm_rows(None)
         self._check_sendable(env_ids, arrays)
-        if self._has_absent:
+        if self._has_lost:
             self._replace_absent()
         own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
@@ -371,8 +438,17 @@ class FederatedLane:
                 self._check_s = time.monotonic() + LOOK_S
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)
-        batches = [self._of_rows(part, _received) for part in self._outstanding_parts()]
-        return joined([batch for batch in batches if batch is not None])
+        batches = [self._of_rows(part, self._received) for part in self._outstanding_parts()]
+        whole = joined([batch for batch in batches if batch is not None])
+        self._rows_read = whole.rows
+        return whole
+
+    def _received(self, part: HubPart) -> Batch | None:
+        """The results of the part's envs that are done; None if there are none."""
+        if not part.lane.done_rows():
+            return None
+        batch = part.numbered(part.lane.wait_rows(1, 0))
+        return self._with_objects(part, batch) if self._loose else batch
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
         """Get this of the part; an env of it that raised is not under way any more."""
@@ -380,7 +456,7 @@ class FederatedLane:
             return get(part)
         except HubTimeout:
             raise
-        except HubLost as loss:
+        except SESSION_ENDS as loss:
             self.lost(part, loss)
             return get(part)
         except Exception:
@@ -389,6 +465,9 @@ class FederatedLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        if self._loose:
+            self._keep_objects(self._rows_read)
+            self._rows_read = ()
         self._taking = env_ids
         self._finish_taking()
 
@@ -403,11 +482,6 @@ class FederatedLane:
             if own.size:
                 part.lane.taken(own - part.rows.start)
         self._taking = None
-
-
-def _received(part: HubPart) -> Batch | None:
-    """The results of the part's envs that are done; None if there are none."""
-    return part.numbered(part.lane.wait_rows(1, 0)) if part.lane.done_rows() else None
 
 
 def _hub_parts(part: HubPart) -> list[HubPart]:

@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Observe, Observed, Op
+from envhub.protocol.messages import Observe, Observed
 from envhub_client.batch import Batch
 from envhub_client.connection.connection import Connection
 from envhub_client.lanes.base import HubLane
@@ -53,19 +53,24 @@ class HubPart:
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
 
-    def observe(self) -> list[np.ndarray]:
-        """The rows' last observations, an array for each leaf; errors as for ``Connection.ask``."""
-        return self.observed(self.connection.ask(Op.OBSERVE, self.observe_request()))[1]
-
     def observe_request(self) -> Observe:
         """The request for the rows' last observations."""
         return Observe(self.connection.protocol.token, described=True)
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
-        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
-        shapes = [(len(self.rows), *leaf.shape) for leaf in self.lane.leaves]
-        arrays = [
-            np.frombuffer(frame, leaf.dtype).reshape(shape)
-            for frame, leaf, shape in zip(reply.frames, self.lane.leaves, shapes, strict=True)
-        ]
+        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf.
+
+        Raises:
+            RemoteProtocolError: they are not of these rows.
+        """
+        count, leaves = len(self.rows), self.lane.leaves
+        try:
+            if (len(reply.message.steps), len(reply.message.given)) != (count, count):
+                raise ValueError("observations of other envs")
+            arrays = [
+                np.frombuffer(frame, leaf.dtype).reshape((count, *leaf.shape))
+                for frame, leaf in zip(reply.frames, leaves, strict=True)
+            ]
+        except ValueError as error:
+            raise self.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
         return reply.message, arrays

@@ -52,7 +52,8 @@ class PartsOpener:
         self._hubs = hubs
         self.options = options
         self._make = make
-        self._connections: list[Connection] = []  # every one that may have a session of ours
+        # Every one that may have a session of ours, and the name of its hub.
+        self._connections: dict[Connection, str] = {}
         self._lock = threading.Lock()
         self.closed = False
 
@@ -70,7 +71,6 @@ class PartsOpener:
         split = self.options.split
         counts = None if split is None else checked_split(split, num_envs, len(hubs))
         connected = self.connect(hubs, CONNECT_TIMEOUT_S)
-        check_distinct([(hub.member.name, hub.connection) for hub in connected])
         return self.parts(connected, counts or room_for(num_envs, connected), 0)
 
     def _on_first_that_serves(self, hubs: Sequence[Member], num_envs: int) -> list[HubPart]:
@@ -92,6 +92,7 @@ class PartsOpener:
         """Connect to these hubs, all at the same time; ``failed`` is told of the errors, in the order of the hubs.
 
         Raises:
+            AddressError: two names stand for the same hub.
             SessionClosed: the vector env was closed meanwhile.
             Exception: as for ``connection.connect``, of the first of these hubs, unless ``failed`` takes it.
         """
@@ -112,7 +113,7 @@ class PartsOpener:
         except errors.EnvHubError as error:
             return error
         with self._lock:
-            self._connections.append(connection)
+            self._connections[connection] = hub.name
             closed = self.closed
         if closed:
             self.end([connection])
@@ -124,7 +125,10 @@ class PartsOpener:
         if isinstance(begun, errors.EnvHubError):
             raise begun
         try:
-            return begun.await_hub()
+            begun.await_hub()
+            with self._lock:
+                check_distinct(self._connections)
+            return begun
         except Exception:
             self.end([begun])
             raise
@@ -159,6 +163,7 @@ class PartsOpener:
             first += count
             options = replace(self.options, num_workers=own_workers)
             maker = SessionMaker(hub.member.address, self._make(rows), options)
+            maker.keeps_last = True  # a reset may leave out all rows of a hub
             maker.begin(hub.connection, lost=lost)
             makers.append((hub.member.name, rows, maker))
         lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
@@ -212,7 +217,8 @@ class PartsOpener:
             ours = [each for each in connections if each in self._connections]
         end_sessions(ours, terminate, wait)
         with self._lock:
-            self._connections = [each for each in self._connections if each not in ours]
+            for each in ours:
+                self._connections.pop(each, None)
 
     def end_all(self, terminate: bool) -> None:
         """End all sessions, and open none any more."""

@@ -23,10 +23,9 @@ from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import SessionDescription
+from envhub_client.session.renewal import losses_in_a_row, made_again
 
 ANSWER_S = 2.0  # for a hub to say that it is there
-RETRY_S = 0.3  # between tries
-DEATHS_MAX = 3  # of workers that make the envs again, one after the other
 
 log = logging.getLogger("envhub")
 
@@ -57,17 +56,18 @@ class Remaker:
         for absence in self._absences:
             absence.join()
 
-    def absent_lane(self, part: HubPart, loss: errors.HubLost, outstanding: np.ndarray) -> AbsentLane:
+    def absent_lane(self, part: HubPart, loss: errors.EnvHubError, outstanding: np.ndarray) -> AbsentLane:
         """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent.
 
         Raises:
-            HubLost: this loss, where the envs are being closed.
+            EnvHubError: this loss, where the envs are being closed.
         """
         if self._stopped:
             raise loss
         log.warning("%s; its envs %s are made again", loss, _text(part.rows))
         made = part.lane.made if isinstance(part.lane, AbsentLane) else [part]
         gone = [each.connection for each in made]
+        losses = max(losses_in_a_row(each.maker, loss) for each in made)
         # As many as the rows had; without a number, each hub finds one. A vector env is divided as it was.
         is_fixed = isinstance(self._opener.options.num_workers, int) or self._description.vector
         num_workers = sum(each.maker.sizing.num_workers for each in made) if is_fixed else None
@@ -78,7 +78,7 @@ class Remaker:
         absence = Absence(
             loss,
             patience_s,
-            lambda absence: self._made_again(part, absence, gone, num_workers),
+            lambda absence: self._made_again(part, absence, gone, num_workers, losses),
             lambda absence: self._opener.end_later(gone, lambda: not absence.stopped),
         )
         self._absences = [each for each in self._absences if not each.has_ended] + [absence]
@@ -91,30 +91,25 @@ class Remaker:
     # --- in the thread of an absence ------------------------------------------------------------------------------
 
     def _made_again(
-        self, part: HubPart, absence: Absence, gone: Sequence[Connection], num_workers: int | None
+        self, part: HubPart, absence: Absence, gone: Sequence[Connection], num_workers: int | None, losses: int
     ) -> Sequence[HubPart]:
-        timeout = self._opener.options.reconnect_timeout
-        deadline, deaths = Deadline(timeout), 0
-        while True:
+        def make(_: Deadline) -> Sequence[HubPart]:
             hubs: list[OpenHub] = []
-            why: errors.EnvHubError
             try:
                 self._connect(part, hubs)
                 if any(hub.member.name == part.hub for hub in hubs):
                     self._opener.end(gone)  # the hub is there again, and may have no room for both
-                parts = self._opened(part, hubs, absence, num_workers)
-                log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
-                return [each.moved(-part.rows.start) for each in parts]
-            except errors.WorkerDied as error:  # the cause need not be one of the envs
-                deaths += 1
-                why, is_final = error, deaths == DEATHS_MAX
-            except errors.EnvHubError as error:
-                why, is_final = error, absence.stopped or deadline.left_s() <= RETRY_S
-            self._opener.end([hub.connection for hub in hubs])
-            if is_final:
-                text = f"{absence.loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {why}"
-                raise errors.of_hub(errors.HubLost(text), absence.loss.hub) from why
-            time.sleep(RETRY_S)
+                return self._opened(part, hubs, absence, num_workers)
+            except errors.EnvHubError:
+                self._opener.end([hub.connection for hub in hubs])
+                raise
+
+        timeout = self._opener.options.reconnect_timeout
+        parts = made_again(make, absence.loss, losses, timeout, lambda: not absence.stopped)
+        for each in parts:
+            each.maker.losses = losses + 1
+        log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
+        return [each.moved(-part.rows.start) for each in parts]
 
     def _connect(self, part: HubPart, hubs: list[OpenHub]) -> None:
         """Connect to the hubs that may have the part's rows; at least to one.

@@ -71,7 +71,7 @@ class FederatedSession(LaneSession):
             self._remaker = Remaker(self._opener, self.description, loose)
             recovery = None if options.on_hub_loss == "raise" else self._remaker
             self.lane = self._lane = FederatedLane(parts, loose, options.copy, recovery)
-            self._request: JointRequest[Reply] = JointRequest(self._lost)
+            self._request: JointRequest[Any] = JointRequest(self._lost)
             self._shares = JointShares(parts)
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
@@ -79,11 +79,11 @@ class FederatedSession(LaneSession):
             hide_frames(error)
             raise
 
-    def _lost(self, part: HubPart, loss: errors.HubLost) -> None:
-        """Have the rows of this part made again, since a request other than a step or reset found its hub lost.
+    def _lost(self, part: HubPart, loss: errors.EnvHubError) -> None:
+        """Have the rows of this part made again, since a request other than a step or reset found its session over.
 
         Raises:
-            HubLost: always.
+            EnvHubError: this loss, always.
         """
         if self._lane.is_present(part.connection):
             self._lane.lost(part, loss)
@@ -164,15 +164,22 @@ class FederatedSession(LaneSession):
             self._ask_call(call, self._lane.present_parts(call.rows, 0.0))
 
     def _ask_call(self, call: Call, parts: Sequence[HubPart]) -> None:
-        self._asked = [(part, own) for part in parts if (own := call_of(call, part.rows)) is not None]
-        self._ask(Op.CALL, dict(self._asked))
+        self._asked = {part: own for part in parts if (own := call_of(call, part.rows)) is not None}
 
-    def _ask(self, op: Op, messages: dict[HubPart, Any]) -> None:
+        def read(part: HubPart, reply: Reply) -> dict[int, Frame]:
+            results = results_of(self._asked[part], reply, len(part.rows), part.connection)
+            return {part.rows[row]: frame for row, frame in results.items()}
+
+        self._ask(Op.CALL, self._asked, read)
+
+    def _ask(self, op: Op, messages: dict[HubPart, Any], read: Callable[[HubPart, Reply], Any]) -> None:
+        """Ask these parts; the result of each is what ``read`` makes of its reply."""
+
         def send(part: HubPart) -> None:
             part.connection.send(op, messages[part], keep=True)
 
-        def wait(part: HubPart, timeout: float | None) -> Reply:
-            return self._lane.while_in_reach(part, timeout, part.connection.result)
+        def wait(part: HubPart, timeout: float | None) -> Any:
+            return read(part, self._lane.while_in_reach(part, timeout, part.connection.result))
 
         self._request.begin([*messages], send, wait)
 
@@ -185,10 +192,9 @@ class FederatedSession(LaneSession):
             except BaseException:  # interrupted, it counts as never begun
                 self.pending.give_up()
                 raise
-        results, left_s = {}, None if deadline is None else deadline.left_s()
-        for (part, own), reply in zip(self._asked, self._request.results(left_s), strict=True):
-            for row, frame in results_of(own, reply, len(part.rows)).items():
-                results[part.rows[row]] = frame
+        results: dict[int, Frame] = {}
+        for each in self._request.results(None if deadline is None else deadline.left_s()):
+            results.update(each)
         return results
 
     def set_attr(self, message: SetAttr) -> None:
@@ -196,7 +202,7 @@ class FederatedSession(LaneSession):
         count = self.description.num_envs
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
         with self._given_up_at_error():
-            self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None})
+            self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None}, lambda *_: None)
             self._request.results(None)
         self._remaker.attributes.remember(message)
 
@@ -204,9 +210,8 @@ class FederatedSession(LaneSession):
         """Last observations of the envs, as in a hub's reply to OBSERVE."""
         parts = self._lane.present_parts()
         with self._given_up_at_error():
-            self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts})
-            replies = self._request.results(None)
-        observed = [part.observed(reply) for part, reply in zip(parts, replies, strict=True)]
+            self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts}, HubPart.observed)
+            observed = self._request.results(None)
         arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]
         self._lane.put_earlier(arrays)
         steps = [count for message, _ in observed for count in message.steps]

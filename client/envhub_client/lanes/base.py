@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from envhub.errors import HubLost
+from envhub.errors import EnvHubError
 from envhub.protocol.messages import Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch
@@ -17,8 +17,8 @@ class Lane(Protocol):
     """Lane by which envs are stepped. One reset or step of all envs is under way at a time, or steps of some.
 
     What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
-    that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise ``HubLost``, and any
-    other ``EnvHubError`` of the session.
+    that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise any ``EnvHubError``
+    of the session, also those of ``SESSION_ENDS``.
     """
 
     num_envs: int
@@ -34,11 +34,20 @@ class Lane(Protocol):
     def give_up(self) -> None:
         """Give up what was begun, if anything was: its results are dropped."""
 
-    def lose(self, loss: HubLost) -> None:
-        """Go on with another hub, since a request other than a reset or step found this one lost.
+    def lose(self, loss: EnvHubError) -> None:
+        """Go on with another hub, since a request other than a reset or step has found the session to be over.
 
         Raises:
-            HubLost: there is no other; ``loss`` itself where none is looked for.
+            EnvHubError: there is no other; ``loss`` itself where none is looked for.
+        """
+
+    def breach(self, row: int, what: str) -> None:
+        """Take the hub of this row for lost, since ``what`` it sent for the row breaks the protocol.
+
+        What was waited for is to be waited for again.
+
+        Raises:
+            RemoteProtocolError: its envs are not made again.
         """
 
     def begin_reset(self, reset: Reset) -> None:
@@ -138,7 +147,7 @@ class HubLane(Lane, Protocol):
 class LaneSource(Protocol):
     """Source of a lane when that of a session has lost its hub."""
 
-    def renew(self, loss: HubLost) -> HubLane:
+    def renew(self, loss: EnvHubError) -> HubLane:
         """Make the envs again elsewhere, each with a truncation by this loss pending, and return the lane to them.
 
         Interrupted, it is to be called again; what it has made before is ended.

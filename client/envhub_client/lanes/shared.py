@@ -21,7 +21,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, hub_at, of_hub
+from envhub.errors import EnvHubError, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -103,9 +103,13 @@ class SharedLane:
         """Give up what was begun: ``settle`` waits for the end of a step, and its results are dropped."""
         self._connection.give_up()
 
-    def lose(self, loss: HubLost) -> NoReturn:
+    def lose(self, loss: EnvHubError) -> NoReturn:
         """Raise the loss: this lane has one hub."""
         raise loss
+
+    def breach(self, row: int, what: str) -> NoReturn:
+        """Raise that the hub broke the protocol."""
+        raise self._connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset, which the hub drives."""
@@ -323,12 +327,11 @@ class SharedLane:
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
-            address = self._connection.address
-            raise RemoteProtocolError(f"envs {raised} raised, and {hub_at(address)} did not report what")
+            raise self._connection.breach(f"envs {raised} raised, and it did not report what")
         try:
             return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
         except ValueError as error:
-            raise RemoteProtocolError(f"a reply to COLLECT cannot be read: {error}") from error
+            raise self._connection.breach(f"a reply to COLLECT cannot be read: {error}") from error
 
     def _await(self, deadline: Deadline | None, ready: Callable[[], bool] | None = None) -> None:
         """Wait until every row is done, or as many as make it ``ready``, until ``deadline``.

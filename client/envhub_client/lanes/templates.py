@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envhub.errors import RemoteProtocolError
 from envhub.protocol.messages import Op, TemplatesRequest
 from envhub.values import codec
 from envhub.values.info_columns import NotInColumns, Rows, Template
@@ -42,11 +41,13 @@ class InfoTemplates:
                 for number, example in zip(reply.numbers, reply.examples, strict=True):
                     self._templates[number] = Template(codec.decode(example))
             except (ValueError, TypeError, AttributeError, NotInColumns) as error:
-                raise RemoteProtocolError(f"a template of infos cannot be read: {error}") from error
+                raise self._connection.breach(f"a template of infos cannot be read: {error}") from error
         return [self._group(*rows) for rows in columns]
 
     def _group(self, number: int, rows: np.ndarray, data: np.ndarray) -> InfoGroup:
         template = self._templates.get(number)
         if template is None or data.shape[1] != template.nbytes:
-            raise RemoteProtocolError(f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes")
+            raise self._connection.breach(
+                f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes"
+            )
         return InfoGroup(template, rows, np.frombuffer(np.ascontiguousarray(data), template.dtype))

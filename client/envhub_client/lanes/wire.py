@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from envhub.arena.layout import split_results
-from envhub.errors import HubLost, HubTimeout, RemoteProtocolError, RequestRefused
+from envhub.errors import EnvHubError, HubTimeout, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
@@ -96,9 +96,13 @@ class WireLane:
         self._unconfirmed = None
         self._connection.give_up()
 
-    def lose(self, loss: HubLost) -> NoReturn:
+    def lose(self, loss: EnvHubError) -> NoReturn:
         """Raise the loss: this lane has one hub."""
         raise loss
+
+    def breach(self, row: int, what: str) -> NoReturn:
+        """Raise that the hub broke the protocol."""
+        raise self._connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
         """Begin a reset."""
@@ -269,7 +273,7 @@ class WireLane:
         except Exception as error:
             self._inbox = _Inbox(parts, None, reply)
             if isinstance(error, ValueError) and not isinstance(reply.message, Failure):
-                raise RemoteProtocolError(f"a {reply.op.name} reply does not fit the session: {error}") from error
+                raise self._connection.breach(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
 
     def _infos(

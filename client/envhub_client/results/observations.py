@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from envhub.env_failure import EnvFailure
-from envhub.errors import RemoteProtocolError, printable
+from envhub.errors import printable
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
 from envhub_client.batch import Batch
@@ -19,6 +19,18 @@ from envhub_client.results.infos import Infos
 REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
 
 log = logging.getLogger("envhub")
+
+
+class UnreadableRow(ValueError):
+    """A row of a reply does not hold what the space says.
+
+    Attributes:
+        row: its number.
+    """
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(f"row {row} of a reply cannot be read: {why}")
+        self.row = row
 
 
 class Observations:
@@ -51,12 +63,12 @@ class Observations:
         """Read the blobs of a batch: keep the observations in them, and return the infos.
 
         Raises:
-            RemoteProtocolError: a row does not hold what the space says.
+            UnreadableRow: nothing is kept.
         """
         env_ids = None if batch.env_ids is None else batch.env_ids.tolist()
         if self.loose and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
-            raise RemoteProtocolError(f"a reply has observations of no fixed size of {len(batch.rows)} envs")
-        infos = {}
+            raise UnreadableRow(0, f"there are observations of no fixed size of {len(batch.rows)} envs")
+        infos, before = {}, [*self._objects] if self.loose else self._objects
         for row, blob in batch.rows:
             try:
                 encoded = self._take_objects(row, blob) if self.loose else blob
@@ -66,7 +78,8 @@ class Observations:
                         info.setdefault("final_obs", self._value(batch.observations, row, env_ids))
                         info.setdefault("final_info", {})
             except (ValueError, TypeError) as error:
-                raise RemoteProtocolError(f"row {row} of a reply cannot be read: {error}") from error
+                self._objects = before
+                raise UnreadableRow(row, str(error)) from error
         return Infos(infos, batch.groups)
 
     def _take_objects(self, row: int, blob: bytes) -> bytes:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envhub.errors import RemoteProtocolError
 from envhub_client.results.infos import Infos
+from envhub_client.results.observations import UnreadableRow
 
 
 class Rewards:
@@ -40,19 +40,20 @@ class Rewards:
         An env that was reset or truncated by the hub has zeros.
 
         Raises:
-            RemoteProtocolError: two envs have rewards of different shapes, or one is no array of float64.
+            UnreadableRow: two envs have rewards of different shapes, or one is no array of float64.
             ValueError: a reward has axes, which are refused.
         """
         with_axes = [] if infos is None else infos.take_rewards()
         if not with_axes and not self.shape:
             return rewards
-        self.shape = self.shape or with_axes[0][1].shape[1:]
-        self.check(self.shape)
+        shape = self.shape or with_axes[0][1].shape[1:]
+        self.check(shape)
         places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
-        filled = np.zeros((len(rewards), *self.shape))
+        filled = np.zeros((len(rewards), *shape))
         for rows, values in with_axes:
-            if values.dtype != np.float64 or values.shape[1:] != self.shape:
-                text = f"envs {rows} have rewards of {values.dtype} and shape {values.shape[1:]}, others {self.shape}"
-                raise RemoteProtocolError(f"{text}: envs that step together have rewards of one shape")
+            if values.dtype != np.float64 or values.shape[1:] != shape:
+                text = f"envs {rows} have rewards of {values.dtype} and shape {values.shape[1:]}, others {shape}"
+                raise UnreadableRow(rows[0], f"{text}: envs that step together have rewards of one shape")
             filled[rows if places is None else [places[row] for row in rows]] = values
+        self.shape = shape
         return filled

@@ -43,8 +43,11 @@ class SessionMaker:
         connection: of the session in use, once there is one.
         description: of that session.
         sizing: how many processes host its envs now.
+        adopted_s: when that session was taken into use, on the monotonic clock.
+        losses: the number of sessions before it, in a row, that ended soon.
         compression: how its observations are compressed on the wire lane; empty for not at all.
         closed: whether the end of the session in use has begun.
+        keeps_last: whether the lane has ``last_observations``.
     """
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
@@ -55,7 +58,7 @@ class SessionMaker:
         within = address is None and is_env_of_worker()
         own = replace(options.hosting, one_per_process=False)
         self.options = replace(options, num_workers=0, hosting=own) if within else options
-        self.closed = False
+        self.closed, self.keeps_last = False, options.on_hub_loss != "raise"
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
 
@@ -157,16 +160,16 @@ class SessionMaker:
             raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
         return made
 
-    def adopt(self, made: Made) -> HubLane:
-        """Use the session that was opened last from now on; returns its lane.
+    def adopt(self, made: Made, losses: int = 0) -> HubLane:
+        """Use the session that was opened last from now on, after this number of ``losses``; returns its lane.
 
         That is the shared lane where it can be had, on the hub's machine, else the wire lane.
         """
         connection, options, description = self.latest, self.options, self.description
         in_process = options.num_workers == 0
         compression, templates = chosen_compression(options, connection), InfoTemplates(connection)
-        leaves, keeps_last = description.observation_leaves, options.on_hub_loss != "raise"
-        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, keeps_last)
+        leaves = description.observation_leaves
+        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
         lane: HubLane = wire
         if in_process:
             wire.name = "in-process"
@@ -174,13 +177,19 @@ class SessionMaker:
             from envhub_client.lanes.shared import shared_lane
 
             lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
-        self.compression = compression
+        self.compression, self.adopted_s, self.losses = compression, time.monotonic(), losses
         self.connection, self.sizing = connection, Sizing(0 if in_process else made.num_workers, made.sizing)
         return lane
 
     def give_up(self) -> None:
         """Give up the request that is pending at the hub, if there is one."""
         self.connection.give_up()
+
+    def end_on_hub(self) -> None:
+        """End the session in use on its hub, which has broken the protocol; its connection stays."""
+        with _ending(self.connection):
+            self.connection.give_up()
+            self.connection.ask(Op.CLOSE, Close(terminate=True), timeout=KILL_TIMEOUT_S)
 
     def end_all_but(self, kept: Connection | None) -> None:
         """End every session but the one on this connection, such as one whose making failed or was interrupted."""

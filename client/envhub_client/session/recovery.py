@@ -1,7 +1,7 @@
-"""A lane that outlives its hub: when the hub is lost, the envs go on in a new session, and every episode is truncated.
+"""A lane that outlives its session: when that ends, the envs go on in a new one, and every episode is truncated.
 
 The new session is given the reason. Its workers answer the first step of every env that was not reset before with that
-truncation, as they do for an env that was made again after its worker died. A request that finds its hub lost is
+truncation, as they do for an env that was made again after its worker died. A request that finds its session over is
 therefore begun again in the new session, and this module holds nothing about episodes. A new session cannot know what
 its envs showed last in the old one: this module puts it in, until an env has shown something in the new session.
 """
@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from envhub.errors import HubLost
+from envhub.errors import AccessDenied, EnvHubError, RemoteProtocolError
 from envhub.protocol.messages import Reset
 from envhub_client.batch import Batch, invalid_rows, with_earlier
+from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.lanes.base import HubLane, Lane, LaneSource
 
-ATTEMPTS_MAX = 3  # of one request, each on another hub
+ATTEMPTS_MAX = 3  # of one request, each in another session
+# The only hub that there is does not let this client in: there is no other session.
+RENEWED = tuple(kind for kind in SESSION_ENDS if kind is not AccessDenied)
 
 Begin = Callable[[Lane], None]
 
@@ -35,26 +38,37 @@ class RecoveringLane:
         self._mask: np.ndarray | None = None  # which rows the reset under way resets
         self._under_way = np.zeros(lane.num_envs, bool)  # by ``begin_rows``
         self._again: Begin | None = None  # begins on another lane what is under way
-        self._loss: HubLost | None = None  # while it is set, nothing is under way on ``_lane``
-        self._last_loss: HubLost | None = None  # after which this session was made
+        self._loss: EnvHubError | None = None  # while it is set, nothing is under way on ``_lane``
+        self._last_loss: EnvHubError | None = None  # after which this session was made
         self._untold = np.zeros(lane.num_envs, bool)  # whether the truncation by it has not reached the caller yet
         self._stepping = False  # whether a step of all envs is under way
+        self._breaches = 0  # of the protocol, in results of what is under way
 
     @property
     def name(self) -> str:
         """Lane by which the envs are stepped now."""
         return self._lane.name
 
-    def lose(self, loss: HubLost) -> None:
-        """Go on with the next hub, since a request other than a step or reset found this one lost.
+    def lose(self, loss: EnvHubError) -> None:
+        """Go on in another session, since a request other than a step or reset has found this one to be over.
 
         Raises:
-            HubLost: there is no other.
+            EnvHubError: there is no other.
         """
         self._loss, self._again = loss, None
         self._recover(loss)
 
-    def _recover(self, loss: HubLost) -> None:
+    def breach(self, row: int, what: str) -> None:
+        """Go on in another session at the next wait, since what the hub sent breaks the protocol."""
+        try:
+            self._lane.breach(row, what)
+        except RemoteProtocolError as error:
+            self._loss = error
+            self._breaches += 1
+            if self._breaches == ATTEMPTS_MAX:
+                raise
+
+    def _recover(self, loss: EnvHubError) -> None:
         self._keep_last()
         self._lane = self._source.renew(loss)
         self._untold[:] = True
@@ -63,7 +77,7 @@ class RecoveringLane:
                 self._again(self._lane)
             # Last: after an interrupt it is all done again, in a session that has reported nothing.
             self._last_loss, self._loss = loss, None
-        except HubLost as error:
+        except RENEWED as error:
             self._loss = error
 
     def _keep_last(self) -> None:
@@ -88,26 +102,26 @@ class RecoveringLane:
         try:
             if self._loss is None:
                 self._lane.settle()
-        except HubLost as error:
+        except RENEWED as error:
             self._loss = error
         return bool(self._under_way.any())
 
     def _begin(self, begin: Begin, again: Begin | None = None) -> None:
         """Begin this now, or if the hub is lost, when it is waited for: this, or ``again`` if given."""
-        self._again = again or begin
+        self._again, self._breaches = again or begin, 0
         try:
             if self._loss is None:
                 begin(self._lane)
-        except HubLost as error:
+        except RENEWED as error:
             self._loss = error
 
     def _wait(self, wait: Callable[[Lane], Batch]) -> Batch:
-        """The results of what is under way, if need be on another hub.
+        """The results of what is under way, if need be in another session.
 
         The timeout of ``wait`` does not count for the making of another session.
 
         Raises:
-            HubLost: there is no other hub.
+            EnvHubError: there is no other session.
         """
         for _ in range(ATTEMPTS_MAX):
             if self._loss is not None:
@@ -115,7 +129,7 @@ class RecoveringLane:
             try:
                 if self._loss is None:
                     return wait(self._lane)
-            except HubLost as error:
+            except RENEWED as error:
                 self._loss = error
         assert self._loss is not None
         raise self._loss
@@ -188,7 +202,7 @@ class RecoveringLane:
         def wait(lane: Lane) -> Batch:
             try:
                 return lane.wait_rows(min_envs, timeout)
-            except HubLost:
+            except RENEWED:
                 raise
             except Exception:  # of an env, which is not under way any more
                 self._under_way &= lane.are_outstanding

@@ -1,9 +1,11 @@
-"""Going on after the loss of a hub: another session, on the hub that takes its place."""
+"""Going on after the end of a session: the envs are made again, on the hub that takes its place."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from envhub import errors
 from envhub.env_failure import EnvFailure, failure_info
@@ -17,13 +19,61 @@ from envhub_client.session.description import space_of
 from envhub_client.session.maker import SessionMaker
 
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
-RENEW_S = 0.2  # between tries for another session, where a hub refuses at once
+RETRY_S = 0.2  # between tries where no hub answers; where one refuses, each pause is twice as long as the last
+PAUSE_S_MAX = 5.0
+SETTLED_S = 60.0  # a session that ends later had no part in the end of the one before
+LOOK_S = 0.25  # between looks, in a pause, at whether the envs are still wanted
 
+Result = TypeVar("Result")
 log = logging.getLogger("envhub")
 
 
+def losses_in_a_row(maker: SessionMaker, loss: errors.EnvHubError) -> int:
+    """The number of sessions before the maker's that ended, one soon after the other, while their hub served on."""
+    soon = time.monotonic() - maker.adopted_s < SETTLED_S
+    return maker.losses if soon and not isinstance(loss, errors.HubLost) else 0
+
+
+def made_again(
+    make: Callable[[Deadline], Result],
+    loss: errors.EnvHubError,
+    losses: int,
+    timeout: float,
+    is_wanted: Callable[[], bool] = lambda: True,
+    raised: tuple[type[errors.EnvHubError], ...] = (),
+) -> Result:
+    """The result of ``make``, which is called for ``timeout`` seconds until it returns one, with pauses that grow.
+
+    The first pause comes before the first call, where ``losses`` sessions were lost in a row.
+
+    Raises:
+        HubLost: there is none in time, or it is not wanted any more, or making the envs has ended too many workers.
+        Exception: one of ``raised``, from ``make``.
+    """
+    deadline, deaths, refusals = Deadline(timeout), 0, losses
+    pause_s = RETRY_S * 2**losses if losses else 0.0
+    while True:
+        pause = Deadline(min(pause_s, PAUSE_S_MAX, deadline.left_s()))
+        while is_wanted() and (left_s := pause.left_s()):
+            time.sleep(min(left_s, LOOK_S))
+        why: errors.EnvHubError
+        try:
+            return make(deadline)
+        except raised:
+            raise
+        except errors.HubUnreachable as error:
+            why, pause_s = error, RETRY_S
+        except errors.EnvHubError as error:
+            deaths += isinstance(error, errors.WorkerDied)  # the cause need not be one of the envs
+            refusals += 1
+            why, pause_s = error, RETRY_S * 2 ** min(refusals, 10)
+        if deaths == DEATHS_MAX or not is_wanted() or not deadline.left_s():
+            text = f"{loss}; and no hub made its envs again within reconnect_timeout={timeout:g} s: {why}"
+            raise errors.of_hub(errors.HubLost(text), loss.hub) from why
+
+
 class SessionRenewal:
-    """A ``LaneSource`` that has the envs made again, by the maker of the session that was lost."""
+    """A ``LaneSource`` that has the envs made again, by the maker of the session that is over."""
 
     def __init__(self, maker: SessionMaker) -> None:
         self._maker = maker
@@ -38,49 +88,38 @@ class SessionRenewal:
         """Renew no more: the envs are being closed."""
         self._stopped = True
 
-    def renew(self, loss: errors.HubLost) -> HubLane:
+    def renew(self, loss: errors.EnvHubError) -> HubLane:
         """Go on in a new session, on the hub that has taken the place of the lost one.
 
         Raises:
             HubLost: there was none within ``reconnect_timeout``, or its envs are others.
-            Exception: as at the first making.
+            AccessDenied: it does not let this client in.
         """
         if self._stopped:
             raise loss
         maker = self._maker
         log.warning("%s; its envs are made again on the hub that takes its place", loss)
+        losses = losses_in_a_row(maker, loss)
+        if isinstance(loss, errors.RemoteProtocolError):
+            maker.end_on_hub()  # it may have no room for both
+        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again", hub=loss.hub))
+        num_workers = maker.sizing.num_workers if maker.description.vector else None
+
+        def make(deadline: Deadline) -> Made:
+            maker.end_all_but(maker.connection)  # of the try before
+            return maker.open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost, num_workers)
+
         try:
-            made = self._open_again(loss)
+            made = made_again(make, loss, losses, maker.options.reconnect_timeout, raised=(errors.AccessDenied,))
             self._check_same(made, loss)
             self._attributes.set_again(maker.latest)
-            lane = maker.adopt(made)
+            lane = maker.adopt(made, losses + 1)
         finally:
             maker.end_all_but(maker.connection)
         log.warning("%d envs exist again on %s", made.num_envs, errors.hub_at(maker.connection.address))
         return lane
 
-    def _open_again(self, loss: errors.HubLost) -> Made:
-        maker = self._maker
-        lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again", hub=loss.hub))
-        num_workers = maker.sizing.num_workers if maker.description.vector else None
-        timeout = maker.options.reconnect_timeout
-        deadline = Deadline(timeout)
-        deaths = 0
-        while True:
-            try:
-                return maker.open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost, num_workers)
-            except errors.HubUnreachable as error:
-                if deadline.left_s() <= RENEW_S:
-                    why = f"no hub made its envs again within reconnect_timeout={timeout:g} s: {error}"
-                    raise _with(loss, f"and {why}") from error
-            except errors.WorkerDied:  # the cause need not be one of the envs
-                deaths += 1
-                if deaths == DEATHS_MAX:
-                    raise
-            maker.end_all_but(maker.connection)
-            time.sleep(RENEW_S)
-
-    def _check_same(self, made: Made, loss: errors.HubLost) -> None:
+    def _check_same(self, made: Made, loss: errors.EnvHubError) -> None:
         maker, description = self._maker, self._maker.description
         wanted = [description.action_space, description.observation_spaces[0]]
         new = [space_of(blob, made.num_envs, maker.values) for blob in (made.action_space, made.observation_spaces[0])]
@@ -90,6 +129,6 @@ class SessionRenewal:
             raise _with(loss, "the hub that took its place divides the vector env among other workers")
 
 
-def _with(loss: errors.HubLost, why: str) -> errors.HubLost:
+def _with(loss: errors.EnvHubError, why: str) -> errors.HubLost:
     """The loss, of the same hub, with the reason why there is no other hub."""
     return errors.of_hub(errors.HubLost(f"{loss}; {why}"), loss.hub)

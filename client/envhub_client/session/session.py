@@ -25,7 +25,7 @@ from envhub_client.session.lane_session import LaneSession
 from envhub_client.session.maker import SessionMaker, end_session
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
-from envhub_client.session.recovery import RecoveringLane
+from envhub_client.session.recovery import RENEWED, RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
 from envhub_client.session.shares import Shares
 
@@ -103,34 +103,34 @@ class Session(LaneSession):
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> dict[int, Frame]:
-        with self._noticing_loss():
-            return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs)
+        with self._noticing_end():
+            return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs, self.connection)
 
     def begin_call(self, call: Call) -> None:
-        with self._noticing_loss():
+        with self._noticing_end():
             self.pending.begin(AsyncState.WAITING_CALL, self.connection.send, Op.CALL, call)
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        with self._noticing_loss():
+        with self._noticing_end():
             reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
-            return results_of(call, reply, self.description.num_envs)
+            return results_of(call, reply, self.description.num_envs, self.connection)
 
     def set_attr(self, message: SetAttr) -> None:
-        with self._noticing_loss():
+        with self._noticing_end():
             self.connection.ask(Op.SET_ATTR, message)
         if self.options.on_hub_loss == "recreate":
             self._renewal.remember(message)
 
     def observe(self) -> Reply:
-        with self._noticing_loss():
+        with self._noticing_end():
             return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
 
     @contextmanager
-    def _noticing_loss(self) -> Iterator[None]:
-        """If the hub proves lost in the block, later requests go to the next hub, where ``on_hub_loss`` says so."""
+    def _noticing_end(self) -> Iterator[None]:
+        """If the session proves over in the block, later requests go to another, where ``on_hub_loss`` says so."""
         try:
             yield
-        except errors.HubLost as error:
+        except RENEWED as error:
             self.lane.lose(error)
             raise
 
@@ -142,7 +142,7 @@ class Session(LaneSession):
             raise errors.RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )
-        with self._noticing_loss():
+        with self._noticing_end():
             self.connection.tend()
         self.connection.close()
         self.pending.closed = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 from typing import Any, Iterator
@@ -48,13 +49,23 @@ if sys.platform == "linux":
                 _libc.signal(number, _NOTHING)
 
     def unblock() -> None:
-        """Let the handlers be called, in a worker."""
+        """Let the handlers be called, in a worker; in a process that it forks the signals have their usual effects."""
+        # A signal to a new process waits until that has its handlers.
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_restore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
 
-    def restore() -> None:
-        """Let the signals end this process, which an env has forked, unless the env handles them."""
+    _masks: list[set[Any]] = []
+
+    def _before_fork() -> None:
+        _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS))
+
+    def _after_fork() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+    def _restore() -> None:
         for number in JOB_SIGNALS:
             now = (ctypes.c_void_p * 64)()  # a ``struct sigaction``, which begins with the handler
             _libc.sigaction(number, None, now)
             if now[0] == _NOTHING.value:
                 signal.signal(number, signal.getsignal(number))
+        _after_fork()

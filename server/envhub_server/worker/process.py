@@ -17,7 +17,6 @@ import sys
 from functools import partial
 from typing import Any, NoReturn, Union, cast
 
-from envhub import job_signals
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.worker.arena_mapper import ArenaMapper
@@ -214,6 +213,5 @@ class _ForkedAway:
 def _detach_fork(worker: Worker) -> None:
     """Make this process, which an env has just forked, unable to act as the worker."""
     if type(worker) is Worker:  # otherwise this is a child of a child
-        job_signals.restore()
         for each in worker.detached_by_fork:
             object.__setattr__(each, "__class__", _ForkedAway)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from envhub.cli import health
-from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, end, print_error
+from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, end, print_error, standard_streams
 from envhub.errors import FULL_TRACEBACKS
 from envhub.systems import only_linux
 from envhub.transport.socket_owner import user_text
@@ -22,15 +22,16 @@ def main() -> None:
     """Run the command line."""
     if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
         end(sys.argv[1], only_linux("this command"))
-    try:
-        _run(sys.argv[1:])
-    except PermissionError as error:
-        if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
-            raise
-        path = os.fsdecode(error.filename)
-        text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"
-        print_error(f"envhub: {text}")
-        sys.exit(EXIT_USAGE)
+    with standard_streams():
+        try:
+            _run(sys.argv[1:])
+        except PermissionError as error:
+            if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
+                raise
+            path = os.fsdecode(error.filename)
+            text = f"{user_text(os.geteuid())} may not use {path}: name another place, or run this as its owner"
+            print_error(f"envhub: {text}")
+            sys.exit(EXIT_USAGE)
 
 
 def _run(arguments: list[str]) -> None:

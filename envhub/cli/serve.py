@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def serve(
     """
     from envhub_server.catalog.registry import EnvNotFound
     from envhub_server.hub.hub import Hub
+    from envhub_server.log import HubStream
     from envhub_server.network.audit import AuditError
     from envhub_server.processes.import_folder import UnsafeFolder
     from envhub_server.serve import config_of
@@ -73,6 +75,7 @@ def serve(
         hub_config = config_of(env, options, config)
     except ValueError as error:
         end("serve", error)
+    sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
         run(hub_config, ready, listed)
     except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 from envhub.core_files import write_no_core_file
 
@@ -16,24 +17,67 @@ EXIT_KEYS = 3  # of ``serve``, whose keys cannot be used or let a stranger in
 EXIT_INTERRUPTED = 130
 
 
+class _Output(io.FileIO):
+    """A standard stream, which keeps the error of a write that failed."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            if self.fileno() == 2:  # whose loss changes neither what a command does nor its status
+                return len(data)
+            raise
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Within the context of a command, end it in good order where its output cannot be written.
+
+    Nothing is said of a reader that has ended, such as ``head``.
+    """
+    outputs = [_replace(name) for name in ("stdout", "stderr")]
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if not any(output is not None and error is output.error for output in outputs):
+            raise
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"envhub: its output cannot be written: {error.strerror}")
+        sys.exit(EXIT_FAILED)
+    finally:
+        for output in outputs:
+            if output is not None and output.error is not None:  # Python writes what is left when it exits
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+
+
+def _replace(name: str) -> _Output | None:
+    stream = getattr(sys, name)
+    if type(stream) is not io.TextIOWrapper:  # its descriptor is closed, or a test reads it
+        return None
+    output = _Output(stream.fileno(), "w", closefd=False)
+    by_line = stream.line_buffering or stream.write_through
+    buffered = io.BufferedWriter(output)
+    setattr(sys, name, io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=by_line))
+    return output
+
+
 def print_line(text: str) -> None:
     """Print a line to the standard output, at once."""
-    _print(text, sys.stdout)
+    if sys.stdout is not None:
+        print(text, flush=True)
 
 
 def print_error(text: str) -> None:
     """Print a line to the standard error, at once."""
-    _print(text, sys.stderr)
-
-
-def _print(text: str, stream: TextIO | None) -> None:
-    if stream is None:  # its descriptor is closed
-        return
-    try:
-        print(text, file=stream, flush=True)
-    except BrokenPipeError:  # its reader has ended; Python writes what is left when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        sys.exit(EXIT_FAILED)
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:

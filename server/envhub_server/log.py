@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import math
 import os
@@ -17,23 +18,29 @@ from envhub_server.processes.nonblocking_writer import NonblockingWriter
 from envhub_server.repeats import Repeats, network_of, shortened
 
 
-class Stderr:
-    """Writes lines to stderr, and drops lines that have no reader: a log must neither end a hub nor stop it."""
+class HubStream(io.TextIOBase):
+    """Writes to a standard stream, and drops what cannot be written now. It neither ends nor stops a hub."""
 
-    def __init__(self) -> None:
-        self._writer = NonblockingWriter(2)
+    def __init__(self, descriptor: int) -> None:
+        self._writer = NonblockingWriter(descriptor)
 
-    def write(self, text: str) -> None:
-        """Write as much of ``text`` as fits into stderr now."""
+    def write(self, text: str) -> int:
+        """Write as much of ``text`` as fits now."""
         self._writer.write(text.encode("utf-8", "backslashreplace"))
+        return len(text)
 
-    def flush(self) -> None:
-        """Do nothing: no line is buffered."""
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._writer.descriptor
+
+    def isatty(self) -> bool:
+        """True if it is a terminal."""
+        return os.isatty(self._writer.descriptor)
 
 
 def _stderr() -> Any:
     """The stream of the log: of a program whose envs are its own, on another system than Linux, its usual one."""
-    return Stderr() if sys.platform == "linux" else sys.stderr
+    return HubStream(2) if sys.platform == "linux" else sys.stderr
 
 
 _PROGRESS = "session_making"  # that equal lines were left out of it is no news

@@ -198,7 +198,7 @@ class RecordingFolder:
 def remove_leftovers(folder: Path) -> None:
     """Remove what recordings in this folder did not finish whose processes have ended."""
     for recording in folder.glob(f"{BEGINS}*"):
-        if not recording.name[len(BEGINS) :].isdecimal():  # of nobody's here
+        if not recording.name[len(BEGINS) :].isdecimal():  # a folder of another kind
             continue
         with contextlib.suppress(OSError):  # a process writes it, or it is another user's
             lock = os.open(recording, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

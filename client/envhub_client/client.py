@@ -113,7 +113,8 @@ class Client(AbstractContextManager["Client"]):
             token: of the session, as ``HubVectorEnv.detach`` returned it, or its ``token``. With the right ``admin``,
                 and as the hub's own user, also the name that ``sessions`` shows; ``attach(name).close()`` ends it.
             observe: return an ``Observer`` instead, and leave the session where it is.
-            **options: ``copy``, ``lane``, ``compression`` and ``reconnect_timeout``, as for ``make_vec``.
+            **options: ``copy``, ``lane``, ``compression`` and ``reconnect_timeout``, as for ``make_vec``. There is no
+                ``on_hub_loss``: what made the envs is not here, so that they cannot be made again.
 
         Raises:
             ValueError: this is no token.

@@ -163,6 +163,7 @@ class Make(Frozen):
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
     first_env: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
+    seeds: List[Optional[int]] = field(default_factory=list)  # of each env's first reset, with ``fresh`` or ``lost``
 
 
 class Reset(Frozen):

@@ -55,6 +55,7 @@ REQUEST_BOUNDS: Bounds = {
         "spin_us": (0, SPIN_US_MAX),
         "beat_s": SECONDS,
         "first_env": ROW,
+        "seeds": (-SEED_MAX, SEED_MAX),
     },
     Faults: {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),

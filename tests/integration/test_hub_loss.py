@@ -26,6 +26,7 @@ from gymnasium import spaces
 from hubs import ServedHub, free_port, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
+from envhub.reseeding import reseeded
 
 TELL_S = 9.5  # "at once", with room for a slow machine
 ENVS = ("counter=sims:counter", "naughty=sims:naughty")
@@ -205,7 +206,7 @@ def test_session_that_ends_while_its_hub_serves_is_made_again_there(tmp_path: Pa
     with serve(tmp_path, *ENVS) as hub, relay(hub.tcp) as between:
         address = between.address if end == "breach" else getattr(hub, kind)
         with closing(envhub.make_vec("counter", 2, hub=address, on_hub_loss="recreate")) as envs:
-            envs.reset()
+            envs.reset(seed=[11, 22])
             envs.step([1, 1])
             if end == "breach":
                 between.cuts = True
@@ -215,10 +216,13 @@ def test_session_that_ends_while_its_hub_serves_is_made_again_there(tmp_path: Pa
             truncated(outcome, 1)
             assert address in outcome[4]["env_failure"][0].message
             assert envs.step([1, 1])[0][:, 0].tolist() == [0, 0] and envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+            assert envs.np_random_seed == (reseeded(11, 0, 1), reseeded(22, 0, 1))
             end_only_session(hub.tcp)  # which is the only one that is left
             with pytest.raises(envhub.SessionLost):
                 envs.call("act", 1)
             truncated(envs.step([1, 1]), 1)
+            envs.reset()
+            assert envs.np_random_seed == (reseeded(11, 0, 2), reseeded(22, 0, 2))
 
 
 def end_only_session(address: str) -> None:

@@ -21,6 +21,7 @@ from hubs import serve, stopped, wait_until
 from several_hubs import SeveralHubs, several_hubs
 
 import envhub
+from envhub.reseeding import reseeded
 
 ENVS = ("counter=sims:counter", "sleeper=odd_sims:Sleeper")
 LEASE_S = 5.0
@@ -28,6 +29,7 @@ SILENCE_S = 2.5  # the least for which a hub must be silent before it counts as 
 WAIT_S = 0.5  # restart_wait
 LOOK_S = 0.05
 ROWS = 4
+SEEDS = [11, 22, 33, 44]
 SLACK_S = 5.0  # of a slow machine, which may stall for some seconds
 AGAIN_S = 20.0  # for envs that are made again, on a slow machine
 
@@ -74,7 +76,7 @@ class Steps:
 
     def __init__(self, envs: envhub.HubVectorEnv) -> None:
         self.envs = envs
-        self.counts = envs.reset()[0][:, 0]
+        self.counts = envs.reset(seed=SEEDS)[0][:, 0]
         self.truncations = np.zeros(ROWS, int)
         self.took_s: list[float] = []
 
@@ -493,6 +495,7 @@ def test_rows_of_a_session_that_ends_are_truncated_and_go_on(
         failure = outcome[4]["env_failure"][2]
         assert failure.hub and address in failure.message
         steps.until_all_step()
+        assert envs.np_random_seed == (*SEEDS[:2], *(reseeded(seed, 0, 1) for seed in SEEDS[2:]))
         assert steps.truncations.tolist() == [0, 0, 1, 1]  # a step waits until they are made again
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import minari
 import numpy as np
 import recorded_sims
-from envhub_server.ipc.reseeding import reseeded
 from hubs import kill_worker
 from same import assert_same
+
+from envhub.reseeding import reseeded
 
 
 def data_set(folder: Path, number: int = 0) -> Any:

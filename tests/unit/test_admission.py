@@ -101,6 +101,8 @@ def test_program_chooses_any_devices_of_its_own_hub() -> None:
 def test_arguments_are_of_every_env_or_of_none() -> None:
     refused = asked(Make(3, "A-v0", kwargs_each=[b"", b""]))
     assert isinstance(refused, Failure) and "3 envs and arguments for 2" in refused.message
+    refused = asked(Make(3, "A-v0", seeds=[1, 2]))
+    assert isinstance(refused, Failure) and "3 envs and seeds for 2" in refused.message
 
 
 def test_arguments_of_each_env_are_checked_as_those_of_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from envhub_client.batch import Batch
+from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
@@ -359,7 +360,7 @@ def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
 
 
 def test_stopped_renewal_makes_no_other_session() -> None:
-    renewal = SessionRenewal(SessionMaker(None, Make(1), SessionOptions()))
+    renewal = SessionRenewal(SessionMaker(None, Make(1), SessionOptions()), SeedsGiven())
     renewal.stop()
     loss = HubLost("lost")
     with pytest.raises(HubLost) as caught:

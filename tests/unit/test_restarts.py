@@ -3,11 +3,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.session.restarts import ALL_MAX, DELAY_S, JITTER, STABLE_S, WINDOW_S, Restarts
 from hypothesis import given
 from hypothesis import strategies as st
 from sessions import restarts
+
+from envhub.reseeding import reseeded
 
 
 def serve_and_end(found: Restarts, now_s: float, served_s: float, worker: int = 0) -> float | None:

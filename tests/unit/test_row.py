@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 from envhub_server.ipc import control
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.observation_checks import STEPS_CHECKED_FIRST, NotFinite
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
@@ -30,6 +29,7 @@ from scripted_env import (
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST, Arena, allocate
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING
+from envhub.reseeding import reseeded
 from envhub.values import actions, codec
 from envhub.values.info_columns import Template, Writer
 from envhub.values.leaf import OBJECT

@@ -129,6 +129,7 @@ from envhub.protocol.messages import (
     Step,
     World,
 )
+from envhub.reseeding import reseeded
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
 
@@ -663,9 +664,10 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
     assert session.said(0, Mapped()) == [HandOver(0, 0, Serve()), HandOver(1, 1, Serve()), Answer(made)]
     assert session.phase is Phase.READY and not session.requests.asked
-    session = begun(1, 1, lost=b"what it lost with the session before")
+    session = begun(1, 1, lost=b"what it lost with the session before", seeds=[7])
     session.said(0, built())
-    assert HandOver(0, 0, Serve(info=b"what it lost with the session before")) in session.said(0, Mapped())
+    assert HandOver(0, 0, Serve([7], info=b"what it lost with the session before")) in session.said(0, Mapped())
+    assert session.env_history.seeds(session.slots[0], 1) == [reseeded(7, 1)]
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:

@@ -20,7 +20,6 @@ from envhub_server.ipc.control import (
     Serve,
     TakePlace,
 )
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
@@ -44,6 +43,7 @@ from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from sessions import KILLED, RAISED, Session, attached, built, every, only, only_tell, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
+from envhub.reseeding import reseeded
 from envhub.values import codec
 
 SPARES = {"hosting": Hosting(spares=1)}

@@ -30,7 +30,6 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     TakePlace,
 )
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.set_attributes import BYTES_MAX
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
@@ -109,6 +108,7 @@ from envhub.protocol.messages import (
     Templates,
     TemplatesRequest,
 )
+from envhub.reseeding import reseeded
 from envhub.values import codec
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX
 

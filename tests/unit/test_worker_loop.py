@@ -18,7 +18,6 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.factories_memory import held
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import host as worker_host
 from envhub_server.worker.host import Host
 from envhub_server.worker.process import Worker
@@ -56,6 +55,7 @@ from envhub.arena.memory import (
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make
+from envhub.reseeding import reseeded
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 

@@ -21,6 +21,7 @@ from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
 from envhub_client.fleet.members import Member
+from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 
@@ -47,11 +48,16 @@ class PartsOpener:
         closed: whether the vector env is closed: nothing is opened any more.
     """
 
-    def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
-        """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows."""
+    def __init__(
+        self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions, seeds: SeedsGiven
+    ) -> None:
+        """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows.
+
+        ``seeds`` has those of rows whose session was lost.
+        """
         self._hubs = hubs
         self.options = options
-        self._make = make
+        self._make, self._seeds = make, seeds
         # Every one that may have a session of ours, and the name of its hub.
         self._connections: dict[Connection, str] = {}
         self._lock = threading.Lock()
@@ -164,7 +170,7 @@ class PartsOpener:
             options = replace(self.options, num_workers=own_workers)
             maker = SessionMaker(hub.member.address, self._make(rows), options)
             maker.keeps_last = True  # a reset may leave out all rows of a hub
-            maker.begin(hub.connection, lost=lost)
+            maker.begin(hub.connection, lost=lost, seeds=() if lost is None else self._seeds.first_seeds(rows))
             makers.append((hub.member.name, rows, maker))
         lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)

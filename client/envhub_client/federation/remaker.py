@@ -23,6 +23,7 @@ from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import SessionDescription
+from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.renewal import losses_in_a_row, made_again
 
 ANSWER_S = 2.0  # for a hub to say that it is there
@@ -38,11 +39,11 @@ class Remaker:
         attributes: that were set, for the envs to come.
     """
 
-    def __init__(self, opener: PartsOpener, description: SessionDescription, loose: bool) -> None:
+    def __init__(self, opener: PartsOpener, description: SessionDescription, seeds: SeedsGiven, loose: bool) -> None:
         """Make envs again as ``description`` describes; with ``loose`` observations have leaves of no fixed size."""
         self.patience_s = opener.options.faults.restart_wait
         self._opener = opener
-        self._description = description
+        self._description, self._seeds = description, seeds
         self._loose = loose
         self.attributes = AttributesSet()
         self._absences: list[Absence] = []
@@ -68,6 +69,7 @@ class Remaker:
         made = part.lane.made if isinstance(part.lane, AbsentLane) else [part]
         gone = [each.connection for each in made]
         losses = max(losses_in_a_row(each.maker, loss) for each in made)
+        self._seeds.lose(part.rows)
         # As many as the rows had; without a number, each hub finds one. A vector env is divided as it was.
         is_fixed = isinstance(self._opener.options.num_workers, int) or self._description.vector
         num_workers = sum(each.maker.sizing.num_workers for each in made) if is_fixed else None

@@ -32,7 +32,7 @@ from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
-from envhub_client.session.lane_session import LaneSession
+from envhub_client.session.lane_session import LaneSession, SeedsGiven
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.value_codec import ValueCodec
@@ -63,12 +63,13 @@ class FederatedSession(LaneSession):
         """
         self.in_use = InUse()
         self.options, self.values = options, ValueCodec(allow_pickle=False)
-        self._opener = self._ending = PartsOpener(hubs, make, options)
+        self._seeds = SeedsGiven()
+        self._opener = self._ending = PartsOpener(hubs, make, options, self._seeds)
         try:
             parts = self._opener.open(num_envs)
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
-            self._remaker = Remaker(self._opener, self.description, loose)
+            self._remaker = Remaker(self._opener, self.description, self._seeds, loose)
             recovery = None if options.on_hub_loss == "raise" else self._remaker
             self.lane = self._lane = FederatedLane(parts, loose, options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(self._lost)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import EnvHubError, EnvRaised
 from envhub.protocol.messages import Reset
+from envhub.reseeding import reseeded
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription
@@ -18,6 +20,30 @@ from envhub_client.session.pending import PendingRequest
 from envhub_client.session.shares import RowShares
 
 log = logging.getLogger("envhub")
+
+
+class SeedsGiven:
+    """The last seed that the program gave each env, from which follow those of envs whose session was lost.
+
+    It is the rule for an env whose worker has ended.
+    """
+
+    def __init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+        self._losses = Counter[int]()
+
+    def remember(self, reset: Reset) -> None:
+        """Note the seeds of a reset."""
+        seeds = {row: seed for row, seed in enumerate(reset.seeds) if seed is not None}
+        self._seeds.update({row: seed for row, seed in seeds.items() if not reset.mask or reset.mask[row]})
+
+    def lose(self, rows: Iterable[int]) -> None:
+        """Note that the session of these envs was lost."""
+        self._losses.update(rows)
+
+    def first_seeds(self, rows: Iterable[int]) -> list[int | None]:
+        """The seeds of the first resets of these envs, once they are made again."""
+        return [reseeded(self._seeds.get(row), 0, self._losses[row]) for row in rows]
 
 
 class Ending(Protocol):
@@ -38,6 +64,7 @@ class LaneSession:
     description: SessionDescription
     _shares: RowShares
     _ending: Ending
+    _seeds: SeedsGiven
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; as ``VectorSession.check_free``."""
@@ -56,6 +83,7 @@ class LaneSession:
         """Begin a reset; one of all envs gives up those that wait for others of their share."""
         if resets_all:
             self._shares.give_up()
+        self._seeds.remember(reset)
         self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:

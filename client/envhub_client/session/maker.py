@@ -92,13 +92,19 @@ class SessionMaker:
         """The connection of the session that was opened last, whether it is in use or not."""
         return self._connections[-1]
 
-    def open(self, timeout: float, lost: bytes | None = None, num_workers: int | None = None) -> Made:
+    def open(
+        self,
+        timeout: float,
+        lost: bytes | None = None,
+        num_workers: int | None = None,
+        seeds: Sequence[int | None] = (),
+    ) -> Made:
         """Open a session, on ``latest``, and wait until its envs are built; errors as for ``Session``.
 
-        In place of a lost one, ``lost`` is the encoded info of the truncation of each env, and ``num_workers`` how many
-        processes there must be.
+        In place of a lost one, ``lost`` is the encoded info of the truncation of each env, ``num_workers`` how many
+        processes there must be, and ``seeds`` are of the envs' first resets.
         """
-        again = lost, num_workers
+        again = lost, num_workers, seeds
         if self.options.num_workers == 0:
             connection = Connection(InProcessTransport(), secrets.token_bytes(16)).await_hub()
             self.begin(connection, OWN_WORLD, *again)
@@ -111,11 +117,18 @@ class SessionMaker:
                 raise
             return self._open_on(program_hub(), timeout, *again)  # it had just been killed
 
-    def _open_on(self, private: ProgramHub | None, timeout: float, lost: bytes | None, num_workers: int | None) -> Made:
+    def _open_on(
+        self,
+        private: ProgramHub | None,
+        timeout: float,
+        lost: bytes | None,
+        num_workers: int | None,
+        seeds: Sequence[int | None],
+    ) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
-        self.begin(connection, program_environment() if private else None, lost, num_workers)
+        self.begin(connection, program_environment() if private else None, lost, num_workers, seeds)
         return self.made()
 
     def begin(
@@ -124,6 +137,7 @@ class SessionMaker:
         world: World | None = None,
         lost: bytes | None = None,
         num_workers: int | None = None,
+        seeds: Sequence[int | None] = (),
     ) -> None:
         """Ask for a session by this connection, which is ``latest`` from now on; ``made`` waits for it.
 
@@ -138,7 +152,8 @@ class SessionMaker:
             connection.send(Op.ATTACH, self._make)
         else:
             connection.first_env = self._make.first_env
-            connection.send(Op.MAKE, filled_in(self._make, self.options, connection, world, lost, num_workers))
+            make = replace(self._make, seeds=[*seeds]) if any(seed is not None for seed in seeds) else self._make
+            connection.send(Op.MAKE, filled_in(make, self.options, connection, world, lost, num_workers))
 
     def made(self, timeout: float | None = None) -> Made:
         """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.

@@ -16,6 +16,7 @@ from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import space_of
+from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker
 
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
@@ -75,8 +76,8 @@ def made_again(
 class SessionRenewal:
     """A ``LaneSource`` that has the envs made again, by the maker of the session that is over."""
 
-    def __init__(self, maker: SessionMaker) -> None:
-        self._maker = maker
+    def __init__(self, maker: SessionMaker, seeds: SeedsGiven) -> None:
+        self._maker, self._seeds = maker, seeds
         self._attributes = AttributesSet()
         self._stopped = False
 
@@ -104,10 +105,13 @@ class SessionRenewal:
             maker.end_on_hub()  # it may have no room for both
         lost = failure_info(EnvFailure("hub_lost", f"{loss}; the env was made again", hub=loss.hub))
         num_workers = maker.sizing.num_workers if maker.description.vector else None
+        rows = range(maker.description.num_envs)
+        self._seeds.lose(rows)
 
         def make(deadline: Deadline) -> Made:
             maker.end_all_but(maker.connection)  # of the try before
-            return maker.open(min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())), lost, num_workers)
+            timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s()))
+            return maker.open(timeout, lost, num_workers, self._seeds.first_seeds(rows))
 
         try:
             made = made_again(make, loss, losses, maker.options.reconnect_timeout, raised=(errors.AccessDenied,))

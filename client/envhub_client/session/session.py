@@ -21,7 +21,7 @@ from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
-from envhub_client.session.lane_session import LaneSession
+from envhub_client.session.lane_session import LaneSession, SeedsGiven
 from envhub_client.session.maker import SessionMaker, end_session
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
@@ -56,7 +56,8 @@ class Session(LaneSession):
         self.in_use = InUse()
         self._maker = self._ending = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
-        self._renewal = SessionRenewal(self._maker)
+        self._seeds = SeedsGiven()
+        self._renewal = SessionRenewal(self._maker, self._seeds)
         try:
             lane = self._maker.make(timeout)
             recovers = self.options.on_hub_loss == "recreate"

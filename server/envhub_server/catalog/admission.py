@@ -62,6 +62,8 @@ def admitted(
     if len(make.kwargs_each) not in (0, make.num_envs):
         text = f"{make.num_envs} envs and arguments for {len(make.kwargs_each)}"
         return Failure("refused", "request", text)
+    if len(make.seeds) not in (0, make.num_envs):
+        return Failure("refused", "request", f"{make.num_envs} envs and seeds for {len(make.seeds)}")
     if why := why_misplaced(make):
         return Failure("refused", "request", why)
     if config.private:

@@ -195,7 +195,8 @@ class EnvBuilding:
             process = slot.process
             assert process is not None
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
-            served.append(do.HandOver(slot.index, process.number, control.Serve(info=self._make.lost)))
+            seeds = [self._make.seeds[row] for row in slot.rows] if self._make.seeds else []
+            served.append(do.HandOver(slot.index, process.number, control.Serve(seeds, info=self._make.lost)))
         if self._sizing.separated:
             served.append(do.LearnCost(StepCost(0.0, 0.0, alone=True)))
         return served

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from envhub.protocol.messages import Make
+from envhub.reseeding import reseeded
 from envhub_server.ipc import control
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.session.slots import Slot
 
@@ -13,8 +14,9 @@ from envhub_server.session.slots import Slot
 class EnvHistory:
     """The last seed of each env, and the attributes that were set on it."""
 
-    def __init__(self, num_envs: int) -> None:
-        self._seeds: list[int | None] = [None] * num_envs
+    def __init__(self, make: Make) -> None:
+        """Begin with the seeds that the envs of a lost session have left to those of this one."""
+        self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
         self._attributes = SetAttributes()
 
     def note_seeds(self, seeds: Sequence[int | None], mask: Sequence[bool]) -> None:

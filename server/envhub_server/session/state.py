@@ -85,7 +85,7 @@ class SessionState:
         self.partial_batches = PartialBatches(make, is_vector, slots, self.infos)
         self.ownership = Ownership()
         self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines)
-        self.env_history = EnvHistory(make.num_envs)
+        self.env_history = EnvHistory(make)
         self.calls = Calls(make, slots, self.requests, self.env_history)
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)

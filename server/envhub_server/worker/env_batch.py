@@ -13,12 +13,12 @@ import numpy as np
 
 from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
+from envhub.reseeding import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker import batch_infos
 from envhub_server.worker.batch_actions import BatchActions
 from envhub_server.worker.batch_observer import BatchObserver

@@ -18,11 +18,11 @@ import numpy as np
 from envhub.arena.memory import TURN_FIRST, Arena
 from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
 from envhub.errors import shown
+from envhub.reseeding import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.ipc.reseeding import reseeded
 from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.info_place import InfoPlace

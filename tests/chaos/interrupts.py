@@ -42,6 +42,13 @@ def _leaves_a_block(frame: FrameType) -> bool:
     return frame.f_lasti != min(start for start, _, found in code.co_lines() if found == line)
 
 
+def _has_delivered(frame: FrameType) -> bool:
+    """Whether it is a wait that hands its result or error to its caller: no call comes after that, and so no signal."""
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return code.co_filename.endswith("envs/exclusive.py") and line in ("return result", "raise")
+
+
 class Tracer:
     """Sees every place that this thread passes in these folders, and at which a signal may come."""
 
@@ -62,7 +69,7 @@ class Tracer:
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(self.folders):
             return None
-        if event == "return" or (event == "line" and not _leaves_a_block(frame)):
+        if not _has_delivered(frame) and (event == "return" or (event == "line" and not _leaves_a_block(frame))):
             self.passed(Place(frame.f_code.co_filename, frame.f_lineno, event, frame.f_code.co_name))
         return self._trace
 
@@ -85,16 +92,18 @@ class Interrupt(Tracer):
 
     Attributes:
         raised: whether it has.
+        where: the place.
     """
 
     def __init__(self, time: int, place: Place | None = None) -> None:
         self._left = time
         self._place = place
         self.raised = False
+        self.where: Place | None = None
 
     def passed(self, place: Place) -> None:
         if self._place in (None, place):
             self._left -= 1
             if self._left == 0:
-                self.raised = True
+                self.raised, self.where = True, place
                 raise KeyboardInterrupt

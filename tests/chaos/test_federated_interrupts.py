@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Place, Places
 from hubs import wait_until
+from partial_batches import outstanding
 from several_hubs import SeveralHubs, several_hubs
 
 import envhub
@@ -47,7 +48,7 @@ def made(hubs: SeveralHubs, **options: Any) -> envhub.HubVectorEnv:
 def by_parts(envs: envhub.HubVectorEnv) -> None:
     """Step every env by a ``send``, and receive them all."""
     envs.send(np.ones(ROWS, int))
-    while envs._session.lane.outstanding:
+    while outstanding(envs):
         envs.recv(1)
 
 

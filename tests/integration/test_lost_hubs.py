@@ -18,6 +18,7 @@ from chaos.relay import relay
 from envhub_client.connection import ray_hubs
 from envhub_client.session.renewal import RETRY_S
 from hubs import serve, stopped, wait_until
+from partial_batches import outstanding
 from several_hubs import SeveralHubs, several_hubs
 
 import envhub
@@ -288,7 +289,7 @@ def test_rows_that_are_outstanding_when_their_hub_is_lost_are_received_truncated
         envs.send(np.ones(ROWS, int))
         hubs.kill(1)
         truncations = np.zeros(ROWS, bool)
-        while envs._session.lane.outstanding:
+        while outstanding(envs):
             *_, part, _, env_ids = envs.recv()
             truncations[env_ids] = part
         assert not truncations[:2].any()  # those of the other hub may have been done before it was killed
@@ -297,7 +298,7 @@ def test_rows_that_are_outstanding_when_their_hub_is_lost_are_received_truncated
         while counts.min() < 1:
             assert time.monotonic() < begun_s + AGAIN_S
             envs.send(np.ones(ROWS, int))
-            while envs._session.lane.outstanding:
+            while outstanding(envs):
                 observations, *_, env_ids = envs.recv()
                 counts[env_ids] = observations[:, 0]
             time.sleep(LOOK_S)
@@ -354,7 +355,7 @@ def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> N
         assert envs.get_attr("note") == tuple("abcd") and steps.truncations.all()
         envs.send([1, 1], [3, 0])
         received: list[int] = []
-        while envs._session.lane.outstanding:  # one receive may return both
+        while outstanding(envs):  # one receive may return both
             received += envs.recv(1)[-1].tolist()
         assert sorted(received) == [0, 3]
 

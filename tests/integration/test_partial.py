@@ -21,6 +21,7 @@ import sims
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, lives, stopped, wait_until
+from partial_batches import outstanding
 
 import envhub
 
@@ -243,7 +244,7 @@ def test_next_wait_may_want_fewer(make: Make) -> None:
         with pytest.raises(envhub.HubTimeout):
             envs.recv(3, timeout=0.05)
         assert envs.recv(1, timeout=20)[-1].tolist() in ([1], [2], [1, 2])
-    while envs._session.lane.outstanding:
+    while outstanding(envs):
         envs.recv(timeout=20)
     envs.step([0, 0, 0])
     envs.close()

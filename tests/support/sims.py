@@ -243,6 +243,19 @@ class Naughty(Counter):
         raise RuntimeError("called in vain")
 
 
+class Talking(Counter):
+    """Says something else at every step, some of it too much for the arena; raises for action 9."""
+
+    def act(self, action: int) -> None:
+        if action == 9:
+            raise ValueError(f"not allowed at {self.count}")
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        *found, _ = super().step(action)
+        info: dict[str, Any] = {f"count{self.count % 40}": self.count}
+        return (*found, {**info, "text": "x" * 5000} if self.count % 3 == 0 else info)
+
+
 class Shown(Naughty):
     """Renders nothing before its first reset, and dies in ``render`` where it was told to."""
 

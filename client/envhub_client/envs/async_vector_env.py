@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Space, logger, spaces
@@ -13,9 +12,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
-from envhub_client.envs.arguments import check_start_method
+from envhub_client.envs.arguments import EnvIds, check_start_method
+from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frames import hide_frames, hiding_frames
+from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant
 from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session import faults, hosting
@@ -23,32 +23,19 @@ from envhub_client.session.factories import Factory, checked_factories, make_of_
 from envhub_client.session.options import ModeName, ObservationMode, SessionOptions
 from envhub_client.session.session import Session
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
 _BATCHED = (
     *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
     *(spaces.Text, spaces.Graph, spaces.Sequence, spaces.OneOf),
 )
 
 
-def _logged(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A method that also logs what an env raises, where upstream logs it, with its texts; no worker is shut down."""
-
-    @functools.wraps(method)
-    def logged(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            raised = raised_by_env(error)
-            if raised is not None:
-                logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
-                logger.error("%s", raised.remote_traceback)  # in which a % is no place for an argument
-                logger.error("Raising the last exception back to the main process.")
-            hide_frames(error)
-            raise
-
-    return logged
+def _log(error: Exception) -> None:
+    """Log what an env raised, where upstream logs it, with its texts; no worker is shut down."""
+    raised = raised_by_env(error)
+    if raised is not None:
+        logger.error(f"Received the following error from Worker-{raised.env_index} - Shutting it down")
+        logger.error("%s", raised.remote_traceback)  # in which a % is no place for an argument
+        logger.error("Raising the last exception back to the main process.")
 
 
 class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
@@ -145,10 +132,17 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
                 "`shared_memory=False` however this is slower."
             )
 
-    reset_wait = _logged(HubVectorEnv.reset_wait)
-    step_wait = _logged(HubVectorEnv.step_wait)
-    call_wait = _logged(HubVectorEnv.call_wait)
-    render = _logged(HubVectorEnv.render)
+    def _wait_failed(self, error: Exception) -> None:
+        _log(error)
+        super()._wait_failed(error)
+
+    @exclusive
+    def render(self, env_ids: EnvIds = None) -> tuple[Any, ...]:  # noqa: D102
+        try:
+            return super().render(env_ids)
+        except Exception as error:
+            _log(error)
+            raise
 
 
 _KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *faults.FIELDS, *hosting.FIELDS)

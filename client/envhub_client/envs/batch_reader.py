@@ -76,7 +76,7 @@ class BatchReader:
         return observations, rewards, terminations, truncations, laid_out
 
     def rows(self, min_envs: int, timeout: float | None, info_mode: InfoMode) -> PartReturn:
-        """The results of the envs that are done, once these are ``min_envs``; they are under way no more.
+        """The results of the envs that are done, once these are ``min_envs``.
 
         Raises:
             Exception: as for ``Lane.wait_rows``.
@@ -92,5 +92,4 @@ class BatchReader:
             return self.rows(min_envs, timeout, info_mode)
         laid_out = infos.by_env() if info_mode == "by_env" else infos.batched_of(env_ids)
         observations = self.observations.batch(arrays, env_ids.tolist())
-        self._lane.taken(env_ids)
         return observations, rewards, terminations, truncations, laid_out, env_ids

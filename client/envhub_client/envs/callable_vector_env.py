@@ -14,7 +14,7 @@ from envhub.protocol.messages import Call, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import EnvIds, checked_env_ids
-from envhub_client.envs.exclusive import exclusive
+from envhub_client.envs.exclusive import exclusive, repeatable
 from envhub_client.envs.rendering import Rendering
 from envhub_client.frames import hiding_frames
 from envhub_client.results.rendered import NOT_RESET
@@ -65,7 +65,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         arguments = self._session.values.encode([list(args), kwargs])
         return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
 
-    @exclusive
+    @repeatable
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``.
 
@@ -83,8 +83,19 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 again = self._rendering.again(self._pending_call, results)
             if again is None:
                 return self._rendering.complete(self._pending_call, results, rows)
-            self._begin_call(again)
+            self._begin_next(again)
             timeout = None if deadline is None else deadline.left_s()
+
+    def _begin_next(self, call: Call) -> None:
+        """Begin a call whose results the wait needs; interrupted, the wait repeats this."""
+        pending = self._session.pending
+        state, kept = pending.state, pending.kept
+        try:
+            self._begin_call(call)
+        except BaseException:
+            pending.give_up()
+            pending.state, pending.kept = state, kept
+            raise
 
     @exclusive
     def call_some(self, env_ids: EnvIds, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

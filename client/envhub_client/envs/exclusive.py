@@ -1,4 +1,7 @@
-"""One thread at a time: what a method looks at before it does something must still be so when it does it."""
+"""One thread at a time: what a method looks at before it does something must still be so when it does it.
+
+And a wait that a signal breaks off is repeated: its request is pending until its result is in the caller's hands.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gymnasium.vector.async_vector_env import AsyncState
+
 from envhub_client.frames import hide_frames
+from envhub_client.session.pending import STILL_PENDING
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,5 +39,38 @@ def exclusive(
             raise
         finally:
             in_use.release()
+
+    return called
+
+
+def repeatable(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """A wait of a vector env, otherwise as ``exclusive``: its request is pending until this has returned, or raised.
+
+    ``method`` returns, or raises, the same again where it is called again. Errors are told to ``_wait_failed``.
+    """
+
+    @functools.wraps(method)
+    def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        session = self._session
+        pending, in_use = session.pending, session.in_use
+        if not in_use.acquire(False):
+            in_use.refuse()
+        try:
+            try:
+                result = method(self, *args, **kwargs)
+            except Exception as error:
+                self._wait_failed(error)
+                raise
+            finally:
+                in_use.release()
+        except Exception as error:
+            if not isinstance(error, STILL_PENDING):
+                pending.state, pending.kept = AsyncState.DEFAULT, None
+            raise
+        # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
+        pending.state, pending.kept, pending.returned, pending.part = AsyncState.DEFAULT, None, pending.part, None
+        return result
 
     return called

@@ -16,27 +16,26 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import ConnectionInUse, Forked, HubTimeout, SpaceMismatch
+from envhub.errors import Forked, HubTimeout, SpaceMismatch
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
 from envhub.values.actions import pack
-from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
 from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
 from envhub_client.envs.callable_vector_env import CallableVectorEnv
-from envhub_client.envs.exclusive import exclusive
+from envhub_client.envs.exclusive import exclusive, repeatable
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.rendering import Rendering
+from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
 from envhub_client.session.options import InfoMode, checked_info_mode
+from envhub_client.session.pending import STILL_PENDING
 
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
-# After these a reset or step that was begun can still be waited for, or none was.
-_STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
 class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
@@ -282,7 +281,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def _options(self, options: dict[str, Any] | None) -> bytes:
         return b"" if options is None else self._session.values.encode(options)
 
-    @exclusive
+    @repeatable
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[Any, Any]]:
         """Wait for the reset begun by ``reset_async``.
 
@@ -290,22 +289,44 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no reset was begun.
         """
-        try:
-            result = self._session.pending.wait(
-                AsyncState.WAITING_RESET, self._reader.reset, self, timeout, self._info_mode
-            )
-            for observer in self._observers:
-                observer.reset_ended(self, self._last_reset, result[0])
-        except BaseException as error:
-            self._break_off(error)
-            raise
+        return self._await_reset(timeout)
+
+    def _await_reset(self, timeout: float | None) -> tuple[Any, dict[Any, Any]]:
+        pending, reset = self._session.pending, self._last_reset
+        result = pending.wait(AsyncState.WAITING_RESET, self._reader.reset, self, timeout, self._info_mode)
+        if self._observers:
+            self._tell(lambda observer: observer.reset_ended(self, reset, result[0]))
         return result
+
+    def _tell(self, tell: Callable[[StepObserver], None]) -> None:
+        """Tell the observers of the pending request's result, without those that an interrupted wait has told."""
+        pending = self._session.pending
+        state, kept, notified = pending.state, pending.kept, pending.notified
+        try:
+            pending.state = AsyncState.DEFAULT  # an observer may call the envs
+            for observer in self._observers[notified:]:
+                try:
+                    notified += 1  # before: one that is interrupted has missed the result
+                    tell(observer)
+                except Exception:  # all of them hear of it
+                    raise
+                except BaseException as interrupt:
+                    observer.broken_off(interrupt)
+                    raise
+        finally:
+            pending.state, pending.kept, pending.notified = state, kept, notified
 
     def _break_off(self, error: BaseException) -> None:
         """Tell the observers that what was begun ended by this error, unless it can be waited for again."""
-        if not isinstance(error, _STILL_PENDING):
+        if not isinstance(error, STILL_PENDING):
             for observer in self._observers:
                 observer.broken_off(error)
+
+    def _wait_failed(self, error: Exception) -> None:
+        """Act on an error of a wait, before it reaches the caller."""
+        if self._session.pending.state in (AsyncState.WAITING_RESET, AsyncState.WAITING_STEP):
+            self._break_off(error)
+        hide_frames(error)
 
     def _forget(self, error: BaseException) -> None:
         """Give up what was begun, after this error in a call that both begins and waits."""
@@ -362,7 +383,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self._break_off(error)
             raise
 
-    @exclusive
+    @repeatable
     def step_wait(self, timeout: float | None = None) -> StepReturn:
         """Wait for the step begun by ``step_async``.
 
@@ -370,15 +391,10 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             HubTimeout: not done within ``timeout`` seconds; wait again.
             NothingPending: no step was begun.
         """
-        try:
-            result = self._session.pending.wait(
-                AsyncState.WAITING_STEP, self._reader.step, self, timeout, self._info_mode
-            )
-            for observer in self._observers:
-                observer.step_ended(self, result)
-        except BaseException as error:
-            self._break_off(error)
-            raise
+        pending = self._session.pending
+        result = pending.wait(AsyncState.WAITING_STEP, self._reader.step, self, timeout, self._info_mode)
+        if self._observers:
+            self._tell(lambda observer: observer.step_ended(self, result))
         return result
 
     @exclusive
@@ -431,7 +447,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             raise SpaceMismatch(f"{text}; no env has moved")
         self._session.begin_rows(rows, codes, arrays)
 
-    @exclusive
+    @repeatable
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartReturn:
         """Wait for some of the envs that are under way, and take every one that is done.
 
@@ -453,17 +469,28 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         """
         session = self._session
         if session.pending.state is AsyncState.WAITING_RESET:
-            observations, infos = self.reset_wait(timeout)
+            observations, infos = self._await_reset(timeout)
             observations = observations if session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         session.check_free("recv", among_others=True)
+        pending = session.pending
+        if pending.kept is not None:
+            raise pending.kept
         session.check_received()
         min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
         outstanding = session.lane.outstanding
-        return self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
+        try:
+            part = self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
+        except STILL_PENDING:
+            raise
+        except Exception as error:  # of an env, which is not under way any more
+            pending.kept = error
+            raise
+        pending.part = part[-1]
+        return part
 
     def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
         rows = enumerate(zip(*leaves, strict=True))

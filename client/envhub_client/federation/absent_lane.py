@@ -354,6 +354,6 @@ class AbsentLane:
         if self._lane is None:
             return
         own = env_ids[self._lane.are_outstanding[env_ids]]
-        if own.size:
-            self._lane.taken(own)
+        if own.size:  # the lane last: after an interrupt this is done once more
             self.rows.unseen[own] &= ~self.rows.shown[own]
+            self._lane.taken(own)

@@ -124,11 +124,15 @@ class JointRequest(Generic[Result]):
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.
 
+        What an interrupt of ``begin`` left to be sent is sent first.
+
         Raises:
             HubTimeout: not all of them within ``timeout`` seconds; the message names the hubs that have not answered.
             Exception: the first one that a hub's wait raised, in the order of their rows. An env's is raised once all
                 have ended. The request is to be given up then.
         """
+        if self._sent < len(self._parts):
+            self._send_rest()
         deadline = None if timeout is None else Deadline(timeout)
         results: dict[HubPart, Result] = {}
         late: dict[HubPart, HubTimeout] = {}
@@ -164,8 +168,7 @@ class JointRequest(Generic[Result]):
         raise of_hub(HubTimeout(no_reply([*addresses], timeout)), first.hub) from loss
 
     def finish(self, timeout: float | None) -> None:
-        """Send what an interrupt of ``begin`` left, if it did, and wait for all results; errors as for ``results``."""
-        self._send_rest()
+        """Wait for all results, which are wanted once; errors as for ``results``."""
         try:
             self.results(timeout)
         except (HubTimeout, ConnectionInUse):

@@ -71,7 +71,6 @@ class FederatedLane:
         self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
         self._sent_bytes = bytearray(self.num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
-        self._taking: np.ndarray | None = None  # envs whose results are being taken
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._has_lost = False  # whether the session of some part was over, and may be so still
         self._objects = [b""] * self.num_envs  # the last observations of no fixed size that came, encoded
@@ -96,9 +95,12 @@ class FederatedLane:
         self._request.settle()
         if self._rows_request.is_pending:
             self.confirm_rows(None)
-        if self._taking is not None:
-            self._finish_taking()
-        return 1 in self._sent_bytes
+        outstanding = 1 in self._sent_bytes
+        if outstanding:  # an interrupt may have come before it was noted that an env has raised
+            for part in self.parts:
+                part.take(self._sent)[...] &= part.lane.are_outstanding
+            outstanding = 1 in self._sent_bytes
+        return outstanding
 
     def give_up(self) -> None:
         """Give up what was begun; its results are dropped."""
@@ -468,20 +470,11 @@ class FederatedLane:
         if self._loose:
             self._keep_objects(self._rows_read)
             self._rows_read = ()
-        self._taking = env_ids
-        self._finish_taking()
-
-    def _finish_taking(self) -> None:
-        """Note in the hubs' lanes, too, which results were taken, also after an interrupt of that."""
-        env_ids = self._taking
-        if env_ids is None:
-            return
         self._sent[env_ids] = False
         for part in self.parts:
             own = env_ids[(part.rows.start <= env_ids) & (env_ids < part.rows.stop)]
             if own.size:
                 part.lane.taken(own - part.rows.start)
-        self._taking = None
 
 
 def _hub_parts(part: HubPart) -> list[HubPart]:

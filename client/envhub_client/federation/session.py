@@ -186,13 +186,8 @@ class FederatedSession(LaneSession):
 
     def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         deadline = None if timeout is None else Deadline(timeout)
-        if not self._asked:
-            parts = self._lane.present_parts(call.rows, timeout)
-            try:
-                self._ask_call(call, parts)
-            except BaseException:  # interrupted, it counts as never begun
-                self.pending.give_up()
-                raise
+        if not self._request.is_pending:
+            self._ask_call(call, self._lane.present_parts(call.rows, timeout))
         results: dict[int, Frame] = {}
         for each in self._request.results(None if deadline is None else deadline.left_s()):
             results.update(each)

@@ -88,7 +88,10 @@ class Lane(Protocol):
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        """Note that the results of these envs have reached the caller: they are outstanding no more.
+
+        After an interrupt it is called again.
+        """
 
 
 class HubLane(Lane, Protocol):

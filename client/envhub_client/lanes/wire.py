@@ -287,16 +287,19 @@ class WireLane:
         return rows, self._templates.read(columns, deadline)
 
     def _part(self, reply: Reply, deadline: Deadline | None) -> Batch:
-        if isinstance(reply.message, Failure):
-            if (env := reply.message.env_index) is not None:
-                self._sent[env : env + 1] = False  # of no env where there is none of this number
-            elif reply.message.scope == "session":
-                self._sent[:] = False
-            elif reply.message.code == "refused":  # no other is under way: an interrupted SEND never arrived
-                self._sent[:] = False
-                for part in self._inbox.parts:
-                    self._sent[part.env_ids] = True
-            self._connection.fail(reply.message)
+        if isinstance(failure := reply.message, Failure):
+            try:
+                self._connection.fail(failure)
+            except Exception:  # now, for an interrupt before has the reply read again
+                if failure.env_index is not None:
+                    self._sent[failure.env_index : failure.env_index + 1] = False  # of no env if there is none such
+                elif failure.scope == "session":
+                    self._sent[:] = False
+                elif failure.code == "refused":  # no other is under way: an interrupted SEND never arrived
+                    self._sent[:] = False
+                    for part in self._inbox.parts:
+                        self._sent[part.env_ids] = True
+                raise
         frames, count = reply.frames, len(self._fields)
         if len(frames) < count + 2:
             raise ValueError(f"{len(frames)} frames")

@@ -76,6 +76,9 @@ class LaneSession:
         if self._shares.held and not among_others and not resets_all:
             text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
             raise SessionBusy(f"Calling `{what}` {text}", "send")
+        if pending.returned is not None:
+            self.lane.taken(pending.returned)
+            pending.returned = None
         if self.lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
 

@@ -1,10 +1,15 @@
-"""The request of a session that was begun and is to be waited for: one at a time."""
+"""The request of a session that was begun and is to be waited for: one at a time.
+
+It is pending until its result is in the caller's hands: the wait keeps the result, and ``repeatable`` ends the request
+last of all. So a wait that a signal has broken off is called again, and returns or raises the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import ConnectionInUse, HubTimeout
@@ -12,6 +17,8 @@ from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
 from envhub_client.frames import hide_frames
 
 Result = TypeVar("Result")
+# After these a request that was begun can still be waited for, or none was.
+STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
 class Carrier(Protocol):
@@ -26,12 +33,20 @@ class PendingRequest:
 
     Attributes:
         state: which request is pending.
+        kept: the result of the pending request, or the error that it ended by, once it has come.
+        notified: number of observers that have seen it.
+        part: envs whose results ``recv`` is about to return.
+        returned: envs whose results it has returned, and which the lane is to be told of.
         closed: whether the session is over, or left to another process.
     """
 
     def __init__(self, class_name: str, carriers: Sequence[Carrier]) -> None:
         """Nothing pending, in an object of this class; a request is given up at each of its ``carriers``."""
         self.state = AsyncState.DEFAULT
+        self.kept: Any = None
+        self.notified = 0
+        self.part: np.ndarray | None = None
+        self.returned: np.ndarray | None = None
         self.closed = False
         self._class_name = class_name
         self._carriers = carriers
@@ -49,7 +64,7 @@ class PendingRequest:
         """Begin a request, which ``state`` names; interrupted, it counts as never begun."""
         try:
             begin(*args)
-            self.state = state
+            self.state, self.kept, self.notified = state, None, 0
         except ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
@@ -57,9 +72,7 @@ class PendingRequest:
             raise
 
     def wait(self, state: AsyncState, wait: Callable[..., Result], *args: Any) -> Result:
-        """Wait for the pending request.
-
-        Only a wait that timed out or was interrupted leaves the request pending: wait again.
+        """Wait for the pending request, which stays pending: ``repeatable`` ends it. The same again gives the same.
 
         Raises:
             NothingPending: ``state`` does not name the pending request.
@@ -70,15 +83,19 @@ class PendingRequest:
         if self.state is not state:
             name = str(state.value)
             raise NothingPending(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
-        try:
-            result = wait(*args)
-        except (HubTimeout, ConnectionInUse):
-            raise
-        except Exception as error:
-            self.give_up()
-            hide_frames(error)
-            raise
-        self.state = AsyncState.DEFAULT
+        if self.kept is None:
+            try:
+                self.kept = wait(*args)
+            except (HubTimeout, ConnectionInUse):
+                raise
+            except Exception as error:
+                self.kept = error
+        if isinstance(self.kept, Exception):
+            for carrier in self._carriers:
+                carrier.give_up()
+            hide_frames(self.kept)
+            raise self.kept
+        result: Result = self.kept
         return result
 
     def give_up(self) -> None:
@@ -88,7 +105,7 @@ class PendingRequest:
         """
         for carrier in self._carriers:
             carrier.give_up()
-        self.state = AsyncState.DEFAULT
+        self.state, self.kept = AsyncState.DEFAULT, None
 
     def forget(self, error: BaseException) -> None:
         """Give up the request of a call that both begins it and waits, such as ``step``, after this error in there.

@@ -39,14 +39,21 @@ PLURAL = {str: "strings", int: "whole numbers", float: "numbers", Path: "paths i
 # --- how a text is read -----------------------------------------------------------------------------------------------
 
 
+def no_path(text: str) -> str:
+    """Say why a text is no path; empty if it may be one."""
+    if not text:  # in a file it would stand for the file's folder
+        return "a path is not empty"
+    return "a path is no URL" if "://" in text else ""
+
+
 def read_path(text: str, folder: Path) -> Path:
     """Return the path that is written so, with ``~`` for a home folder.
 
     Raises:
-        ValueError: the text is empty, or names no path.
+        ValueError: the text is empty, is a URL, or names no path.
     """
-    if not text:  # in a file it would stand for the file's folder
-        raise ValueError("a path is not empty")
+    if why := no_path(text):
+        raise ValueError(why)
     if "\0" in text:
         raise ValueError(f"{text!r} has a null character")
     try:

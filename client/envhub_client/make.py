@@ -351,7 +351,7 @@ def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
     if not hub:
         raise AddressError("hub=[] names no hub")
     if not all(isinstance(each, (str, Secret)) for each in hub):
-        raise TypeError(f"hub must be an address or a list of addresses, got {shown(hub, 100)}")
+        raise TypeError("hub must be an address or a list of addresses, each a text")
     return tuple(addresses.guarded(each) for each in hub)
 
 

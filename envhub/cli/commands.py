@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from envhub.cli import bench, conformance, fleet, hubs, keys, login, record, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
+from envhub.transport.keys import hidden
 
 app = cyclopts.App(
     name="envhub",
@@ -15,6 +16,7 @@ app = cyclopts.App(
     default_parameter=Parameter(negative="", show_default=shown_default),
     group_arguments=cyclopts.Group("Arguments", validator=no_empty_path),
     group_parameters=cyclopts.Group("Parameters", validator=no_empty_path),
+    error_formatter=lambda error: cyclopts.CycloptsPanel(hidden(str(error))),
 )
 app.register_install_completion_command()
 

@@ -9,6 +9,8 @@ from typing import Annotated, get_args
 import cyclopts
 from cyclopts import Parameter
 
+from envhub.option_kinds import no_path
+
 
 def _positive(type_: object, seconds: float) -> None:
     """Refuse seconds in which nothing can be answered.
@@ -30,11 +32,13 @@ def shown_default(value: object) -> str | None:
 
 
 def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
-    """Refuse a path that is empty, as of a variable that is not set: it would be the current folder.
+    """Refuse a path that is empty, as of a variable that is not set: it would be the current folder; and a URL.
 
     Raises:
-        ValueError: a path is empty.
+        ValueError: a path is empty, or a URL.
     """
     for argument in arguments:
-        if Path in (argument.hint, *get_args(argument.hint)) and any(not token.value for token in argument.tokens):
-            raise ValueError(f"{argument.name}: a path is not empty")
+        if Path in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if why := no_path(token.value):
+                    raise ValueError(f"{argument.name}: {why}")

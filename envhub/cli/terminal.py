@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from envhub.core_files import write_no_core_file
+from envhub.transport.keys import hidden
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -75,9 +76,9 @@ def print_line(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print a line to the standard error, at once."""
+    """Print a line to the standard error, at once, without what may be a secret."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
+        print(hidden(text), file=sys.stderr, flush=True)
 
 
 def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:

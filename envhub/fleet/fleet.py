@@ -15,6 +15,7 @@ from envhub.fleet.hub_actor import CALLS_MAX, HubActor
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings, read_config
+from envhub.transport.keys import hidden, shown
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
@@ -43,7 +44,8 @@ class Fleet:
         self.name = name
         if not self._indices():
             names = ", ".join(fleets()) or "none yet"
-            raise AddressError(f"no fleet is up as {name!r} (up: {names}); Fleet.up or `envhub fleet up` starts one")
+            text = f"no fleet is up as {shown(name)} (up: {names})"
+            raise AddressError(f"{text}; Fleet.up or `envhub fleet up` starts one")
 
     @classmethod
     def up(
@@ -256,7 +258,7 @@ def connect(address: str = "auto") -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
-        raise HubUnreachable(f"no Ray cluster is reached ({address}): {error}") from error
+        raise HubUnreachable(f"no Ray cluster is reached ({hidden(address)}): {hidden(str(error))}") from error
 
 
 def fleets() -> list[str]:

@@ -15,7 +15,7 @@ from envhub.errors import AddressError, KeysError
 from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret
 from envhub.transport.folder_owners import weakness_of
-from envhub.transport.keys import NOT_SHOWN, HubKeys, keys_of, shown
+from envhub.transport.keys import HubKeys, hidden, keys_of, shown
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # the prefixes of addresses with keys
@@ -87,13 +87,12 @@ def without_keys(text: str) -> str:
 
 
 def written(hub: str | Secret[str]) -> str:
-    """The address for logs and messages: ``***`` replaces its keys."""
-    if not isinstance(hub, Secret):
-        return hub
+    """The address, or what else names a hub, for logs and messages: ``***`` replaces what may be a secret."""
     try:
-        return parse(hub).text.replace("tcp://", KEYS_LEFT_OUT, 1)
-    except AddressError:
-        return SHOWN
+        address = parse_hub(hub)
+    except AddressError:  # of another kind, or none
+        return SHOWN if isinstance(hub, Secret) else hidden(hub)
+    return address.text if address.keys is None else address.text.replace("tcp://", KEYS_LEFT_OUT, 1)
 
 
 def of_environment() -> Any:
@@ -104,7 +103,7 @@ def of_environment() -> Any:
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
-        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {quoted(text)} has control characters, or is no UTF-8")
+        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {shown(text)} has control characters, or is no UTF-8")
     return guarded(text) or None
 
 
@@ -126,7 +125,7 @@ def parse(text: str | Secret[str]) -> Address:
         raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
     text = text.strip()
     if _CONTROLS.search(text):
-        raise AddressError(f"{quoted(text)} is no address: it has control characters, or is no UTF-8")
+        raise AddressError(f"{shown(text)} is no address: it has control characters, or is no UTF-8")
     if place := without_keys(text):
         raise AddressError(
             f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
@@ -137,20 +136,19 @@ def parse(text: str | Secret[str]) -> Address:
     scheme, _, rest = text.partition("://")
     if scheme == "ipc" and rest:
         if len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
-            raise AddressError(f"{text}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one")
+            raise AddressError(
+                f"{hidden(text)}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes; choose a shorter one"
+            )
         if rest.startswith("@"):
-            raise AddressError(f"{text}: any user could listen at an abstract name in the hub's place; choose a path")
+            raise AddressError(
+                f"{hidden(text)}: any user could listen at an abstract name in the hub's place; choose a path"
+            )
         return Address(text, path=rest)
     token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
     host, _, port = place.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    raise AddressError(f"{quoted(text)} is no address; {_FORM}")
-
-
-def quoted(text: str) -> str:
-    """The text of an address in quotes, for an error; one that may contain a key is not repeated."""
-    return NOT_SHOWN if "@" in text else shown(text)
+    raise AddressError(f"{shown(text)} is no address; {_FORM}")
 
 
 def parse_hub(text: str | Secret[str]) -> Address:
@@ -176,7 +174,7 @@ def parse_bind(text: str) -> Address:
     """
     address = parse(text)
     if address.keys is not None:
-        shown_as = written(Secret(text))
+        shown_as = address.text.replace("tcp://", KEYS_LEFT_OUT, 1)
         raise AddressError(f"{shown_as} is an address for a client, with its key; a hub binds {address.text}")
     return address
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from envhub.errors import KeysError
 from envhub.frozen import Frozen
-from envhub.secret import Secret
+from envhub.secret import SHOWN, Secret
 
 KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
@@ -26,7 +26,12 @@ if sys.platform == "win32":
 else:
     _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
     _NO_FOLLOW = os.O_NOFOLLOW
-_MAY_BE_KEY = re.compile(r"[\w-]{43}|(?i:^\s*envhub:)")
+# A key or a token, what stands before the host of an address with one, and a name with a password. Names of hosts have
+# no capital letters; a key without one, or without a small one, is one of 5 billion.
+_MAY_BE_SECRET = re.compile(
+    r"(?<![\w-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{43,}|(?i:envhub:/*)[^\s@*/]+|[^\s/@:]*:[^\s/@]+(?=@)"
+)
+_SHOWN_CHARS_MAX = 200
 
 
 class HubKeys(Frozen):
@@ -78,8 +83,14 @@ def keys_of(token: str) -> HubKeys:
 
 
 def shown(text: str) -> str:
-    """The text in quotes, for an error; a text that may contain a key is not repeated."""
-    return NOT_SHOWN if _MAY_BE_KEY.search(text) else repr(text)
+    """Quote what a user has given, for an error; a text that may contain a secret is not repeated."""
+    is_plain = "@" not in text and hidden(text) == text and len(text) <= _SHOWN_CHARS_MAX
+    return repr(text) if is_plain else NOT_SHOWN
+
+
+def hidden(text: str) -> str:
+    """The text with ``***`` in place of what may be a secret."""
+    return _MAY_BE_SECRET.sub(SHOWN, text)
 
 
 def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:

@@ -261,7 +261,7 @@ def test_help_shows_no_default_where_nothing_is_given(default: object, shown: st
     [
         (
             ["keys", "add", "a", "--keys", "new", "--at", "box"],
-            "--at box has no port; write HOST:PORT, such as box:",
+            "--at 'box' has no port; write HOST:PORT, such as simbox:",
         ),
         (["keys", "list", "--keys", "none"], "there is no folder none; `envhub keys add NAME --keys DIR` makes one"),
         (["keys", "list", "--keys", "file"], "there is no folder file; `envhub keys add NAME --keys DIR` makes one"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
 import logging
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,15 @@ import msgpack
 import msgspec
 import pytest
 from envhub_client.connection import known_hubs
+from envhub_client.fleet.report import reports
 from envhub_client.observer import token_bytes
 
 import envhub
+from envhub.cli.commands import app
 from envhub.errors import AddressError
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub.transport.keys import HubKeys, text_of, token_of
+from envhub.transport.keys import HubKeys, hidden, text_of, token_of
 from envhub.values import codec
 
 A, B, C = (bytes([number]) * 32 for number in (1, 66, 67))
@@ -119,6 +124,59 @@ def test_key_in_the_place_of_a_name_is_not_repeated(tmp_path: Path, monkeypatch:
             with pytest.raises(AddressError) as raised:
                 use(name if name != ADDRESS or use is known_hubs.check_name else f"{name}x")
             assert name[10:40] not in str(raised.value)
+
+
+NO_ADDRESSES = ["{}", " {}\n", "{}\0", "envhub://{}", "ENVHUB:{}@h:1", "tcp://h:{}", "tcp://{}:1", "tcp://[{}]:1", "tcp://{}@h:1",
+    "tcp://h:1/{}", "ssh://h:22:{}", "ssh://-{}", "ssh://{}@h:x", "ssh://h:{}@h", "ray://{}", "ray://a/{}", "dns://{}",
+    "dns://{}:1", "https://h/?token={}", "ipc://@{}", "ipc://{}-/x/" + "y" * 99]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NO_ADDRESSES)
+def test_secret_in_a_text_that_is_no_address_is_not_repeated(form: str, tmp_path: Path) -> None:
+    given = form.format(TOKEN)
+    uses: list[Callable[[], object]] = [
+        lambda: envhub.make_vec("CartPole-v1", 2, hub=given),
+        lambda: envhub.make_vec("CartPole-v1", 2, hub=[given, given]),
+        lambda: envhub.make_vec("CartPole-v1", 2, hub=[given, 5]),  # type: ignore[list-item]
+        lambda: envhub.connect(given, 0.1),
+        lambda: known_hubs.check_name(given),
+        lambda: known_hubs.name_of(given),
+    ]
+    for use in uses:
+        with pytest.raises((AddressError, TypeError)) as raised:
+            use()
+        assert TOKEN[:43] not in str(raised.value)
+    with contextlib.suppress(AddressError):
+        assert TOKEN[:43] not in repr(reports([given], 0.1))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["health {}", "fleet ls ssh://h:22:{}", "ls", "keys add a --keys keys --at {}", "keys add a --keys keys --at h:{}",
+     "keys list --keys {}", "keys remove a --keys envhub://{}@h:1", "serve --config envhub://{}@h:1", "serve --name {}",
+     "serve --keys envhub://{}@h:1", "serve --python envhub://{}@h:1", "serve --bind tcp://h:1:{}", "replay {}",
+     "record CartPole-v1 envhub://{}@h:1", "login a envhub://{}@h:1", "{}", "fleet up --name {}"],
+)  # fmt: skip
+def test_command_does_not_repeat_a_secret(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("ENVHUB_ADDRESS", f"ssh://h:22:{TOKEN}" if command == "ls" else "")
+    with contextlib.suppress(SystemExit):
+        app(command.format(TOKEN).split())
+    printed = "".join(capsys.readouterr())
+    assert printed and TOKEN[:40] not in re.sub(r"[\s│]", "", printed)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tcp://simbox:5555", "envhub://***@simbox:5555", "ssh://me@simbox/run/hub.sock", "an envhub:// address",
+     "my-experiment-2026-11-29-lr-0003-batch-64-seed1", f"tcp://{'very-long-name-' * 4}0.hubs.svc:5555"],
+)  # fmt: skip
+def test_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
+    assert hidden(text) == addresses.written(text) == text
 
 
 def test_token_of_a_session_that_is_cut_is_not_repeated() -> None:

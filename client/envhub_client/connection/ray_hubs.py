@@ -36,6 +36,7 @@ def serving(fleet: str) -> dict[int, str | Secret[str]]:
         AddressError: there is no such fleet, Ray is not installed, or this is not Linux.
         HubUnreachable: Ray is out of reach, or no hub of the fleet serves now.
     """
+    check_fleet_name(fleet)
     if sys.platform != "linux":
         raise AddressError(only_linux(f"ray://{fleet}"))
     if importlib.util.find_spec("ray") is None:
@@ -43,7 +44,6 @@ def serving(fleet: str) -> dict[int, str | Secret[str]]:
             f"ray://{fleet} needs Ray, which is not installed here: pip install 'envhub-rl[ray]', or name the hubs "
             "by their addresses, in a list"
         )
-    check_fleet_name(fleet)
     ray = sys.modules.get("ray")  # where it is not imported, it takes a second, and the program is not connected
     access = _asked(fleet) if ray is not None and ray.is_initialized() else _looked_up(fleet)
     if not access:

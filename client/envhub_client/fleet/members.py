@@ -50,11 +50,10 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
     """
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
     chosen = [member for hub in named for member in members(hub)]
-    names = [member.name for member in chosen]
-    if not names:
+    if not chosen:
         raise AddressError("hub=[] names no hub")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise AddressError(f"the hub {twice[0]!r} is named twice: each hub has its rows in one session")
+    if twice := [member.name for index, member in enumerate(chosen) if member in chosen[:index]]:
+        raise AddressError(f"the hub {min(twice)!r} is named twice: each hub has its rows in one session")
     return tuple(chosen)
 
 

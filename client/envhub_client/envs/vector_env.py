@@ -465,7 +465,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             NothingPending: no env is under way.
             WorkerDied, EnvTimeout: an env's process ended, where the policy is to raise: once for each of its envs, in
                 place of the env's first result since. That env, ``env_index``, is not under way any more.
-            Exception: what an env raised; it is not under way any more, the others are.
+            Exception: what an env raised; it is not under way any more, the others are. Where it raised in a reset that
+                ``async_reset`` began, none is.
         """
         session = self._session
         if session.pending.state is AsyncState.WAITING_RESET:

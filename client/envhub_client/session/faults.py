@@ -26,7 +26,7 @@ class FaultOptions:
     Attributes:
         on_crash: the policy when an env's process ends.
         on_timeout: the policy when an env does not finish in time. Its process is ended then, with all that it started.
-        on_exception: the policy when an env's ``step`` raises. An exception of ``reset`` is always raised.
+        on_exception: the policy when an env's ``step`` raises, autoreset included. ``reset`` raises in any case.
         on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
         restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
         restarts_max: how often the envs of one process are restarted within a minute. ``RestartsExhausted`` after that.

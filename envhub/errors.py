@@ -245,10 +245,7 @@ class AddressError(EnvHubError, ValueError):
 
 
 class AccessDenied(EnvHubError, PermissionError):
-    """The hub does not let this client in: its key is missing, unknown or removed, or for another hub.
-
-    Or its key may only observe. Or the hub has no keys and belongs to another user of this machine.
-    """
+    """The hub has said that it does not let this client in: its key is missing, unknown, removed or only observes."""
 
 
 class KeysError(EnvHubError, ValueError):

@@ -90,6 +90,7 @@ class ClientProtocol:
         self.progress: HeartbeatReply | None = None  # of the pending request; the caller resets it to None
         self.answer: Reply | None = None  # the reply to the last request; it survives an interrupt of the caller
         self.goodbye: Failure | None = None  # the reason why the hub ended the session, from its GOODBYE
+        self.obstacle = ""  # what keeps connections from being usable, for the user; empty where they were
         self.notices: list[str] = []  # texts for the user; the caller clears the list
         self.frame_bytes_max = FRAME_BYTES_MAX  # of a request
         self.reconnect_s = reconnect_s  # longest time without a reachable hub while a request is pending
@@ -105,6 +106,7 @@ class ClientProtocol:
         self._unanswered_since_s: float | None = None  # of the first request since the hub was heard last
         self._away_since_s: float | None = None
         self._refused_since_s: float | None = None
+        self._refused_s = -math.inf  # when one was refused last
         self._looked_s = -math.inf  # time of the last ``looked``
         self._loss = ""
 
@@ -303,6 +305,7 @@ class ClientProtocol:
         connection that stays silent.
         """
         self._away_since_s = self._refused_since_s = None
+        self.obstacle = ""
         self._reconnected = bool(self.hub_id)
         if self._pending is not None:
             self._pending.ask_s = _AT_ONCE
@@ -314,8 +317,13 @@ class ClientProtocol:
         if (pending := self._pending) is not None and pending.on_its_way:
             pending.cuts, pending.on_its_way = pending.cuts + 1, False
 
+    def accepted(self) -> None:
+        """Note that the address does not refuse connections any more, whatever listens there."""
+        self._refused_since_s = None
+
     def refused(self, now_s: float) -> None:
         """Note that the address refused a connection: its machine answers, but no hub listens."""
+        self._refused_s = now_s
         if self._refused_since_s is None:
             self._refused_since_s = now_s
 
@@ -354,6 +362,13 @@ class ClientProtocol:
         """True if the address of a known hub refuses connections; after ``REFUSED_S`` the hub is lost."""
         return self._refused_since_s is not None and bool(self.hub_id)
 
+    @property
+    def refused_s(self) -> float:
+        """Seconds from the first to the last refusal in a row of the address of a known hub; negative if none."""
+        if self._refused_since_s is None or not self.hub_id:
+            return -math.inf
+        return self._refused_s - self._refused_since_s
+
     def silence_s(self, now_s: float) -> float:
         """Seconds for which the hub has said nothing since it was asked, or the connection has been lost.
 
@@ -368,7 +383,8 @@ class ClientProtocol:
     def trouble(self, now_s: float) -> str:
         """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
-            return "the connection to it is lost" + (", and others are refused" if self.is_refused else "")
+            also = "others are refused" if self.is_refused else self.obstacle
+            return "the connection to it is lost" + (also and f", and {also}")
         if self._pending is not None and self._heard_s is not None and now_s - self._heard_s >= SILENCE_WARNING_S:
             if self._refused_since_s is not None:
                 return "connections to its address are refused"
@@ -381,14 +397,15 @@ class ClientProtocol:
             self._loss or not self.hub_id
         ):  # a hub that has not answered yet may be starting: the caller's timeout decides
             return self._loss
-        if self._refused_since_s is not None and now_s - self._refused_since_s >= REFUSED_S:
+        if self._refused_since_s is not None and self._refused_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"
         if self._pending is None or self._heard_s is None:
             return ""
         # Silence before the request does not count.
         since_s = self._heard_s if self._away_since_s is None else max(self._heard_s, self._away_since_s)
         if now_s - since_s >= self.reconnect_s:
-            return f"it has not been reachable for reconnect_timeout={self.reconnect_s:g} s"
+            why = self.obstacle and f": {self.obstacle}"
+            return f"it has not been reachable for reconnect_timeout={self.reconnect_s:g} s{why}"
         return ""
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import gymnasium as gym
@@ -116,8 +115,6 @@ def test_client_with_a_key_trains_and_one_without_is_told_so_at_once(
         envhub.connect(common_hub.tcp, timeout=60.0)
     with pytest.raises(envhub.AccessDenied, match="does not know this key"):
         envhub.connect(with_secret(address, sockets.new_key_pair()[1]), timeout=60.0)
-    with pytest.raises(envhub.AccessDenied, match="another key"):
-        envhub.connect(with_server(address, sockets.new_key_pair()[0]), timeout=60.0)
     assert time.monotonic() - begun < 30.0
 
 
@@ -141,18 +138,18 @@ def test_refusal_of_a_kept_key_says_where_it_is_kept_and_how_to_replace_it(
     with pytest.raises(envhub.AccessDenied, match=f"without a key, and one for it is {place}: connect by hub='box'"):
         envhub.connect(common_hub.tcp)
     remedy = "and run `envhub login box` with what you are given; `envhub logout box` removes what is kept"
-    for wrong, why in (
-        (with_secret(address, sockets.new_key_pair()[1]), "does not know this key"),
-        (with_server(address, sockets.new_key_pair()[0]), "has another key than this address says"),
+    for wrong, error, why in (
+        (with_secret(address, sockets.new_key_pair()[1]), envhub.AccessDenied, "does not know this key"),
+        (with_server(address, sockets.new_key_pair()[0]), envhub.HubUnreachable, "another key than this address says"),
     ):
         known_hubs.keep("box", wrong)
         for hub in ("box", wrong):
-            with pytest.raises(envhub.AccessDenied, match=f"{why}, which is {place}: .*ask its operator.* {remedy}"):
-                envhub.connect(hub)
+            with pytest.raises(error, match=f"{why}, which is {place}: .*ask its operator.* {remedy}"):
+                envhub.connect(hub, timeout=2.0)
         known_hubs.forget("box")
         monkeypatch.setenv("ENVHUB_ADDRESS", wrong)
-        with pytest.raises(envhub.AccessDenied, match=f"{why}, which is in ENVHUB_ADDRESS: .* set ENVHUB_ADDRESS to"):
-            envhub.connect()
+        with pytest.raises(error, match=f"{why}, which is in ENVHUB_ADDRESS: .* set ENVHUB_ADDRESS to"):
+            envhub.connect(timeout=2.0)
 
 
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
@@ -193,53 +190,6 @@ def test_key_is_changed_without_a_stop(hub: ServedHub, keys: KeyFolder, admit: A
             while True:
                 envs.step(np.zeros(2, int))
     assert answers(second)
-
-
-class Forwarder:
-    """Forwards connections to a hub, but ends the first ones at once, as one does whose hub is being started again."""
-
-    def __init__(self, hub: str, broken: int) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.place = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._hub, self._left = hub.removeprefix("tcp://").split(":"), broken
-        Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                if self._left:
-                    self._left -= 1
-                    client.close()
-                    continue
-                hub = socket.create_connection((self._hub[0], int(self._hub[1])))
-                for source, target in ((client, hub), (hub, client)):
-                    Thread(target=self._forward, args=(source, target), daemon=True).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while chunk := source.recv(4096):
-                target.sendall(chunk)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._server.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("broken", [3, 4])
-def test_hub_that_comes_back_behind_a_forwarder_is_not_taken_for_one_with_another_key(
-    common_hub: ServedHub, admit_for_now: Admit, broken: int
-) -> None:
-    token = admit_for_now("alice").removeprefix("envhub://").partition("@")[0]
-    with closing(Forwarder(common_hub.tcp, broken)) as forwarder:
-        with envhub.connect(f"envhub://{token}@{forwarder.place}", timeout=20.0) as client:
-            assert client.health()["status"] == "ok"
-        # One that has another key is told of all the same.
-        place = f"envhub://{token}@{forwarder.place}"
-        with pytest.raises(envhub.AccessDenied, match="another key"):
-            envhub.connect(with_server(place, sockets.new_key_pair()[0]), timeout=60.0)
 
 
 @pytest.mark.long
@@ -816,9 +766,10 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
             envhub.connect(with_secret(address, sockets.new_key_pair()[1]))
         socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2]))).close()
         assert wait_until(lambda: "it sent nothing" in audit.read_text()), audit.read_text()
-        for stranger in (hub.tcp, with_server(address, sockets.new_key_pair()[0])):  # no key, another hub's
-            with pytest.raises(envhub.AccessDenied):
-                envhub.connect(stranger)
+        with pytest.raises(envhub.AccessDenied):
+            envhub.connect(hub.tcp)
+        with pytest.raises(envhub.HubUnreachable):
+            envhub.connect(with_server(address, sockets.new_key_pair()[0]), timeout=2.0)
         silent = zmq.Context()
         with silent, silent.socket(zmq.DEALER) as dealer:  # with alice's key
             sockets.present_keys(dealer, parse(address).keys)  # type: ignore[arg-type]

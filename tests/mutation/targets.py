@@ -14,7 +14,6 @@ TARGETS: dict[str, list[str]] = {
     "server/envhub_server/network/connections.py": ["test_access", "test_access_rules", "test_access_by_proxy"],
     "server/envhub_server/network/zmtp_framing.py": ["test_zmtp_framing"],
     "server/envhub_server/repeats.py": ["test_repeats", "test_audit"],
-    "client/envhub_client/connection/broken_handshakes.py": ["test_broken_handshakes"],
     "server/envhub_server/memory/stand_ins.py": ["test_stand_ins", "test_session_memory"],
     "client/envhub_client/session/recovery.py": ["test_recovery"],
     "envhub/protocol/hub.py": _HUB_PROTOCOL,

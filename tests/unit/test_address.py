@@ -12,6 +12,7 @@ from envhub.errors import AddressError
 from envhub.transport import address
 from envhub.transport.address import Address
 from envhub.transport.keys import text_of
+from envhub.transport.socket_owner import user_text
 
 
 def test_tcp_address_has_a_host_and_a_port() -> None:
@@ -165,3 +166,7 @@ def test_side_socket_is_where_its_path_has_room() -> None:
 def test_what_is_no_text_is_told_by_its_type(hub: Any) -> None:
     with pytest.raises(AddressError, match=f"a value of type {type(hub).__name__} is no address; write tcp://"):
         address.parse(hub)
+
+
+def test_user_without_a_name_is_told_by_number() -> None:
+    assert user_text(0) == "user 0 (root)" and user_text(3_999_999_999) == "user 3999999999"

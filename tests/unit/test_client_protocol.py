@@ -327,7 +327,7 @@ def test_refused_connections_are_told_of_a_hub_that_was_there() -> None:
     unknown = ClientProtocol(TOKEN)
     unknown.request(Op.HELLO, messages.Hello(), [], 100.0)
     unknown.refused(100.0)
-    assert not unknown.is_refused
+    assert not unknown.is_refused and unknown.refused_s < 0
     assert unknown.loss(100.0 + 10 * prelude.RECONNECT_S) == "", "it may be starting: the timeout decides"
 
 
@@ -370,6 +370,7 @@ def test_refusals_before_and_after_a_stop_of_the_program_are_no_loss() -> None:
     back_s = pair.now_s + 2 * prelude.REFUSED_S
     pair.client.looked(back_s)
     assert pair.client.loss(back_s) == ""
+    pair.client.refused(back_s + prelude.REFUSED_S)
     assert "refused" in pair.client.loss(back_s + prelude.REFUSED_S)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -476,17 +477,32 @@ def test_request_sent_without_a_connection_is_sent_once_there_is_one() -> None:
 def test_hub_is_lost_when_connections_are_refused_for_five_seconds() -> None:
     client = joined().client
     client.refused(10.0)
-    client.refused(14.0)
-    assert client.loss(14.9) == ""
+    client.refused(14.9)
+    assert client.loss(100.0) == ""  # nobody knows whether it would be refused now
+    client.refused(15.0)
     assert "refused for 5 s" in client.loss(15.0)
 
 
-def test_refused_connections_are_forgotten_once_one_is_made() -> None:
+@pytest.mark.parametrize("ends", [ClientProtocol.accepted, ClientProtocol.connected])
+def test_refused_connections_are_forgotten_once_one_is_not(ends: Callable[[ClientProtocol], None]) -> None:
     client = joined().client
     client.refused(10.0)
-    client.connected()
+    assert client.refused_s == 0
+    ends(client)
     client.refused(20.0)
-    assert client.loss(24.0) == ""
+    client.refused(24.0)
+    assert client.loss(24.0) == "" and client.refused_s == 4
+
+
+def test_what_is_in_the_way_of_a_connection_is_told_until_there_is_one() -> None:
+    pair = joined()
+    pair.disconnect()
+    pair.client.obstacle = "what is there says nothing"
+    step_on_its_way(pair)
+    assert pair.client.trouble(pair.now_s + 4) == "the connection to it is lost, and what is there says nothing"
+    assert pair.client.loss(pair.now_s + 60.0).endswith("for reconnect_timeout=60 s: what is there says nothing")
+    pair.client.connected()
+    assert pair.client.obstacle == ""
 
 
 def test_hub_out_of_reach_is_lost_after_the_reconnect_timeout() -> None:

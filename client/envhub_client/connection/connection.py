@@ -34,7 +34,7 @@ from envhub_client.deadline import Deadline, no_reply
 
 CONNECT_TIMEOUT_S = 10.0
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
-RECHECK_S = 0.2  # between the first look at which a hub seems out of reach and one that proves it
+RECHECK_S = 0.2  # between the first look or refusal by which a hub seems out of reach and one that proves it
 
 logger = logging.getLogger("envhub")
 
@@ -331,25 +331,23 @@ class Connection:
             raise
 
     def check_reach(self, silence_s_max: float) -> None:
-        """Check that the hub's address refuses no connections, and that it has not been silent for so long.
+        """Check that the hub's address does not refuse connections, and that it has not been silent for so long.
 
-        A hub counts as out of reach at the second such look: at the first one, its messages may wait to be taken in,
-        since this program was stopped itself. A hub that restarts keeps no session, so that a refusal proves its loss.
+        A hub counts as out of reach at the second such look, or refusal: at the first look its messages may wait to be
+        taken in, since this program was stopped itself, and a forwarder that is started again refuses for a moment.
 
         Raises:
             HubLost: it is out of reach; the pending request goes on if the hub does.
         """
         now_s = time.monotonic()
-        silence_s, refused = self.protocol.silence_s(now_s), self.protocol.is_refused
-        if not refused and silence_s < silence_s_max - SUSPECT_S:
+        if self.protocol.refused_s >= RECHECK_S:
+            raise self._loss("connections to its address are refused")
+        silence_s = self.protocol.silence_s(now_s)
+        if silence_s < silence_s_max - SUSPECT_S:
             self._suspected_s = math.inf
             return
         self._suspected_s = min(self._suspected_s, now_s)
-        if now_s - self._suspected_s < RECHECK_S:
-            return
-        if refused:
-            raise self._loss("connections to its address are refused")
-        if silence_s >= silence_s_max:
+        if now_s - self._suspected_s >= RECHECK_S and silence_s >= silence_s_max:
             raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:

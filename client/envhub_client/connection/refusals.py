@@ -1,18 +1,24 @@
-"""A hub that does not let this client in: what handshakes that failed say of that, and another key to try."""
+"""A hub that does not let this client in: what it said of that, another key to try, and what its silence may mean.
+
+Denied is only what a hub has said: that it does not know this key, or by its greeting that it has keys, or none. A
+handshake that breaks off says nothing. A hub that has another key than this client was given ends the connection, for
+it cannot read what the client says, nor say what the client could read. A hub that stops or is killed does the same,
+and so does a forwarder whose hub is away. When the client looks again, that hub may be back.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+
 from envhub import errors
 from envhub.secret import Secret
-from envhub.transport import sockets
 from envhub.transport.address import Address
-from envhub.transport.socket_owner import user_text
-from envhub_client.connection import hub_probes, known_hubs
-from envhub_client.connection.broken_handshakes import BrokenHandshakes
+from envhub.transport.socket_owner import socket_owner, user_text
+from envhub_client.connection import known_hubs
 from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB
 
-# Rows of broken handshakes after which a hub was there. One that comes back behind a forwarder is there after one row.
-PROBES = 2
+OTHERS_CONNECTED = "it lets in its own user only, and not while others are connected; serve with --keys for others"
 
 
 class Refusals:
@@ -21,7 +27,6 @@ class Refusals:
     Attributes:
         target: the address, with the keys to present there.
         denied: why it does not; empty as long as it may.
-        handshakes: those in a row that were broken.
     """
 
     def __init__(self, address: str | Secret[str]) -> None:
@@ -32,31 +37,16 @@ class Refusals:
         """
         self.target: Address = known_hubs.resolve(address)
         self.denied = ""
-        self.handshakes = BrokenHandshakes(sockets.HANDSHAKE_MS / 2000)
         self._given = address
-        self._probes = 0  # after rows of broken handshakes, that have found a hub which waits for a hello
-
-    def succeeded(self) -> None:
-        """Note that a handshake succeeded."""
-        self.handshakes.succeeded()
-        self._probes = 0
 
     def unknown_key(self) -> bool:
-        """Note that the hub does not know this key, or admits no client without one just now.
-
-        Returns:
-            Whether there is another key by now, with which new sockets are to try.
-        """
-        if self.target.keys is None:
-            self._deny("lets in its own user only, and not while others are connected; serve with --keys for others")
-            return False
+        """Note that the hub does not know this key; returns whether there is another key by now."""
         if self._take_new_key():
             return True
-        why, ask = "it was removed, or never added", "ask its operator for `envhub keys add`"
-        if (kept := known_hubs.kept_key(self.target)) is None:
-            self._deny(f"does not know this key: {why}; {ask}")
-        else:
-            self._deny(f"does not know this key, which is {kept.place}: {why}; {ask}, and {kept.remedy}")
+        kept = known_hubs.kept_key(self.target)
+        place, remedy = ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
+        why = "it was removed, or never added; ask its operator for `envhub keys add`"
+        self._deny(f"does not know this key{place}: {why}{remedy}")
         return False
 
     def other_mechanism(self) -> None:
@@ -70,23 +60,18 @@ class Refusals:
         else:
             self._deny(f"admits no client without a key, and one for it is {kept.place}: connect by hub={kept.name!r}")
 
-    def broken(self, number: int, now_s: float) -> None:
-        """Note that a handshake failed with this error number, without a reason."""
-        if not self.handshakes.failed(number, now_s):
-            return
-        if self.target.keys is None:
-            if (user := hub_probes.other_user(self.target)) is not None:
-                whose = f"belongs to {user_text(user)}, and without keys it serves that user alone"
-                self._deny(f"{whose}: {KEY_OR_OWN_HUB}")
-            return
-        self._probes = self._probes + 1 if hub_probes.waits_for_hello(self.target) else 0
-        if self._probes < PROBES:  # see ``broken_handshakes`` for what this proves
-            return
-        why, ask = "has another key than this address says", "ask its operator for the address"
-        if (kept := known_hubs.kept_key(self.target)) is None:
-            self._deny(f"{why}: {ask}")
+    def why_broken(self) -> str:
+        """Tell the possible causes of handshakes that break off, with advice."""
+        there = "what accepts connections there is a hub that is stopped or overloaded, a forwarder without its hub"
+        kept, user = known_hubs.kept_key(self.target), _listening_user(self.target)
+        if self.target.keys is not None:
+            place, remedy = ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
+            other = f"has another key than this address says{place}: ask its operator for the address{remedy}"
+        elif user is not None:
+            other = f"belongs to {user_text(user)}, and without keys serves that user alone: {KEY_OR_OWN_HUB}"
         else:
-            self._deny(f"{why}, which is {kept.place}: {ask}, and {kept.remedy}")
+            other = "serves another user alone"
+        return f"{there}, or a hub that {other}"
 
     def _deny(self, why: str) -> None:
         self.denied = f"{errors.hub_at(self.target.text)} {why}"
@@ -101,3 +86,13 @@ class Refusals:
             return False
         self.target = target
         return True
+
+
+def _listening_user(address: Address) -> int | None:
+    """The id of the other user of this machine who listens at this address of loopback; None if there is none."""
+    if not address.is_loopback:
+        return None
+    host = {"localhost": "127.0.0.1"}.get(address.host, address.host.strip("[]"))
+    family, anywhere = (socket.AF_INET6, "::") if address.is_ipv6 else (socket.AF_INET, "0.0.0.0")
+    owner = socket_owner(family, (host, address.port), (anywhere, 0))
+    return None if owner is None or owner[0] == os.getuid() else owner[0]

@@ -22,7 +22,7 @@ from envhub.transport import address as envhub_address
 from envhub.transport import sockets
 from envhub_client.connection import shared_context
 from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
-from envhub_client.connection.refusals import Refusals
+from envhub_client.connection.refusals import OTHERS_CONNECTED, Refusals
 from envhub_client.connection.waiter import READABLE, new_waiter
 
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
@@ -32,6 +32,7 @@ RECEIVE_QUEUE_MESSAGES_MAX = 0
 UNASKED_MESSAGES_MAX = 1000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HEARTBEAT_TTL_MS = 1000, 2000, 4000
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 500
+AGAIN_S = 0.5
 
 _POLLIN = int(zmq.POLLIN)  # a plain number, as in ``envhub.transport.sockets``
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -70,6 +71,8 @@ class ZeroMqTransport:
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         # Whether every message that was begun at the sockets, in or out, was finished, and no other key is to be used.
         self._whole = True
+        self._handshaking = False
+        self._again_s: float | None = None  # when to connect again: libzmq does not, after what is no handshake
         self._number = next(_numbers)
         self._context: Any = None
         self._socket: Any = None
@@ -146,10 +149,10 @@ class ZeroMqTransport:
             return self.local_sockets.why_silent()
         if why := self._why_unresolved():
             return why
-        if self._refusals.handshakes.any and self._refusals.target.keys is not None:
-            hint = "it accepts connections and does not go on: is it stopped or overloaded, or a forwarder without "
-            return hint + "its hub, or a hub with another key than this address says?"
-        return "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+        return (
+            self._protocol.obstacle
+            or "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+        )
 
     def _why_unresolved(self) -> str:
         """The reason why the host has no address, with advice; empty if it has one."""
@@ -182,6 +185,8 @@ class ZeroMqTransport:
 
     def hear(self, wait_s: float) -> Reply | None:
         """Take in what has arrived, or arrives in time; as ``Transport.hear``."""
+        if self._again_s is not None and time.monotonic() >= self._again_s:
+            self._whole = False
         if not self._whole:
             self._replace_torn_sockets()
         ours, monitors = self._descriptors
@@ -224,7 +229,6 @@ class ZeroMqTransport:
     # --- the way to the hub -------------------------------------------------------------------------------------------
 
     def _on_monitor(self) -> None:
-        refusals = self._refusals
         closed = silent = renewed = False
         self._whole = False  # libzmq signals nothing more of a socket that was read and not emptied
         while self._monitor.poll(0):
@@ -233,20 +237,19 @@ class ZeroMqTransport:
             except zmq.Again:  # a signal handler that used the connection has taken it
                 continue
             closed = event == zmq.EVENT_CLOSED
+            broken, self._handshaking = self._handshaking, event == zmq.EVENT_CONNECTED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                refusals.succeeded()
                 self._protocol.connected()
             elif event == zmq.EVENT_CONNECTED:
-                refusals.handshakes.begun()
-            elif event == zmq.EVENT_CLOSED:
-                refusals.handshakes.interrupted()
+                self._protocol.accepted()
             elif event & _REFUSALS:
                 silent = True  # as a hub is that is stopped
                 renewed = self._on_refusal(event, value) or renewed
             elif event == zmq.EVENT_DISCONNECTED:
                 self._protocol.disconnected(time.monotonic())
+                if broken:
+                    self._again_s = time.monotonic() + AGAIN_S
         self._whole = not renewed
-        refusals.handshakes.read(time.monotonic())
         if not closed and not silent:
             return
         if self.local_sockets is not None and self.local_sockets.has_moved() and not zmq.zmq_poll(self._poll, 0):
@@ -257,12 +260,16 @@ class ZeroMqTransport:
     def _on_refusal(self, event: int, value: int) -> bool:
         """Note a handshake that failed; returns whether there is another key by now, with which to connect again."""
         renewed = False
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._refusals.target.keys is None:
+            self._protocol.obstacle, self._again_s = OTHERS_CONNECTED, time.monotonic() + AGAIN_S
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             renewed = self._refusals.unknown_key()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._refusals.broken(value, time.monotonic())
+            self._protocol.obstacle = self._protocol.obstacle or self._refusals.why_broken()
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self._refusals.other_mechanism()
+        else:
+            self._again_s = time.monotonic() + AGAIN_S
         if self._refusals.denied:
             self._protocol.lost("it does not let this client in")
         return renewed
@@ -284,6 +291,7 @@ class ZeroMqTransport:
 
     def _replace_torn_sockets(self) -> None:
         self._close_sockets()
+        self._again_s, self._handshaking = None, False
         self._connect()
         self._whole = True
 

@@ -6,8 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
-from envhub.errors import printable
+from envhub.errors import printable, shortened
 from envhub.values import codec
+
+CHARS_MAX = 1 << 14  # of each text; a hub sends no longer ones
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class EnvFailure(Mapping[str, Any]):
 
         ``hub`` is the name of the hub that sent it. A failure of an earlier hub, which was lost, has that hub's name.
 
-        Control characters in its texts are escaped.
+        Control characters in its texts are escaped, and long texts shortened.
         """
         fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
+        for name, text in fields.items():
+            if isinstance(text, str):
+                fields[name] = shortened(text, CHARS_MAX)
         return cls(**{"cause": "", "message": "", "hub": hub, **fields})
 
     def __getitem__(self, name: str) -> Any:

@@ -45,11 +45,14 @@ def invalid_rows(batch: Batch) -> np.ndarray:
     assert batch.rewards is not None
     invalid = np.zeros(len(batch.rewards), bool)
     for row, blob in batch.rows:
-        info = codec.decode_leniently(blob)[0] if blob else {}
-        if isinstance(info, list):  # an info that came with observations of no fixed size
-            info = codec.decode_leniently(info[1])[0] if info[1] else {}
         place = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
-        invalid[place] = bool(info.get("invalid_transition"))
+        try:
+            info = codec.decode_leniently(blob)[0] if blob else {}
+            if isinstance(info, list):  # an info that came with observations of no fixed size
+                info = codec.decode_leniently(info[1])[0] if info[1] else {}
+            invalid[place] = bool(info.get("invalid_transition"))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue  # it breaks the protocol, which is found when the batch is read
     return invalid
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envhub.errors import RemoteProtocolError, printable, shortened
+from envhub.errors import RemoteProtocolError, printable
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import (
@@ -34,7 +34,7 @@ from envhub.protocol.prelude import (
 )
 from envhub.values import codec
 
-NOTICES_MAX, NOTICE_CHARS_MAX = 16, 4096  # of one connection: a hub that sends more would fill its clients' logs
+NOTICES_MAX = 16  # of one connection: a hub that sends more would fill its clients' logs
 STOPPED_S = 3 * HEARTBEAT_S  # a longer time between two calls of ``looked`` shows that the program did not run
 _AT_ONCE = -math.inf
 _DONE = messages.Done()
@@ -205,7 +205,7 @@ class ClientProtocol:
         if op == Op.NOTICE and prelude.token == self.token and not prelude.op & REPLY:
             if self._notices_left > 0:
                 self._notices_left -= 1
-                self.notices.append(shortened(_read(Op.NOTICE, body).text, NOTICE_CHARS_MAX))
+                self.notices.append(_read(Op.NOTICE, body).text)
             return None
         if pending is None or (prelude.token, prelude.seq) != (pending.token, pending.seq) or not prelude.op & REPLY:
             self._drop(prelude, body)
@@ -220,7 +220,11 @@ class ClientProtocol:
         if self._may_be_late and isinstance(message, Failure) and message.code == "bad_seq":
             pending.lost = True  # a copy of an abandoned request runs; the next tick sends this request again
             return None
+        if isinstance(message, Failure) and message.code == "session_lost" and pending.op in SESSION_OPS:
+            self.goodbye, self._loss = message, message.message  # nothing is to be asked of it any more
         if op == Op.HELLO:
+            if not prelude.hub_id:
+                raise RemoteProtocolError("a hub id of 0")
             self.hub_id = prelude.hub_id
         return self._answered(pending, message, frames)
 
@@ -413,6 +417,6 @@ def _read(op: int, body: Frame) -> Any:
     try:
         message = messages.unpack(messages.REPLIES[op], body)
         validation.check(message, validation.REPLY_BOUNDS)
-        return printable(message)
+        return validation.with_short_texts(printable(message))
     except codec.DecodeError as error:
         raise RemoteProtocolError(f"a malformed {Op(op).name} reply: {error}") from error

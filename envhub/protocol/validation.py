@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from envhub.arena.spin import SPIN_US_MAX
+from envhub.errors import shortened
 from envhub.protocol.messages import (
     Call,
     Capacity,
@@ -38,6 +39,9 @@ SEED_MAX = 1 << 256
 GPUS_MAX = 1024  # devices of a machine
 INFO_BYTES_MAX = 1 << 20  # of a row
 HUB_NAME_CHARS_MAX = 64
+TEXT_CHARS_MAX = 4096  # of a text of a hub, in an error, a log or the infos of each env
+FAILURE_CHARS_MAX = 1 << 16  # of the text or the traceback of what an env raised
+MESSAGE_BYTES_MIN = 1 << 12  # of what a hub says that it accepts in a message
 
 ROW = (0, ROWS_MAX - 1)
 GPU = (0, GPUS_MAX - 1)
@@ -46,6 +50,7 @@ COUNT = (0, (1 << 63) - 1)
 WORD = (-1 << 63, (1 << 63) - 1)  # a word of an arena; a client may have written any number into it
 
 Bounds = Mapping[type, Mapping[str, tuple[int, int]]]
+M = TypeVar("M")
 
 # By message and field, the smallest and the largest number; a list's bounds apply to each item.
 REQUEST_BOUNDS: Bounds = {
@@ -95,6 +100,17 @@ REPLY_BOUNDS: Bounds = {
     Observed: {"num_envs": (1, ROWS_MAX), "steps": WORD},
     Shared: {"info_bytes": (0, INFO_BYTES_MAX), "workers": (1, ROWS_MAX), "spin_us": (0, SPIN_US_MAX)},
 }
+
+
+def with_short_texts(message: M) -> M:
+    """The message, or a copy with shorter texts if a hub has sent longer ones than an honest one does."""
+    of_env = getattr(message, "scope", "") == "env"
+    texts = {
+        name: shortened(text, FAILURE_CHARS_MAX if of_env and name in ("message", "traceback") else TEXT_CHARS_MAX)
+        for name, text in vars(message).items()
+        if isinstance(text, str) and len(text) > TEXT_CHARS_MAX
+    }
+    return dataclasses.replace(message, **texts) if texts else message  # type: ignore[type-var]
 
 
 class OutOfBounds(DecodeError):

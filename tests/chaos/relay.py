@@ -55,12 +55,13 @@ class Relay:
 
     Attributes:
         address: to connect to instead of the target.
+        target: of the connections to come.
         done: how many messages were passed on, doubled, delayed and dropped, repeated, recalled and cut.
         cuts: whether the next reply that has several frames loses its last one.
     """
 
     def __init__(self, target: str, seed: int = 0, keys: HubKeys | None = None) -> None:
-        self._target = target
+        self.target = target
         self._keys = keys
         self._chance = random.Random(seed)
         self._context = zmq.Context()
@@ -149,7 +150,7 @@ class Relay:
             if self._keys is not None:
                 sockets.present_keys(hub, self._keys)
             self._requests[peer] = deque(maxlen=KEPT)
-            hub.connect(self._target)
+            hub.connect(self.target)
             self._poller.register(hub, zmq.POLLIN)
         return self._hubs[peer]
 

@@ -32,6 +32,7 @@ from envhub.protocol.messages import (
     Question,
     Table,
     Templates,
+    Welcome,
     pack_rows,
 )
 from envhub.protocol.prelude import CUTS_MAX
@@ -156,13 +157,84 @@ def test_frames_of_a_step_are_counted_and_measured(frames: Sequence[bytes], copy
 
 
 @pytest.mark.parametrize("env", [-1, NUM_ENVS, 1 << 40])
-def test_failure_of_an_env_that_is_none_is_a_failure(env: int) -> None:
+def test_failure_of_an_env_that_is_none_breaks_the_protocol(env: int) -> None:
     failure = Failure("worker_died", "request", "it ended", env_index=env)
+    with LyingHub({Op.STEP: (failure, ())}) as hub, connected(hub) as envs:
+        envs.reset()
+        with pytest.raises(envhub.errors.RemoteProtocolError, match=hub.address):
+            envs.step([0, 0])
     with LyingHub({Op.SEND: (Done(), ()), Op.RECEIVE: (failure, ())}) as hub, connected(hub) as envs:
         envs.reset()
         envs.send(np.array([0, 0]), np.array([0, 1]))
-        with pytest.raises(envhub.errors.EnvHubError):
+        with pytest.raises(envhub.errors.RemoteProtocolError, match=hub.address):
             envs.recv(1, timeout=10)
+
+
+def test_hub_that_accepts_no_message_or_has_no_id_breaks_the_protocol() -> None:
+    for lie in ({Op.HELLO: (Welcome("1", "1.0", False, {"message_bytes_max": 0}), ())}, {}):
+        with LyingHub(lie) as hub:
+            hub.id = hub.id if lie else 0
+            with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{hub.address} broke the protocol"):
+                envhub.connect(hub.address, timeout=10)
+
+
+BAD_INFO = pack_rows([(0, codec.encode([1]))])
+
+
+def test_info_that_cannot_be_read_costs_no_row_of_another_hub() -> None:
+    hello = {Op.HELLO: (Welcome("1", "1.3", False, {}), ()), Op.SEND: (Done(), ())}
+    options: Any = {"split": [NUM_ENVS] * 2, "on_hub_loss": "recreate", "restart_wait": 30.0, "lane": "wire"}
+    lies = Done(), [OBSERVATIONS, RESULTS, BAD_INFO]
+    with LyingHub(hello) as honest, LyingHub(hello) as other:
+        hubs = [honest.address, other.address]
+        with closing(envhub.make_vec("counter", 2 * NUM_ENVS, hub=hubs, **options)) as envs:
+            envs.reset()
+            well, other.answers[Op.STEP] = other.answers[Op.STEP], lies
+            *_, truncations, infos = envs.step([0] * 4)
+            assert truncations.tolist() == [False, False, True, True]
+            assert f"{other.address} broke the protocol" in infos["env_failure"][2].message
+            other.answers[Op.STEP] = well
+            assert not envs.step([0] * 4)[3].any()
+            one = np.arange(1), bytes(16), bytes(10)
+            for hub, infos in ((honest, b""), (other, BAD_INFO)):
+                hub.answers[Op.RECEIVE] = Done(), [one[0].tobytes(), *one[1:], infos]
+            envs.send([0, 0], [0, 2])
+            received = dict[int, bool]()
+            while len(received) < 2:
+                *_, truncations, _, env_ids = envs.recv(1, timeout=30)
+                received.update(zip(env_ids.tolist(), truncations.tolist(), strict=True))
+            assert received == {0: False, 2: True}
+
+
+def test_hub_that_breaks_the_protocol_in_each_session_is_given_up() -> None:
+    lies = Done(), [OBSERVATIONS, RESULTS, BAD_INFO]
+    with LyingHub({Op.STEP: lies}) as hub, connected(hub, on_hub_loss="recreate") as envs:
+        envs.reset()
+        with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{hub.address} broke the protocol"):
+            envs.step([0, 0])
+        assert hub.asked.count(Op.MAKE) == 3
+
+
+LONG = "long " * (1 << 18)
+
+
+def test_texts_of_a_hub_are_no_longer_than_those_of_an_honest_one(caplog: pytest.LogCaptureFixture) -> None:
+    failure = {"cause": "crash", "message": LONG, "traceback": LONG, "log_tail": LONG}
+    lies = {
+        "request": Failure("refused", "request", LONG, log_tail=LONG),
+        "env": Failure("env_raised", "env", LONG, 0, 0, "x.Y", b"", LONG),
+    }
+    info = pack_rows([(0, codec.encode({"env_failure": failure}))])
+    with LyingHub({Op.STEP: (Done(), [OBSERVATIONS, RESULTS, info])}, notice=LONG) as hub, connected(hub) as envs:
+        envs.reset()
+        for text in envs.step([0, 0])[4]["env_failure"][0].values():
+            assert text is None or isinstance(text, int) or len(text) <= 1 << 14
+        for scope, lie in lies.items():
+            hub.answers[Op.STEP] = lie, ()
+            with pytest.raises(envhub.errors.EnvHubError) as caught:
+                envs.step([0, 0])
+            assert len(str(caught.value)) < (1 << 14 if scope == "request" else 1 << 18)
+    assert max(map(len, caplog.messages)) < 5000
 
 
 @pytest.mark.parametrize("rows", [[], [{}, {}]])

@@ -520,6 +520,8 @@ def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
     kind = envhub.RemoteProtocolError if end == "breach" else envhub.SessionLost
     with one_that_ends(hubs, end, lane, on_hub_loss="raise") as (envs, end_part, address):
         envs.reset()
+        for _ in range(3):
+            envs.step(np.ones(ROWS, int))
         end_part()
         with pytest.raises(kind, match=address) as caught:
             while True:
@@ -531,6 +533,20 @@ def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
                 with pytest.raises(kind):
                     again()
             assert envs.get_attr("count", [0, 1]) == count  # no other hub was asked
+
+
+@pytest.mark.long
+def test_rows_are_not_made_again_on_a_hub_that_has_the_id_of_another(hubs: SeveralHubs) -> None:
+    with (
+        relay(hubs.hubs[1].tcp) as between,
+        closing(made(hubs, "tcp", second=between.address, reconnect_timeout=2.0)) as envs,
+    ):
+        steps = Steps(envs)
+        between.target = hubs.hubs[0].tcp
+        end_session(hubs, 1)
+        with pytest.raises(envhub.HubLost, match="named twice"):
+            while True:
+                steps.step()
 
 
 @pytest.mark.long

@@ -41,6 +41,7 @@ class LyingHub:
     ``frame_bytes_max`` ends its connection.
 
     Attributes:
+        id: its hub id.
         ping: a message that it may push at any time.
         asked: the ops of the requests that have come.
     """
@@ -60,8 +61,8 @@ class LyingHub:
             Op.CLOSE: (messages.Done(), ()),
         }
         self.answers: dict[Op, Answer] = {**honest, **(answers or {})}
-        self._id = next(_ids)
-        self.ping = Prelude(Op.PING, self._id, NO_SESSION, 0).pack()
+        self.id = next(_ids)
+        self.ping = Prelude(Op.PING, self.id, NO_SESSION, 0).pack()
         self.asked: list[int] = []
         self._notice = notice
         self._pings = pings
@@ -93,7 +94,7 @@ class LyingHub:
             self._send(peer, REPLY | op, asked, message, frames)
 
     def _send(self, peer: bytes, op: int, asked: Prelude, message: Any, frames: Sequence[bytes] = ()) -> None:
-        head = Prelude(op, self._id, asked.token, asked.seq).pack() + messages.pack(message)
+        head = Prelude(op, self.id, asked.token, asked.seq).pack() + messages.pack(message)
         self._socket.send_multipart([peer, head, *frames])
 
     def __enter__(self) -> LyingHub:

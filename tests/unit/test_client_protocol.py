@@ -7,11 +7,13 @@ from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, s
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
-from envhub.protocol.client import NOTICE_CHARS_MAX, NOTICES_MAX, ClientProtocol, Reply
+from envhub.protocol.client import NOTICES_MAX, ClientProtocol, Reply
 from envhub.protocol.messages import EnvNames, Failure, HeartbeatReply, Hello, Make, Notice, Op, Question, Reset
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
+from envhub.protocol.validation import TEXT_CHARS_MAX
 
 REPLY = messages.REPLY
+WELCOME = messages.pack(messages.Welcome("1", "1.3", False, {}))
 BAD_SEQ = Failure("bad_seq", "request", "request 3 does not follow request 2, which runs")
 
 
@@ -40,6 +42,22 @@ def test_reply_without_its_message_breaks_the_protocol() -> None:
     pair.request(Op.MAKE, Make(1))
     with pytest.raises(RemoteProtocolError, match="MAKE"):
         say(pair, REPLY | Op.MAKE, 1)
+
+
+def test_hub_without_an_id_breaks_the_protocol() -> None:
+    pair = ProtocolPair()
+    pair.request(Op.HELLO, Hello("1"))
+    with pytest.raises(RemoteProtocolError, match="a hub id of 0"):
+        pair.client.receive([Prelude(REPLY | Op.HELLO, 0, NO_SESSION, 1).pack() + WELCOME], pair.now_s)
+
+
+def test_session_that_a_failure_has_ended_is_lost_without_another_request() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    over = Failure("session_lost", "session", "it was closed")
+    found = say(pair, REPLY | Op.FAILURE, pair.client._session_seq, over)
+    assert found is not None and found.message == pair.client.goodbye == over
+    assert pair.client.loss(pair.now_s) == "it was closed"
 
 
 def test_number_out_of_its_bounds_breaks_the_protocol() -> None:
@@ -202,10 +220,10 @@ def test_notices_of_the_session_are_kept_short_and_few() -> None:
         assert say(pair, op, 0, Notice("no"), token) is None
     assert pair.client.notices == []
     for number in range(NOTICES_MAX + 2):
-        assert say(pair, Op.NOTICE, 0, Notice(f"{number} " + "x" * NOTICE_CHARS_MAX)) is None
+        assert say(pair, Op.NOTICE, 0, Notice(f"{number} " + "x" * TEXT_CHARS_MAX)) is None
     found = pair.client.notices
     assert [text.split()[0] for text in found] == [str(number) for number in range(NOTICES_MAX)]
-    assert {len(text) for text in found} == {NOTICE_CHARS_MAX}
+    assert {len(text) for text in found} == {TEXT_CHARS_MAX}
 
 
 # --- requests that were given up --------------------------------------------------------------------------------------

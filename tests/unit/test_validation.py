@@ -16,9 +16,27 @@ from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op, Recycle
 from envhub.protocol.prelude import PRELUDE, Prelude
-from envhub.protocol.validation import REQUEST_BOUNDS, REQUEST_CHOICES, OutOfBounds, check
+from envhub.protocol.validation import (
+    FAILURE_CHARS_MAX,
+    REQUEST_BOUNDS,
+    REQUEST_CHOICES,
+    TEXT_CHARS_MAX,
+    OutOfBounds,
+    check,
+    with_short_texts,
+)
 
 HUB_ID = 7
+
+
+def test_texts_of_a_hub_are_shortened_and_those_of_an_env_that_raised_less() -> None:
+    short, long = Failure("refused", "request", "no", log_tail="-"), "x" * 10**6
+    assert with_short_texts(short) is short
+    refused = with_short_texts(replace(short, message=long, log_tail=long))
+    assert (len(refused.message), len(refused.log_tail)) == (TEXT_CHARS_MAX, TEXT_CHARS_MAX)
+    raised = with_short_texts(Failure("env_raised", "env", long, traceback=long, log_tail=long))
+    assert (len(raised.message), len(raised.traceback)) == (FAILURE_CHARS_MAX, FAILURE_CHARS_MAX)
+    assert len(raised.log_tail) == TEXT_CHARS_MAX
 
 
 def kind_of_number(hint: Any) -> type | None:

@@ -20,7 +20,7 @@ from envhub import errors
 from envhub.protocol import prelude as protocol
 from envhub.protocol.client import ClientProtocol, FrameTooLarge, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
-from envhub.protocol.validation import HUB_NAME_CHARS_MAX
+from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, ROWS_MAX
 from envhub.secret import Secret
 from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
@@ -47,6 +47,7 @@ class Connection:
         protocol: state of the requests and of the hub; only this class and the transport change it.
         welcome: the hub's description of itself, once ``await_hub`` has returned.
         first_env: the number of its session's first env in its vector env, for errors.
+        num_envs: the number of its session's envs.
         hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
         sent_ns: when the last request began to be sent, on the monotonic clock.
         tend_ns: when ``tend`` is due, on the monotonic clock.
@@ -76,7 +77,7 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.address = transport.address
         self.hub: str | None = None
-        self.first_env = 0
+        self.first_env, self.num_envs = 0, ROWS_MAX
         self._transport = transport
         self._pid = os.getpid()
         self.sent_ns = self.tend_ns = 0
@@ -109,12 +110,15 @@ class Connection:
         """
         try:
             self.welcome = self._hello_reply()
+            self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
+            accepted = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
+            if accepted < MESSAGE_BYTES_MIN:
+                raise self.breach(f"it says that it accepts messages of {accepted} bytes")
+            self.protocol.frame_bytes_max = min(accepted, protocol.FRAME_BYTES_MAX)
         except BaseException:
             self.close()
             raise
-        self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
         self.reports.tried = f"for reconnect_timeout={self.protocol.reconnect_s:g} s"
-        self.protocol.frame_bytes_max = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
         return self
 
     def _hello_reply(self) -> Welcome:
@@ -387,6 +391,8 @@ class Connection:
 
     def fail(self, failure: Failure) -> NoReturn:
         """Raise what a failure of the hub means; errors as for ``raise_failure``."""
+        if (env := failure.env_index) is not None and env >= self.num_envs:
+            raise self.breach(f"a failure of env {env} of {self.num_envs}")
         raise_failure(failure, self.address, self.hub, self.first_env)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:

@@ -151,7 +151,7 @@ class SessionMaker:
         if isinstance(self._make, Attach):
             connection.send(Op.ATTACH, self._make)
         else:
-            connection.first_env = self._make.first_env
+            connection.first_env, connection.num_envs = self._make.first_env, self._make.num_envs
             make = replace(self._make, seeds=[*seeds]) if any(seed is not None for seed in seeds) else self._make
             connection.send(Op.MAKE, filled_in(make, self.options, connection, world, lost, num_workers))
 
@@ -173,6 +173,7 @@ class SessionMaker:
         if wanted not in (None, made.num_envs):
             text = f"made {made.num_envs} envs in place of {wanted}"
             raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
+        connection.num_envs = made.num_envs
         return made
 
     def adopt(self, made: Made, losses: int = 0) -> HubLane:

@@ -39,7 +39,7 @@ def _zstd() -> _Method:
     def decompress(frame: Any, size: int) -> bytes:
         if library.frame_content_size(frame) != size:  # the library would allocate the size that the sender claims
             raise ValueError("another size")
-        return bytes(reader.decompress(frame))
+        return bytes(reader.decompress(frame, allow_extra_data=False))
 
     return _Method(lambda frame: bytes(writer.compress(frame)), decompress)
 

@@ -90,6 +90,14 @@ def test_frames_of_another_size_than_is_due_are_refused(method: str, due: int) -
         decompressor(method)(sent, due)
 
 
+@methods
+@pytest.mark.parametrize("behind", [b"\0", b"nonsense", None])
+def test_frame_with_more_behind_it_is_refused(method: str, behind: bytes | None) -> None:
+    sent = Compressor(method).compress(bytes(LEAST_BYTES))
+    with pytest.raises(DecodeError):
+        decompressor(method)(sent + (sent if behind is None else behind), LEAST_BYTES)
+
+
 def test_size_that_a_sender_claims_is_never_allocated() -> None:
     import zstandard
 

@@ -392,8 +392,7 @@ def _session(
 
 _KEYWORDS = (
     *(name for name in inspect.signature(make_vec).parameters if name != "kwargs"),
-    *faults.FIELDS,
-    *hosting.FIELDS,
+    *EnvKeywords.__annotations__,
 )
 
 

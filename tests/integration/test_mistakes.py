@@ -29,10 +29,10 @@ import envhub
 
 
 @pytest.mark.parametrize(
-    ("address", "wrong"), each_value(LANES, ["num_worker", "on_crahs", "lanes"]), indirect=["address"]
+    ("address", "wrong"), each_value(LANES, ["num_worker", "on_crahs", "lanes", "render_mod"]), indirect=["address"]
 )
 def test_misspelt_keyword_is_named_with_the_right_one(address: str | None, wrong: str) -> None:
-    right = {"num_worker": "num_workers", "on_crahs": "on_crash", "lanes": "lane"}[wrong]
+    right = {"num_worker": "num_workers", "on_crahs": "on_crash", "lanes": "lane"}.get(wrong, "render_mode")
     with pytest.raises(TypeError, match=f"neither make_vec nor the env takes '{wrong}'; did you mean '{right}'"):
         envhub.make_vec("CartPole-v1", num_envs=2, hub=address, **{wrong: 3})  # type: ignore[arg-type]
 

@@ -94,6 +94,7 @@ class World(Frozen):
     python: str = ""  # the workers' interpreter, with which they adopt only ``cwd``; empty for the hub's own
     rendering: str = ""  # the renderer, as in the table of an env
     levels: bytes = b""  # an encoded map: the program's log levels and warning filters
+    generators: List[int] = field(default_factory=list)  # of the states of NumPy's generator and of Python's
 
 
 class Faults(Frozen):

@@ -247,6 +247,9 @@ class _ProgramHost(Host):
     def pin(self, cpu: int | None) -> None:
         """Leave the program on the CPUs that it has."""
 
+    def reseed(self, numbers: Sequence[int], *place: int) -> None:
+        """Leave the program's generators as they are."""
+
     def crash(self) -> None:
         """End, so that the session starts another one."""
         raise _Crashed

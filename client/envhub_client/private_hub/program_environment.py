@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import os
 import pickle
+import random
 import sys
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
@@ -44,7 +47,14 @@ def program_environment() -> World:
         argv=own_argv(),
         flags=own_flags(),
         levels=message_levels(),
+        generators=_generators(),
     )
+
+
+def _generators() -> list[int]:
+    """A number of the state of each of the program's generators, which stay as they are."""
+    states = pickle.dumps(np.random.get_state(legacy=False)), repr(random.getstate()).encode()
+    return [int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little") for state in states]
 
 
 def own_argv() -> list[str]:

@@ -93,6 +93,8 @@ class Build(Frozen):
     setup: bytes = b""  # cloudpickle of one more
     info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
     first_env: int = 0  # index of row 0 in the larger vector env, by which texts name envs
+    generators: List[int] = field(default_factory=list)  # as of ``messages.World``; empty if they are not known
+    incarnation: int = 0  # how often the envs were made before; of a spare another number than of any worker
 
 
 class Built(Frozen):

@@ -54,6 +54,7 @@ class Place:
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
         first_env: the index of row 0 in the vector env that the session is a part of.
+        incarnation: as of ``control.Build``.
     """
 
     slot: int
@@ -61,6 +62,7 @@ class Place:
     rows: Sequence[int]
     cpu: int | None = None
     first_env: int = 0
+    incarnation: int = 0
 
     @property
     def env_indices(self) -> list[int]:
@@ -121,6 +123,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         setup=make.worker_setup_code,
         info_bytes_max=rules.info_bytes_max,
         first_env=place.first_env,
+        incarnation=place.incarnation,
         **_program_environment(make.world, recipe),
     )
 
@@ -141,8 +144,10 @@ def interpreter_of(own: InterpreterKey, world: World | None) -> InterpreterKey:
 
 def _program_environment(world: World | None, recipe: Recipe) -> dict[str, Any]:
     """The fields of Build by which a worker adopts the program's environment; none for an interpreter of its own."""
-    if world is None or recipe.settings.python:
+    if world is None:
         return {}
+    if recipe.settings.python:
+        return {"generators": world.generators}
     inherited = {name: value for name, value in vars(world).items() if name not in _OF_INTERPRETER}
     return {**inherited, "environ": {**ONE_THREAD, **world.environ, **dict(recipe.settings.interpreter.variables)}}
 

@@ -13,8 +13,11 @@ from envhub_server.session import instructions as do
 from envhub_server.session.build_order import Place, WorkerRules, build, build_rest, variables
 from envhub_server.session.deadlines import Deadlines
 from envhub_server.session.instructions import Instructions
+from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Process, Slot, SlotTable, Stage
 from envhub_server.session.worker_count import Machine
+
+SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 
 
 class Launcher:
@@ -35,10 +38,12 @@ class Launcher:
         machine: Machine,
         slots: SlotTable,
         deadlines: Deadlines,
+        restarts: Restarts,
         decided: bool,
     ) -> None:
         self._make, self._recipe, self._machine = make, recipe, machine
-        self._slots, self._deadlines = slots, deadlines
+        self._slots, self._deadlines, self._restarts = slots, deadlines, restarts
+        self._spares = 0  # that were started
         self.rules = rules
         self.decided = decided
         self.arena: control.MapArena | None = None
@@ -64,7 +69,9 @@ class Launcher:
         """Start a spare whose envs are like those of this slot."""
         self._deadlines.plan_sample(now_s)
         process = self._slots.begin_spare(slot.index, successor)
-        return [do.StartProcesses((process.number,), True, self._libraries), self._tell_order(process)]
+        self._spares += 1
+        order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
+        return [do.StartProcesses((process.number,), True, self._libraries), do.Tell(process.number, order)]
 
     def _tell_order(self, process: Process) -> do.Tell:
         return do.Tell(process.number, self.order(self._slots[process.place]))
@@ -80,7 +87,8 @@ class Launcher:
     def _place(self, slot: Slot) -> Place:
         cpu = self._machine.cpu(slot.index) if self._make.pin else None
         workers = len(self._slots) if self.decided else None
-        return Place(slot.index, workers, slot.rows, cpu, self._make.first_env)
+        incarnation = self._restarts.count(slot.index) + slot.recycled
+        return Place(slot.index, workers, slot.rows, cpu, self._make.first_env, incarnation)
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 

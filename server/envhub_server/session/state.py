@@ -77,7 +77,7 @@ class SessionState:
         self.history: deque[type] = deque(maxlen=HISTORY_MAX)
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, count is not None)
+        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, count is not None)
         self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, count)
         self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts)
         self.requests = Requests(make, is_vector, slots)

@@ -123,6 +123,7 @@ class Builder:
         importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
         if importing:  # the client is told, because an import may take long or never end
             self._channel.send(control.Building(0, importing))
+        self._reseed(build.rows[0])  # before code of the envs is imported
         self._variables = adopt_environment(build)  # the environment in which its envs begin
         set_up(build)
         self._factories = factories(build, self._memory)
@@ -140,6 +141,7 @@ class Builder:
         envs, sent_s = self._envs, time.monotonic()
         sources = rows
         if envs.build.shares:
+            self._reseed(rows[0])
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
             envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.first_env))
             rows, sources = (), rows[:1]  # one source for all rows
@@ -158,8 +160,14 @@ class Builder:
 
     # --- envs ---------------------------------------------------------------------------------------------------------
 
+    def _reseed(self, row: int) -> None:
+        """Seed the process's generators for an env that is made, if those of its program are known."""
+        if (build := self._envs.build).generators:
+            self._host.reseed(build.generators, build.first_env + row, build.incarnation)
+
     def _build_row(self, row: int) -> None:
         self._row, build = row, self._envs.build
+        self._reseed(row)
         runner = self._runner(adapt(self._make_env(row)))
         self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.first_env))
 

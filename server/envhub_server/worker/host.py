@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.poller import WorkerPoller
+from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 
 
@@ -42,6 +43,10 @@ class Host:
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
+
+    def reseed(self, numbers: Sequence[int], *place: int) -> None:
+        """Seed the generators of this process, as of ``shared_imports.reseed``."""
+        reseed(numbers, *place)
 
     def arm_stack_dumps(self) -> None:
         """Write stack dumps again on the signals whose handlers an env may have replaced."""

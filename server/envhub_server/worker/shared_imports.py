@@ -9,8 +9,9 @@ import contextlib
 import importlib
 import importlib.machinery
 import os
+import random
 import sys
-from typing import Mapping
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -38,16 +39,24 @@ def load(library: str) -> None:
         sys.path[:] = path
 
 
-def reseed() -> None:
-    """Seed the zygote's generators in a worker: envs of two workers must not draw the same numbers.
+def reseed(numbers: Sequence[int] = (), *place: int) -> None:
+    """Seed the process's generators, since envs must not draw the same numbers.
 
-    Python's ``random`` seeds itself after a fork.
+    Args:
+        numbers: for NumPy's generator and for Python's; by default the system's.
+        place: numbers of the env and its incarnation, which the seeds depend on, too.
     """
-    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # an array of more bits takes 0.4 ms more, and 350 KB
-    for module, generator in GENERATORS:
+    first, second = (
+        int(np.random.SeedSequence(number, spawn_key=place).generate_state(1)[0])
+        for number in numbers or [int.from_bytes(os.urandom(8), "little")] * 2
+    )
+    np.random.seed(first)  # an array of more bits takes 0.4 ms more, and 350 KB
+    random.seed(second)
+    for module, name in GENERATORS:
         if module in sys.modules:
             with contextlib.suppress(AttributeError):  # in another version
-                getattr(sys.modules[module], generator).seed()
+                generator = getattr(sys.modules[module], name)
+                getattr(generator, "manual_seed", generator.seed)(first)
 
 
 def shareable(variables: Mapping[str, str]) -> list[str] | None:

@@ -41,6 +41,7 @@ class Stepper:
         self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
         self._calls_directly = context.host.calls_directly
         self._timer = StepTimer()
+        self._reseeded = False
         self._shared: SharedState | None = None  # None once the hub knows of a change
 
     def attach(self, arena: Arena) -> None:
@@ -60,6 +61,7 @@ class Stepper:
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
         for group in self._envs.groups if not serve.moved else ():
             group.take_place(seeds, failure, serve.info, objects)
+        self._reseed(seeds)
         self._progress.resume()
         self._bells.watch(spin_us)
         if len(self._envs.groups) > 1:
@@ -68,6 +70,16 @@ class Stepper:
             self._complete(serve.ending)
         self.serve_rows()  # rows may have been posted, and rung for, before
         self._departure.leave_between_episodes()
+
+    def _reseed(self, seeds: Mapping[int, int | None]) -> None:
+        """Seed the process's generators by the first seed of an env, where those of its program are not known."""
+        build, seeded = self._envs.build, [row for row, seed in seeds.items() if seed is not None]
+        if self._reseeded or build.generators or not seeded:
+            return
+        self._reseeded = True
+        self._host.reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0])
+        if self._shared is not None:
+            self._shared = SharedState()
 
     def _complete(self, ending: bytes) -> None:
         """Complete the only row's step, whose first half another worker has stored."""
@@ -195,6 +207,7 @@ class Stepper:
         """Reset the rows of the message; the others repeat their last observations."""
         seeds = dict(zip(reset.rows, reset.seeds))
         each = dict(zip(reset.rows, reset.options_each))
+        self._reseed(seeds)
 
         def encoded_options(row: int) -> bytes:
             return each.get(row, reset.options)

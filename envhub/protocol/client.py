@@ -162,6 +162,8 @@ class ClientProtocol:
         session_seq, ticket = (seq, self._ticket) if of_session else (self._session_seq, seq)
         sent_seq = seq if of_session and not held else self._sent_seq
         self._heard_s = now_s
+        if op == Op.CLOSE:
+            self._notices_left = NOTICES_MAX  # what it says of the end is shown, whatever it has said before
         if self._unanswered_since_s is None:
             self._unanswered_since_s = now_s
         numbers = session_seq, ticket, sent_seq

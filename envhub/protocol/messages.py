@@ -110,7 +110,7 @@ class Faults(Frozen):
     reset_s: float = 120.0
     step_s: float = 300.0
     call_s: float = 300.0  # of one env
-    close_s: float = 5.0  # of all envs together
+    close_s: float = 60.0  # of one env; the envs of a worker are closed one after another
 
 
 class Recycle(Frozen):
@@ -242,7 +242,7 @@ class SetAttr(Frozen):
 
 
 class Close(Frozen):
-    """End the session: close its envs within ``close_s``, or with ``terminate`` kill its workers at once."""
+    """End the session: close its envs, each within ``close_s``, or with ``terminate`` kill its workers at once."""
 
     terminate: bool = False
 

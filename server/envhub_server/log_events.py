@@ -183,8 +183,15 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "session_revoked": LogEvent(
         "A session is ended, since the key of its client was removed", _WARNING, ("session", "client", "why")
     ),
-    "session_killed": LogEvent(
-        "The envs of a session did not close in time: their workers are killed", _WARNING, ("session", "close_s")
+    "envs_closing": LogEvent(
+        "Envs are slow to close; `note` says which, and what they execute. Their client is told",
+        _WARNING,
+        ("session", "note"),
+    ),
+    "envs_cut_short": LogEvent(
+        "The processes of envs ended before these had closed; `note` says which, and why. Their client is told",
+        _WARNING,
+        ("session", "note"),
     ),
     "session_ended": LogEvent("A session has ended, and all that it had is freed", _INFO, ("session",)),
     "request_failed": LogEvent(

@@ -18,7 +18,8 @@ OFFERED = ("sleeper=odd_sims:Sleeper", "stubborn=odd_sims:Stubborn")
 
 
 def made(hub: ServedHub, name: str, lane: str) -> envhub.HubVectorEnv:
-    envs = envhub.make_vec(name, NUM_ENVS, hub=hub.tcp if lane == "wire" else hub.ipc, lane=lane, num_workers=NUM_ENVS)
+    address, options = hub.tcp if lane == "wire" else hub.ipc, {"num_workers": NUM_ENVS, "close_timeout": 5.0}
+    envs = envhub.make_vec(name, NUM_ENVS, hub=address, lane=lane, **options)
     envs.reset()
     return envs
 

@@ -357,19 +357,6 @@ def test_request_that_is_too_large_is_refused_before_it_is_sent(hub: ServedHub) 
     private.close()
 
 
-@pytest.mark.long
-def test_closing_is_bounded_when_an_env_does_not_close(hub: ServedHub) -> None:
-    envs = make("slow_close", 2, hub.tcp)
-    envs.reset()
-    begun = time.monotonic()
-    envs.close()
-    assert 4 < time.monotonic() - begun < CLOSE_S
-    quick = make("slow_close", 2, hub.tcp, close_timeout=60.0)
-    begun = time.monotonic()
-    quick.close(terminate=True)
-    assert time.monotonic() - begun < CLOSE_S
-
-
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -344,10 +344,10 @@ def test_make_that_its_own_close_overtakes_makes_nothing(hub: ServedHub) -> None
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
 def test_interrupted_close_can_be_repeated(error: type[BaseException]) -> None:
-    envs = envhub.make_vec([sims.Counter] * 2, num_workers=1)
+    envs = envhub.make_vec([sims.SlowClose] * 2, num_workers=1)
     envs.reset()
     pids = set(envs.call("pid"))
-    with stopped(*pids), interrupted_by(error):
+    with interrupted_by(error):
         envs.close()
     envs.close()
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -347,9 +348,16 @@ class Entangled(Counter):
         return *super().step(action)[:4], {"held": held}
 
 
-class SlowClose(Counter):
+class SlowClose(Naughty):
+    """Writes a file in ``close``, after so many seconds."""
+
+    def __init__(self, seconds: float = 60.0, path: str = os.devnull) -> None:
+        super().__init__()
+        self.seconds, self.path = seconds, path
+
     def close(self) -> None:
-        time.sleep(60)
+        time.sleep(self.seconds)
+        Path(self.path).write_text("whole")
 
 
 class BigEndian(Counter):
@@ -459,8 +467,8 @@ def entangled(**kwargs: Any) -> gym.Env[Any, Any]:
     return Entangled(**kwargs)
 
 
-def slow_close() -> gym.Env[Any, Any]:
-    return SlowClose()
+def slow_close(**kwargs: Any) -> gym.Env[Any, Any]:
+    return SlowClose(**kwargs)
 
 
 def wrong_shape() -> gym.Env[Any, Any]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from envhub_server.catalog.registry import Recipe
-from envhub_server.ipc.control import Built, CallFailed, CallResults, Mapped
+from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
@@ -72,6 +72,15 @@ class Session(SessionMachine):
     def ended(self, process: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
         """What is done about the end of the process of this number, which may serve no slot."""
         return self.handle(WorkerExited(process, cause), now_s)
+
+    def closes(self, process: int, *rows: int, now_s: float = 0.0) -> None:
+        """The process of this number says which rows it closes now; without any it has closed all."""
+        assert self.handle(WorkerSaid(process, Closing([*rows])), now_s) == []
+
+    def closed(self, process: int, now_s: float = 0.0) -> Instructions:
+        """What is done once the process of this number has closed its envs and ended."""
+        self.closes(process, now_s=now_s)
+        return self.ended(process, ExitCause("exited with status 0"), now_s)
 
     def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> Instructions:
         return self.handle(stimuli.Requested(message, quiescent), now_s)

@@ -8,7 +8,7 @@ from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, s
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import NOTICES_MAX, ClientProtocol, Reply
-from envhub.protocol.messages import EnvNames, Failure, HeartbeatReply, Hello, Make, Notice, Op, Question, Reset
+from envhub.protocol.messages import Close, EnvNames, Failure, HeartbeatReply, Hello, Make, Notice, Op, Question, Reset
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
 from envhub.protocol.validation import TEXT_CHARS_MAX
 
@@ -224,6 +224,8 @@ def test_notices_of_the_session_are_kept_short_and_few() -> None:
     found = pair.client.notices
     assert [text.split()[0] for text in found] == [str(number) for number in range(NOTICES_MAX)]
     assert {len(text) for text in found} == {TEXT_CHARS_MAX}
+    pair.client.request(Op.CLOSE, Close(), [], pair.now_s)
+    assert say(pair, Op.NOTICE, 0, Notice("of the end")) is None and pair.client.notices[-1] == "of the end"
 
 
 # --- requests that were given up --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from envhub_server.session.failure_text import (
     logged,
     loss,
     named,
+    slow_to_close,
     unready,
 )
 from envhub_server.session.hang_detector import Late
@@ -120,3 +121,21 @@ def test_log_has_the_class_the_env_and_the_replay_of_an_exception_without_a_text
     assert logged(keyed) == {"code": "env_raised", "env": 3, "why": "KeyError: 'pose'"}
     crash = failure(MAKE, 1, ROWS, CRASH, None, hide_folders=False)
     assert logged(crash) == {"code": "worker_died", "why": crash.message}
+
+
+STACK = """Stack (most recent call first):
+  File "/home/me/env.py", line 9 in finish
+  File "/home/me/env.py", line 12 in close
+  File "/site/envhub_server/worker/process.py", line 160 in _close_envs
+"""
+
+
+def test_slow_envs_are_named_with_what_they_execute() -> None:
+    make = Make(4, "A-v0", first_env=10)
+    stacks = {STACK: [2, 0], "": [3]}
+    text = (
+        "slow to close: envs 10, 12, 13; each env has close_timeout=60 s; envs 10, 12 in finish ({0}env.py, line 9), "
+    )
+    text += "called by close ({0}env.py, line 12)"
+    assert slow_to_close(make, stacks, hide_folders=False) == text.format("/home/me/")
+    assert slow_to_close(make, stacks, hide_folders=True) == text.format("")

@@ -275,7 +275,7 @@ LIMITS = {
     "a reset of one env": messages.Faults().reset_s,
     "a step of one env": messages.Faults().step_s,
     "a call on one env": messages.Faults().call_s,
-    "all envs of a session to close": messages.Faults().close_s,
+    "closing one env": messages.Faults().close_s,
     "a step's wait for envs that are built again": messages.Faults().restart_wait_s,
 }
 UNNAMED = {"equal lines of one event in 10 s"}  # of the code, which has no name for it alone

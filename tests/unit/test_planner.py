@@ -55,6 +55,12 @@ def refusal(*arguments: Any, **keywords: Any) -> Failure:
     return failure
 
 
+@pytest.mark.parametrize("most_s, close_s", [(10.0, 10.0), (90.0, 60.0)])
+def test_env_has_as_much_time_to_close_by_default_as_the_hub_gives(most_s: float, close_s: float) -> None:
+    plan = planned(Make(1, "A-v0"), config=HubConfig(close_timeout_max=most_s))
+    assert isinstance(plan, SessionPlan) and plan.make.faults.close_s == close_s
+
+
 def test_number_of_workers_that_a_client_asks_for_comes_before_all_others() -> None:
     assert workers(Make(8, "A-v0", num_workers=3), config=HubConfig(workers=2), cost=CHEAP) == 3
     alone = Make(8, "A-v0", num_workers=3, hosting=Hosting(shares_process=False))

@@ -20,6 +20,7 @@ from envhub_server.ipc.control import (
     CallResults,
     CallRows,
     CloseEnvs,
+    Closing,
     FirstBuilt,
     Imported,
     MapArena,
@@ -34,7 +35,7 @@ from envhub_server.ipc.control import (
     Suspicious,
 )
 from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
@@ -64,6 +65,7 @@ from envhub_server.session.instructions import (
     PostReset,
     PostStep,
     RefuseSide,
+    ReportClosing,
     ReportLate,
     Revoke,
     StartProcesses,
@@ -995,8 +997,8 @@ def test_close_is_answered_when_the_last_worker_has_ended() -> None:
     session = ready()
     assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
     assert session.phase is Phase.CLOSING
-    assert session.exited(1, ExitCause("exited with status 0")) == []
-    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
+    assert session.closed(1) == []
+    assert session.closed(0) == [Answer(Done()), End()]
 
 
 def test_close_with_terminate_kills_the_workers() -> None:
@@ -1010,7 +1012,7 @@ def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
     session = ready(2, 1)
     session.request(Close())
     session.said(0, RowFailed(RAISED))
-    assert session.exited(0, ExitCause("exited with status 0")) == [Fail(RAISED), End()]
+    assert session.closed(0) == [Fail(RAISED), End()]
 
 
 def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
@@ -1019,20 +1021,79 @@ def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
     session.said(0, RowFailed(RAISED))
     session.rows_done()
     session.request(Close())
-    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
+    assert session.closed(0) == [Answer(Done()), End()]
 
 
 def test_workers_that_do_not_close_in_time_are_killed() -> None:
     session = ready()
     session.request(Close())
-    session.exited(0, ExitCause("exited with status 0"))
+    session.closed(0)
+    session.elapsed(5.0)
     assert session.next_deadline_s() == session.make.faults.close_s
-    ends = session.elapsed(session.make.faults.close_s)
-    assert Warn("session_killed", {"close_s": 5.0}) in ends and only(Kill, ends) == Kill(1)
-    assert "close_timeout=5 s" in only(Fail, ends).failure.message
-    assert session.next_deadline_s() == math.inf and session.elapsed(2 * session.make.faults.close_s) == []
-    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
+    cut = Notify("envs_cut_short", "env 1 ended before close was over: each env has close_timeout=60 s")
+    assert session.elapsed(60.0) == [Kill(1), cut, Answer(Done())]  # which may never end
+    assert session.next_deadline_s() == math.inf and session.elapsed(120.0) == []
+    assert session.exited(1) == [End()]
     assert session.next_deadline_s() == math.inf
+
+
+@pytest.mark.parametrize("again", [[], [1], [3]])
+def test_each_env_has_its_own_time_to_close_once(again: list[int]) -> None:
+    session = ready(4, 1, faults=Faults(close_s=10.0), first_env=40)
+    session.request(Close())
+    session.closes(0, 0, now_s=9.0)
+    for now_s, rows, due_s in ((18.0, [1, 2], 38.0), (37.0, [3], 47.0)):
+        assert not every(Kill, session.elapsed(now_s))
+        session.closes(0, *rows, now_s=now_s)
+        assert session.next_deadline_s() == due_s
+    if again:  # whatever its envs have written on its channel
+        session.closes(0, *again, now_s=46.0)
+    ends = session.elapsed(47.0)
+    assert only(Kill, ends) and [each.text[:6] for each in every(Notify, ends)] == ([] if again else ["env 43"])
+
+
+@pytest.mark.parametrize("request_, progress", [(Step(b"\x04"), Progress(5, 0, "step")), (Call("x", b""), None)])
+def test_env_that_is_at_work_when_its_session_closes_has_a_second(request_: Any, progress: Progress | None) -> None:
+    session = ready()
+    session.request(request_)
+    session.request(Close(), quiescent=False)
+    session.closes(1, 1)
+    assert session.elapsed(1.0, progress, Progress(7, 1, ""), quiescent=False) == [Kill(0)]
+    session.exited(0)
+    ends = session.closed(1)
+    why = "an env was still at its step, reset or call after 1 s"
+    cut = Notify("envs_cut_short", f"envs 0, 2 ended before close was over: {why}")
+    assert ends == [cut, Answer(Done()), End()]
+
+
+def test_client_is_told_which_envs_are_slow_to_close() -> None:
+    session = ready()
+    session.request(Close())
+    session.closed(1)
+    session.handle(WorkerSaid(0, Closing([2], stacks=77)))
+    assert session.elapsed(4.0) == [ReportLate(0, Late("close", 2, 4.0, 60.0))]
+    assert session.elapsed(5.0) == [ReportClosing(((0, 77, (2,)),))]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_envs_that_are_cut_short_are_told_unless_their_client_wants_it_so(asked: bool) -> None:
+    session = ready()
+    if asked:
+        session.request(Close())
+        session.closes(0, 2)
+    assert session.request(Close(terminate=True)) == [Kill(0), Kill(1)]
+    session.exited(0)
+    cut = Notify("envs_cut_short", "envs 0, 1, 2 ended before close was over: the program waited no longer")
+    assert session.exited(1) == [*([cut] if asked else []), Answer(Done()), End()]
+
+
+def test_process_that_ends_while_it_closes_its_envs_is_told() -> None:
+    session = ready(2, 1)
+    session.request(Close())
+    session.closes(0, 0)
+    session.closes(0, 1)
+    why = "env 1 ended before close was over: the process was ended by SIGKILL"
+    assert session.exited(0) == [Notify("envs_cut_short", why), Answer(Done()), End()]
 
 
 def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
@@ -1076,7 +1137,7 @@ def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> No
     session = ready(1, 1)
     assert session.handle(DRAINING) == [Goodbye(SHUTTING_DOWN), Tell(0, CloseEnvs())]
     assert session.request(Close()) == []
-    assert session.exited(0, ExitCause("exited with status 0")) == [Answer(Done()), End()]
+    assert session.closed(0) == [Answer(Done()), End()]
 
 
 def test_abandoned_session_tells_the_request_under_way_why() -> None:
@@ -1084,7 +1145,8 @@ def test_abandoned_session_tells_the_request_under_way_why() -> None:
     session.request(Step(b"\x04"))
     assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
     session.exited(0)
-    assert session.exited(1) == [End()]
+    cut = "envs 0, 1, 2 ended before close was over: the hub is shutting down"
+    assert session.exited(1) == [Notify("envs_cut_short", cut), End()]
 
 
 def test_idle_session_is_abandoned_without_a_word() -> None:
@@ -1096,34 +1158,24 @@ def test_session_abandoned_while_building_fails_its_make() -> None:
     assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
 
 
-def test_session_whose_lease_expires_closes_its_envs_or_kills_those_that_are_under_way() -> None:
-    assert ready().handle(stimuli.LeaseExpired(quiescent=True)) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+ASKED = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
+
+
+def test_session_whose_lease_expires_closes_its_envs_and_kills_those_that_stay_at_work() -> None:
+    assert ready().handle(stimuli.LeaseExpired(quiescent=True)) == ASKED
+    assert shared().handle(stimuli.LeaseExpired(quiescent=False)) == [Revoke(), *ASKED]
     session = ready()
     session.request(Step(b"\x04"))
     ends = session.handle(stimuli.LeaseExpired(quiescent=False))
-    assert only(Fail, ends) and every(Kill, ends) == [Kill(0), Kill(1)]
+    assert only(Fail, ends) and every(Tell, ends) == ASKED
+    assert session.elapsed(1.0, None, Progress(7, 1, "step"), quiescent=False) == [Kill(1)]
 
 
-@pytest.mark.parametrize("parts", [0, 1])
-def test_session_whose_lease_expires_kills_envs_that_went_by_parts(parts: int) -> None:
-    session = ready()
-    session.request(Send([0], b"\x04"))
-    if parts:
-        session.handle(stimuli.PartPosted(parts))
-    assert every(Kill, session.handle(stimuli.LeaseExpired(quiescent=True))) == [Kill(0), Kill(1)]
-
-
-@pytest.mark.parametrize("quiescent", [False, True])
-def test_session_whose_lease_expires_kills_envs_that_its_client_steps(quiescent: bool) -> None:
-    ended = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())] if quiescent else [Kill(0), Kill(1)]
-    assert shared().handle(stimuli.LeaseExpired(quiescent)) == [Revoke(), *ended]
-
-
-def test_session_whose_lease_expires_while_it_is_taken_over_kills_its_envs() -> None:
+def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() -> None:
     session = shared()
     attached(session)
     session.handle(stimuli.OtherArenaMade())
-    assert every(Kill, session.handle(stimuli.LeaseExpired(quiescent=True))) == [Kill(0), Kill(1)]
+    assert every(Tell, session.handle(stimuli.LeaseExpired(quiescent=True))) == ASKED
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
@@ -1156,6 +1208,7 @@ def test_session_that_closes_when_the_hub_shuts_down_has_no_more_time_than_the_h
     session = ready(faults=Faults(close_s=1e6))
     session.request(Close())
     session.handle(DRAINING)
+    session.elapsed(5.0)
     assert session.next_deadline_s() == 20.0
 
 
@@ -1168,6 +1221,7 @@ def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_t
         assert session.elapsed(9.95, quiescent=False) == []
         assert session.next_deadline_s() == 10.0
         assert Goodbye(SHUTTING_DOWN) in session.rows_done()
+        session.elapsed(9.99)
         assert session.next_deadline_s() == until_s
 
 
@@ -1193,7 +1247,11 @@ def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
     session.handle(DRAINING)
     assert session.elapsed(9.9, quiescent=False) == []
     ends = session.elapsed(10.0, quiescent=False)
-    assert Fail(SHUTTING_DOWN) in ends and Goodbye(SHUTTING_DOWN) in ends and every(Kill, ends) == [Kill(0), Kill(1)]
+    assert Fail(SHUTTING_DOWN) in ends and Goodbye(SHUTTING_DOWN) in ends and every(Tell, ends) == ASKED
+    assert session.elapsed(11.0, Progress(7, 0, "step"), None, quiescent=False) == [Kill(0)]
+    session.elapsed(15.0)
+    cut = "env 1 ended before close was over: the hub is shutting down, which gives envs drain_close_timeout"
+    assert Notify("envs_cut_short", cut) in session.elapsed(20.0)
 
 
 def test_hub_that_shuts_down_begins_no_request() -> None:
@@ -1290,8 +1348,8 @@ def test_close_gives_up_the_receive_that_waits() -> None:
     session.request(Receive(1))
     session.request(Close())
     assert session.handle(stimuli.PartDone((0,))) == []
-    session.exited(0)
-    assert session.exited(1) == [Answer(Done()), End()]
+    session.closed(0)
+    assert session.closed(1) == [Answer(Done()), End()]
 
 
 def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:

@@ -33,7 +33,7 @@ def names(cell: str) -> list[str]:
 
 def late(session: Session) -> Instructions:
     session.request(Close())
-    return session.elapsed(session.deadlines.close_by_s)
+    return session.elapsed(session.make.faults.close_s)
 
 
 def at_work(session: Session) -> Session:
@@ -62,7 +62,7 @@ def drained(session: Session, now_s: float = 0.0) -> Instructions:
 SHOWN: dict[str, tuple[Callable[[], Instructions], Instructions, str]] = {
     "the client closes it": (lambda: ready().request(Close()), CLOSED, ""),
     "the client terminates it": (lambda: ready().request(Close(terminate=True)), KILLED, ""),
-    "its envs do not close within `close_timeout`": (lambda: late(ready()), KILLED, "session_lost"),
+    "its envs do not close within `close_timeout`": (lambda: late(ready()), KILLED, ""),
     "its lease runs out": (lambda: ready().handle(stimuli.LeaseExpired(quiescent=True)), CLOSED, ""),
     "its envs cannot be made": (failed_making, KILLED, "factory_failed"),
     "a worker fails too often": (broken, [Tell(1, CloseEnvs())], "restarts_exhausted"),
@@ -107,11 +107,11 @@ def test_end_treats_its_envs_and_its_client_as_the_page_says(end: str) -> None:
     assert not code or f"`{code}`" in seen or code == "factory_failed"
 
 
-def test_envs_at_work_are_killed_when_the_lease_runs_out_or_the_hub_has_drained() -> None:
-    assert every(Kill, at_work(ready()).handle(stimuli.LeaseExpired(quiescent=False))) == KILLED
+def test_envs_at_work_are_asked_to_close_when_the_lease_runs_out_or_the_hub_has_drained() -> None:
+    assert every(Tell, at_work(ready()).handle(stimuli.LeaseExpired(quiescent=False))) == CLOSED
     drained(session := at_work(ready()))
     ended = session.elapsed(10.0)
-    assert every(Kill, ended) == KILLED and every(Fail, ended) == [Fail(SHUTTING_DOWN)]
+    assert every(Tell, ended) == CLOSED and every(Fail, ended) == [Fail(SHUTTING_DOWN)]
 
 
 def test_client_that_terminates_gets_its_answer_once_the_processes_have_ended() -> None:

@@ -30,6 +30,7 @@ from envhub_server.session.instructions import (
     HandOver,
     Instruction,
     Kill,
+    Notify,
     ReportLate,
     StartProcesses,
     TakeRows,
@@ -334,7 +335,7 @@ def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() ->
     assert Assign(1, 2, recycled=True) in swapped and only_tell(CloseEnvs, swapped) == Tell(1, CloseEnvs())
     assert only(HandOver, swapped) == HandOver(1, 2, Serve([reseeded(4, 1)]))
     assert session.restarts == 0 and session.recycled == 1 and session.expects_end(1)
-    assert session.ended(1, now_s=7.1) == [] and not session.slots.spares
+    assert session.closed(1, now_s=7.1) == [] and not session.slots.spares
     assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
     assert session.phase is Phase.READY and session.slots[1].serves_since_s == 7.0
 
@@ -388,7 +389,7 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     begun = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
     assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
     succeeded(session, 1, 2, now_s=0.5)
-    assert session.ended(1) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
+    assert session.closed(1) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
 
 
 def leaving(session: Session, now_s: float = 0.0) -> None:
@@ -609,7 +610,19 @@ def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
     succeeded(session, 1, 2, now_s=1.0)
     assert session.elapsed(2.9) == []
     assert session.elapsed(3.0) == [Kill(1)]
-    assert session.ended(1) == [] and session.restarts == 0
+    cut = "env 1 ended before close was over: each env has close_timeout=2 s"
+    assert session.ended(1) == [Notify("envs_cut_short", cut)] and session.restarts == 0
+
+
+def test_worker_that_left_closes_its_envs_also_when_its_session_breaks_and_closes() -> None:
+    session = ready(faults=Faults(restarts_max=0), **WORN)
+    session.said(1, EpisodesDone())
+    succeeded(session, 1, 2)
+    assert not every(Kill, session.exited(0)) and session.phase is Phase.BROKEN
+    session.closes(1, 1, now_s=50.0)
+    assert session.next_deadline_s() == 110.0
+    assert session.request(Close(), now_s=60.0) == [Tell(2, CloseEnvs())]
+    assert session.closed(1) == [] and every(End, session.closed(2))
 
 
 def test_successor_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:

@@ -21,6 +21,7 @@ from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
 from envhub.values.actions import pack
+from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
 from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
 from envhub_client.envs.callable_vector_env import CallableVectorEnv
@@ -67,7 +68,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
                 self.env_spec = self.env_spec or origin.spec
                 self.spec = origin.vector_spec(session.description, trusts_hub=session.values.allow_pickle)
         except BaseException:
-            session.close(terminate=True, finish=lambda: False)
+            session.close(terminate=True, finish=lambda: None)
             raise
 
     def _describe(self) -> None:
@@ -538,28 +539,28 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
 
-        Args:
-            timeout: seconds for a pending request to end; after them the envs are not closed but killed.
-            terminate: kill the envs' processes at once.
+        What an env's ``close`` raises is logged. Envs that take more than 5 s are a warning, which says what they
+        execute. Ctrl-C ends the wait: the processes of envs that are not closed yet are killed, with a warning.
 
-        What an env's ``close`` raises is logged. Interrupted, it is to be called again.
+        Args:
+            timeout: seconds for a pending request to end and the envs to close; then their processes are killed.
+            terminate: kill the envs' processes at once.
 
         Raises:
             LocalProtocolError: another thread is using this vector env; nothing was closed.
         """
+        timeout = 0.0 if terminate else timeout
+        deadline = None if timeout is None else Deadline(timeout)
         try:
-            self._session.close(terminate, lambda: self._finish_pending(0 if terminate else timeout))
+            self._session.close(terminate, lambda: self._finish_pending(deadline), deadline)
         finally:
             self._close_observers()
 
-    def _finish_pending(self, timeout: float | None) -> bool:
+    def _finish_pending(self, deadline: Deadline | None) -> None:
         name = self._session.pending.state.value
         logger.warn(f"Calling `close` while waiting for a pending call to `{name}` to complete.")
-        try:
-            getattr(self, f"{name}_wait")(timeout)
-        except HubTimeout:
-            return False
-        return True
+        with contextlib.suppress(HubTimeout):
+            getattr(self, f"{name}_wait")(None if deadline is None else deadline.left_s())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """A vector env is a connection: it is neither pickled nor copied.
@@ -570,10 +571,11 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Free the session of a vector env that was not closed; at the program's end its connection's end does it."""
+        """Close a vector env that was not closed, without waiting for what is pending."""
         if not is_finalizing() and hasattr(self, "_session") and not self.closed:
             with contextlib.suppress(Forked):  # it is the parent's
-                self.close(terminate=True)
+                self.drop_pending()
+                self.close()
 
 
 class StepObserver:

@@ -195,12 +195,12 @@ class PartsOpener:
                 text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
-    def end(self, connections: Sequence[Connection], terminate: bool = True) -> None:
-        """End the sessions of these connections, and the connections, unless that was done.
+    def end(self, connections: Sequence[Connection], terminate: bool = True, deadline: Deadline | None = None) -> None:
+        """End the sessions of these connections, and the connections, unless that was done; as ``end_sessions``.
 
         A hub that is out of reach is not waited for.
         """
-        self._end(connections, terminate, _await_end)
+        self._end(connections, terminate, deadline, _await_end)
 
     def end_later(self, connections: Sequence[Connection], is_wanted: Callable[[], bool]) -> None:
         """End the sessions of these connections as ``end`` does, on a hub that is out of reach when it is back.
@@ -208,32 +208,36 @@ class PartsOpener:
         Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
         """
 
-        def wait(connection: Connection, timeout: float) -> None:
+        def wait(connection: Connection, timeout: float | None) -> None:
             while is_wanted():
                 with suppress(errors.HubTimeout):
                     connection.result(LOOK_S)
                     return
 
-        self._end(connections, True, wait)
+        self._end(connections, True, None, wait)
 
     def _end(
-        self, connections: Sequence[Connection], terminate: bool, wait: Callable[[Connection, float], None]
+        self,
+        connections: Sequence[Connection],
+        terminate: bool,
+        deadline: Deadline | None,
+        wait: Callable[[Connection, float | None], None],
     ) -> None:
         with self._lock:
             ours = [each for each in connections if each in self._connections]
-        end_sessions(ours, terminate, wait)
+        end_sessions(ours, terminate, deadline, wait)
         with self._lock:
             for each in ours:
                 self._connections.pop(each, None)
 
-    def end_all(self, terminate: bool) -> None:
+    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
         """End all sessions, and open none any more."""
         with self._lock:
             self.closed = True
-        self.end([*self._connections], terminate)
+        self.end([*self._connections], terminate, deadline)
 
 
-def _await_end(connection: Connection, timeout: float) -> None:
+def _await_end(connection: Connection, timeout: float | None) -> None:
     """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
     while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -226,10 +227,10 @@ class FederatedSession(LaneSession):
         self.check_free("detach")
         self._refuse("no session that another process could take over")
 
-    def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
+    def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
             self._remaker.stop()
-            self._end_once_finished(terminate, finish, self._opener.end_all)
+            self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connections' end does it."""
@@ -239,4 +240,4 @@ class FederatedSession(LaneSession):
             self._opener.end_all(terminate=True)
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=True, finish=lambda: False)
+                self.close(terminate=True, finish=lambda: None)

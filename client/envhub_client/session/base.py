@@ -10,6 +10,7 @@ import numpy as np
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Reset, SetAttr
 from envhub.protocol.prelude import Frame
+from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.in_use import InUse
@@ -133,10 +134,11 @@ class VectorSession(Protocol):
             SessionClosed: after ``close``.
         """
 
-    def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
-        """End the session, with ``terminate`` by killing the envs' processes. Interrupted, it is to be called again.
+    def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
+        """End the session: have the envs closed, or with ``terminate`` kill their processes. May be called again.
 
-        ``finish`` waits for the pending request, if there is one; the processes are also killed where it returns False.
+        ``finish`` waits for the pending request, if there is one. At the deadline, and at an interrupt, the processes
+        whose envs are not closed are killed.
 
         Raises:
             LocalProtocolError: another thread is using this session; nothing was closed.

@@ -34,7 +34,7 @@ class FaultOptions:
         reset_timeout: the time for a reset.
         step_timeout: the time for a step, also where that resets the env.
         call_timeout: the time for a call.
-        close_timeout: the time for all envs to close.
+        close_timeout: the time for an env to close. The envs of a process close one after another.
     """
 
     on_crash: Policy = "truncate"
@@ -47,7 +47,7 @@ class FaultOptions:
     reset_timeout: float = 120.0
     step_timeout: float = 300.0
     call_timeout: float = 300.0
-    close_timeout: float = 5.0
+    close_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         """Check every field.

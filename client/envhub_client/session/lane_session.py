@@ -108,21 +108,19 @@ class LaneSession:
             why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
         raise NothingPending(f"Calling `recv` {why}", "recv")
 
-    def _end_once_finished(self, terminate: bool, finish: Callable[[], bool], end: Callable[[bool], None]) -> None:
-        """End the session by ``end(terminate)``, once ``finish`` has waited for the pending request, if there is one.
-
-        Where that returns False, the envs' processes are killed.
+    def _end_once_finished(self, finish: Callable[[], object], end: Callable[[], None]) -> None:
+        """End the session by ``end``, once ``finish`` has waited for the pending request, if there is one.
 
         Raises:
             EnvRaised: as an env raised it in the pending request; the session has ended.
         """
         try:
             if self.pending.state is not AsyncState.DEFAULT:
-                terminate = not finish() or terminate
+                finish()
         except EnvRaised:
             raise
         except EnvHubError as error:
             log.debug("closing a vector env: %s", error)
         finally:
-            end(terminate)
+            end()
             self.pending.closed = True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from envhub import errors
@@ -15,6 +17,7 @@ from envhub.protocol.messages import Attach, Close, Made, Make, Op, World
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
@@ -27,7 +30,6 @@ from envhub_client.session.make_request import chosen_compression, filled_in
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.value_codec import ValueCodec
 
-CLOSE_TIMEOUT_S = 30.0  # for the hub's own budget for closing envs, and a slow connection
 KILL_TIMEOUT_S = 2.0
 
 log = logging.getLogger("envhub")
@@ -128,6 +130,10 @@ class SessionMaker:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
         connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
+        if private:
+            _private.add(connection)
+            atexit.unregister(_end_private)
+            atexit.register(_end_private)  # after the hub's end, and so it is called before that
         self.begin(connection, program_environment() if private else None, lost, num_workers, seeds)
         return self.made()
 
@@ -210,41 +216,56 @@ class SessionMaker:
     def end_all_but(self, kept: Connection | None) -> None:
         """End every session but the one on this connection, such as one whose making failed or was interrupted."""
         for connection in [each for each in self._connections if each is not kept]:
-            end_session(connection, terminate=True)
+            end_sessions([connection], terminate=True)
             self._connections.remove(connection)
-
-
-def end_session(connection: Connection, terminate: bool) -> None:
-    """End the session of a connection, with ``terminate`` by killing the envs' processes, and the connection."""
-    end_sessions([connection], terminate)
 
 
 def end_sessions(
     connections: Sequence[Connection],
     terminate: bool,
-    wait: Callable[[Connection, float], object] = Connection.result,
+    deadline: Deadline | None = None,
+    wait: Callable[[Connection, float | None], object] = Connection.result,
 ) -> None:
-    """End the sessions of these connections, all at the same time, and ``wait`` for each; as ``end_session``.
+    """End the sessions of these connections, all at the same time, ``wait`` for each, and close the connections.
 
-    A connection on which no session was asked for is closed at once.
+    Their envs are closed, or with ``terminate`` killed. At the deadline or an interrupt those that still close are
+    killed, and the hub says which.
     """
     begun = [connection for connection in connections if connection.protocol.may_have_session]
-    timeouts = {connection: _begin_end(connection, terminate) for connection in begun}
+    try:
+        _end_all(begun, terminate, deadline, wait)
+    finally:
+        if not terminate:
+            _end_all([each for each in begun if each.protocol.pending is Op.CLOSE], True, None, wait)
     for connection in connections:
-        if connection in timeouts:
-            with _ending(connection):
-                wait(connection, timeouts[connection])
         connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
 
-def _begin_end(connection: Connection, terminate: bool) -> float:
-    """Ask for the end of the session; returns the seconds within which it is to be."""
+def _end_all(
+    connections: Sequence[Connection],
+    terminate: bool,
+    deadline: Deadline | None,
+    wait: Callable[[Connection, float | None], object],
+) -> None:
     # A hub that is out of reach ends the session by its lease.
-    out_of_reach = connection.protocol.trouble(time.monotonic())
-    with _ending(connection):
-        connection.give_up()
-        connection.send(Op.CLOSE, Close(terminate))
-    return KILL_TIMEOUT_S if terminate or out_of_reach else CLOSE_TIMEOUT_S
+    near = [each for each in connections if not each.protocol.trouble(time.monotonic())]
+    for connection in connections:
+        with _ending(connection):
+            connection.give_up()
+            connection.send(Op.CLOSE, Close(terminate))
+    for connection in connections:
+        closes = connection in near and not terminate
+        with _ending(connection):
+            wait(connection, KILL_TIMEOUT_S if not closes else None if deadline is None else deadline.left_s())
+
+
+_private = weakref.WeakSet[Connection]()  # to the program's own hub
+
+
+def _end_private() -> None:
+    """Have the envs closed that the program leaves open at its end, before it ends their hub."""
+    with suppress(errors.EnvHubError):  # a thread of the program still uses them
+        end_sessions([*_private], terminate=False)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from gymnasium.vector.async_vector_env import AsyncState
 
@@ -16,13 +17,14 @@ from envhub.protocol.prelude import Frame
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub_client.connection.connection import Connection
+from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
 from envhub_client.session.lane_session import LaneSession, SeedsGiven
-from envhub_client.session.maker import SessionMaker, end_session
+from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import PendingRequest
 from envhub_client.session.recovery import RENEWED, RecoveringLane
@@ -148,7 +150,7 @@ class Session(LaneSession):
         self.connection.close()
         self.pending.closed = True
 
-    def close(self, terminate: bool, finish: Callable[[], bool]) -> None:
+    def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
             try:
                 self.connection.in_use.check()
@@ -157,12 +159,12 @@ class Session(LaneSession):
                 return
             with self.connection.in_use:
                 self._renewal.stop()
-                self._end_once_finished(terminate, finish, self._end)
+                self._end_once_finished(finish, partial(self._end, terminate, deadline))
 
-    def _end(self, terminate: bool) -> None:
+    def _end(self, terminate: bool, deadline: Deadline | None) -> None:
         self._maker.end_all_but(self.connection)
         self._maker.closed = True
-        end_session(self.connection, terminate)
+        end_sessions([self.connection], terminate, deadline)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Free a session that was not closed; at the program's end its connection's end does it."""
@@ -172,4 +174,4 @@ class Session(LaneSession):
             self._maker.end_all_but(None)
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=True, finish=lambda: False)
+                self.close(terminate=True, finish=lambda: None)

@@ -119,7 +119,7 @@ class Executor:
         late = instruction.late
         tell = held.log.error if late.expired else held.log.warning
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
-        if late.expired:
+        if late.expired or late.kind == "close":
             held.pool.dump(instruction.process)
 
     def kill(self, instruction: instructions.Kill) -> None:

@@ -168,6 +168,8 @@ def plan(
         replays: the beginning of the names of its replays; empty where none are kept.
     """
     make, hosting = admission.make, admission.hosting
+    close_s = min(make.faults.close_s, config.close_timeout_max)
+    make = replace(make, faults=replace(make.faults, close_s=close_s))
     # A session may always have a worker for each CPU, so a quota lowers their number, too.
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)

@@ -19,7 +19,7 @@ from envhub_server.hub.instruction_table import Table, entry
 from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
 from envhub_server.processes.worker_events import WorkerStarted
 from envhub_server.session import instructions, stimuli
-from envhub_server.session.failure_text import logged
+from envhub_server.session.failure_text import logged, slow_to_close
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.stimuli import Stimulus
 
@@ -172,6 +172,15 @@ class Replies:
         held = self._held
         held.services.protocol.goodbye(held.token, goodbye.why)
 
+    def report_closing(self, closing: instructions.ReportClosing) -> None:
+        """Tell the client and the log which envs are slow to close; those that execute the same are told together."""
+        held, by_stack = self._held, dict[str, list[int]]()
+        for process, stacks, rows in closing.slow:
+            by_stack.setdefault(held.pool.stack(process, stacks), []).extend(rows)
+        state = held.state
+        text = slow_to_close(state.make, by_stack, state.launcher.rules.hide_folders)
+        self.notify(instructions.Notify("envs_closing", text))
+
     def notify(self, notice: instructions.Notify) -> None:
         """Tell the client and the log what no request asked for."""
         held = self._held
@@ -187,6 +196,7 @@ REPLIES: Table[Replies] = dict(
         entry(instructions.AnswerAttach, Replies.answer_attach),
         entry(instructions.FailAttach, Replies.fail_attach),
         entry(instructions.Goodbye, Replies.goodbye),
+        entry(instructions.ReportClosing, Replies.report_closing),
         entry(instructions.Notify, Replies.notify),
     ]
 )

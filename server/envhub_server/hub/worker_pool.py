@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.memory_use import memory_bytes
+
+STACK_BYTES_MAX = 16384
 
 
 class StartedWorker(Protocol):
@@ -158,6 +161,19 @@ class WorkerPool:
         """Have a process write the stacks of its threads."""
         if process in self._handles:
             self._handles[process].dump_stacks()
+
+    def stack(self, process: int, descriptor: int) -> str:
+        """The stack that a process has written into this file of its own; empty if it has not."""
+        try:
+            file = os.open(f"/proc/{self._handles[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        except (KeyError, OSError):
+            return ""
+        try:
+            return os.read(file, STACK_BYTES_MAX).decode(errors="replace")
+        except OSError:  # an env has put something else there
+            return ""
+        finally:
+            os.close(file)
 
     def kill(self, process: int) -> None:
         """End a process at once."""

@@ -414,6 +414,13 @@ class CloseEnvs(Frozen):
     """Hub to worker: close the envs and end."""
 
 
+class Closing(Frozen):
+    """Worker to hub: the envs of ``rows`` are about to be closed, and those before them are; none if all are."""
+
+    rows: List[int]
+    stacks: int = -1  # the worker's descriptor of the file for its stack
+
+
 # Every message of this module, and the protocol's two that workers send.
 CONTROL: Dict[str, Type[Any]] = {
     kind.__name__: kind for kind in [*globals().values(), EnvNames] if isinstance(kind, type) and is_dataclass(kind)

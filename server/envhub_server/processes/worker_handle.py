@@ -28,6 +28,7 @@ BOUNDS: validation.Bounds = {
     control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns", "env_bytes"), validation.COUNT),
     control.Faulted: {"row": validation.ROW, "number": validation.WORD, "tick": (-1, 1 << 62)},
     control.Suspicious: {"row": validation.ROW},
+    control.Closing: {"rows": validation.ROW, "stacks": (-1, validation.ROWS_MAX)},
     control.CallResults: {"number": validation.COUNT},
     control.CallFailed: {"number": validation.COUNT},
     control.RowInfo: {"row": validation.ROW, "number": validation.WORD},

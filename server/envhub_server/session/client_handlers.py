@@ -65,10 +65,10 @@ def on_other_arena_late(state: SessionState, _: stimuli.OtherArenaMade, now_s: f
 
 def on_close(state: SessionState, close: Close, quiescent: bool, now_s: float) -> Instructions:
     """End the session at its client's request."""
-    state.requests.failure, state.partial_batches.receiving = (
-        None,
-        0,
-    )  # earlier failures and requests are not reported any more
+    if state.phase is Phase.CLOSING:  # its client waits no longer
+        return state.close(now_s, close.terminate, "the program waited no longer")
+    # Earlier failures and requests are not reported any more.
+    state.requests.failure, state.partial_batches.receiving = None, 0
     return state.close(now_s, close.terminate)
 
 
@@ -80,8 +80,7 @@ def on_abandoned(state: SessionState, abandoned: stimuli.Abandoned, now_s: float
 def on_lease_expired(state: SessionState, expired: stimuli.LeaseExpired, now_s: float) -> Instructions:
     """End the session whose lease has expired."""
     why = Failure("session_lost", "session", "its lease ran out")
-    # An env that is at work may hang, and then does not close, either.
-    return state.abandon(why, now_s, terminate=not state.is_idle(expired.quiescent))
+    return state.abandon(why, now_s, terminate=False)
 
 
 def on_draining(state: SessionState, draining: stimuli.Draining, now_s: float) -> Instructions:
@@ -89,8 +88,7 @@ def on_draining(state: SessionState, draining: stimuli.Draining, now_s: float) -
     deadlines = state.deadlines
     deadlines.drain_by_s = min(deadlines.drain_by_s, draining.by_s)
     deadlines.end_by_s = min(deadlines.end_by_s, draining.end_by_s)
-    if state.phase is Phase.CLOSING:
-        deadlines.close_by_s = min(deadlines.close_by_s, deadlines.end_by_s)
+    state.closing.hurry()
     state.quiescent = draining.quiescent
     deadlines.plan_sample(now_s)
     wind_up: Instructions = [do.WindUp()] if state.ownership.lane is LaneName.SHARED else []

@@ -16,7 +16,6 @@ class Deadlines:
     """Times on the monotonic clock; infinity if nothing is planned.
 
     Attributes:
-        close_by_s: time at which the processes of a closing session are killed.
         drain_by_s: time at which a session of a draining hub ends, even with a pending request.
         end_by_s: time after which no env of a draining hub gets more time to close.
         sample_at_s: time of the arena's next sample.
@@ -24,7 +23,6 @@ class Deadlines:
         spares_at_s: time after which spares are made again.
     """
 
-    close_by_s: float = math.inf
     drain_by_s: float = math.inf
     end_by_s: float = math.inf
     sample_at_s: float = math.inf
@@ -47,7 +45,7 @@ class Deadlines:
 
     def next_s(self, slots: SlotTable, samples: bool, age_s: float) -> float:
         """The next deadline of a live session; ``age_s`` is the time at which a process is due for recycling."""
-        planned = [self.close_by_s, self.drain_by_s, self.memory_at_s, age_s]
+        planned = [self.drain_by_s, self.memory_at_s, age_s]
         if samples:
             planned.append(self.sample_at_s)
         if not self.draining:  # a draining hub makes no spares

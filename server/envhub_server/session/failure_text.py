@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from envhub.env_failure import EnvFailure, failure_info
@@ -16,6 +17,8 @@ from envhub_server.session.hang_detector import Late
 
 LOG_TAIL_CHARS_MAX = 4096
 LOGGED_CHARS_MAX = 200
+FRAMES_MAX = 3  # of a stack, the innermost ones
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 MIB = 1 << 20
 _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
@@ -51,8 +54,13 @@ class WorkerLoss:
 
 def named(slot: int, rows: Sequence[int], first_env: int = 0) -> str:
     """A worker and its envs, by their numbers in the vector env that the session is a part of."""
+    return f"worker {slot} ({envs(rows, first_env)})"
+
+
+def envs(rows: Sequence[int], first_env: int) -> str:
+    """Envs by their numbers in the vector env that the session is a part of."""
     numbers = [str(first_env + row) for row in rows]
-    return f"worker {slot} ({'env' if len(rows) == 1 else 'envs'} {', '.join(numbers)})"
+    return f"{'env' if len(rows) == 1 else 'envs'} {', '.join(numbers)}"
 
 
 def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
@@ -88,6 +96,18 @@ def reason(why: Late | Overrun, first_env: int = 0) -> str:
         text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
         return f"{text}than worker_memory_bytes_max={why.bytes_max} of its key"
     return f"{text}more than memory_max={why.bytes_max} bytes"
+
+
+def slow_to_close(make: Make, by_stack: Mapping[str, Sequence[int]], hide_folders: bool) -> str:
+    """Text that says which envs are slow to close and what they execute, by the stacks that their processes wrote."""
+    rows = sorted(chain.from_iterable(by_stack.values()))
+    text = f"slow to close: {envs(rows, make.first_env)}; each env has close_timeout={make.faults.close_s:g} s"
+    for stack, own in by_stack.items():
+        of_env = takewhile(lambda frame: "/envhub_server/worker/" not in frame[0], _FRAME.findall(stack))
+        frames = [f"{name} ({file}, line {line})" for file, line, name in islice(of_env, FRAMES_MAX)]
+        if frames:
+            text += f"; {envs(sorted(own), make.first_env)} in {', called by '.join(frames)}"
+    return without_folders(text) if hide_folders else text
 
 
 def logged(failure: Failure) -> dict[str, Any]:

@@ -77,6 +77,15 @@ class ReportLate(Instruction):
     late: Late
 
 
+class ReportClosing(Instruction):
+    """Tell the client and the log that envs are slow to close, and what they execute.
+
+    ``slow`` has of each process its number, its descriptor of the file with its stack, and the rows that it closes.
+    """
+
+    slow: tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
 class Kill(Instruction):
     """End a process at once."""
 

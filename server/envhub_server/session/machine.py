@@ -23,8 +23,8 @@ from envhub_server.session.state import SessionState
 from envhub_server.session.stimuli import Requested, Stimulus
 from envhub_server.session.table import TABLE
 
-# Messages of a process that are handled before it serves a slot; its other messages are ignored.
-_BEFORE_SERVING = (control.Building, control.Built, control.Mapped)
+# Messages of a process that are handled also while it serves no slot; its other messages are ignored then.
+_WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.Closing)
 
 
 class SessionMachine(SessionState):
@@ -61,7 +61,7 @@ class SessionMachine(SessionState):
         if process is None:
             return []
         slot = self.slots.of(process)
-        if slot is None and kind not in _BEFORE_SERVING:
+        if slot is None and kind not in _WITHOUT_SLOT:
             return []
         if slot is not None and not said.current and slot.loss is None:
             return [stale(slot, said.message)]  # a message about an abandoned step

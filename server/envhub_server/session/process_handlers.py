@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from envhub_server.ipc import control
 from envhub_server.ipc.journal import name_of_raised
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
-from envhub_server.session import instructions as do
 from envhub_server.session import stimuli
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late
@@ -43,12 +41,13 @@ def on_exited(state: SessionState, exited: WorkerExited, now_s: float) -> Instru
         return []
     slot, why, was_leaving = state.slots.of(process), process.killed_for, process.stage is Stage.LEAVING
     state.slots.end(process)
+    state.closing.on_ended(process, f"the process {exited.cause.how}")
     if state.phase is Phase.CLOSING:
         return [] if state.slots.alive else state.end()
     if state.phase is Phase.BROKEN:
-        return []
+        return state.closing.tell()
     if slot is None:
-        return state.replacement.on_spare_exited(was_leaving, now_s)
+        return [*state.closing.tell(), *state.replacement.on_spare_exited(was_leaving, now_s)]
     if state.making:
         return go_on(state, state.building.on_exited(process, exited, why, now_s), now_s)
     return [*state.advance_takeover(False, now_s), *_lose(state, slot, exited, why, now_s)]
@@ -171,6 +170,12 @@ def on_shared_changed(
     return state.sizing.on_shared_changed(changed)
 
 
+def on_closing(state: SessionState, process: Process, said: control.Closing, now_s: float) -> Instructions:
+    """Note which envs a process closes."""
+    state.closing.on_closing(process, said, now_s)
+    return []
+
+
 def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
     """Do what is due, and supervise the processes."""
     quiescent, ownership, replacement = elapsed.quiescent, state.ownership, state.replacement
@@ -182,7 +187,7 @@ def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> I
     if ownership.lane is LaneName.WIRE and quiescent:
         instructions += ownership.take_drive()
     instructions += state.advance_takeover(quiescent, now_s)
-    instructions += replacement.restart(now_s)
+    instructions += [*state.closing.on_elapsed(elapsed.progress, now_s), *replacement.restart(now_s)]
     if now_s >= state.deadlines.spares_at_s:
         instructions += replacement.spares.fill(now_s)
     instructions += replacement.recycling.on_measured(elapsed.memory, now_s)
@@ -195,15 +200,10 @@ def on_quota_overrun(state: SessionState, overrun: stimuli.QuotaOverrun, now_s: 
 
 
 def on_elapsed_over(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
-    """Kill the processes that do not close in time."""
-    if state.phase is not Phase.CLOSING or now_s < state.deadlines.close_by_s:
-        return []
-    state.deadlines.close_by_s = math.inf
-    close_s = state.make.faults.close_s
-    late = f"its envs did not close within close_timeout={close_s:g} s and were killed"
-    killed = do.Warn("session_killed", {"close_s": close_s})
-    answered = state.answer(do.Fail(Failure("session_lost", "session", late)))
-    return [killed, *answered, *state.close(now_s, terminate=True)]
+    """Kill the processes that do not close in time; once all are killed, CLOSE is answered, though one may not end."""
+    waited, instructions = state.closing.waits, state.closing.on_elapsed(elapsed.progress, now_s)
+    answered = state.phase is Phase.CLOSING and waited and not state.closing.waits
+    return [*instructions, *(state.answer_close() if answered else ())]
 
 
 def on_nothing(state: SessionState, _: object, now_s: float) -> Instructions:

@@ -11,6 +11,7 @@ from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import failure_text
 from envhub_server.session import instructions as do
+from envhub_server.session.closing import EnvClosing
 from envhub_server.session.env_history import EnvHistory
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late
@@ -39,10 +40,11 @@ class Replacement:
         replays: ReplayOrders,
         spares: Spares,
         recycling: Recycling,
+        closing: EnvClosing,
     ) -> None:
         self._make, self._slots, self._launcher, self._restarts = make, slots, launcher, restarts
         self._history, self._replays = history, replays
-        self.spares, self.recycling = spares, recycling
+        self.spares, self.recycling, self._closing = spares, recycling, closing
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Replacement:
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the slot's new process was a successor.
             if left is not None and self.spares.unused > self.spares.wanted:
-                left.leave(left.kill_at_s)
+                left.leave()
                 instructions.append(do.Kill(left.number))
             assigned = do.Assign(slot.index, chosen.number)
             instructions += [assigned, self._launcher.tell_place(chosen), self._launcher.map(chosen)]
@@ -183,8 +185,8 @@ class Replacement:
         left = self._slots.assign(slot, successor)
         instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
         if left is not None:
-            left.leave(now_s + self._make.faults.close_s)
-            instructions.append(do.Tell(left.number, control.CloseEnvs()))
+            instructions += self._closing.ask(left, now_s)
+            left.leave()
         if successor.stage is Stage.MAPPED:
             self._restarts.serves(slot.index, now_s)
         if changing_arena:

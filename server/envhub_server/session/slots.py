@@ -45,8 +45,12 @@ class Process:
         rebuild: True if it is about to be killed, so that the next process makes its envs in another way.
         first, made: its messages about its first env, and about all its envs.
         changing_arena: True if it was sent the second arena and has not mapped it yet.
-        late: the env for which it is killed at ``kill_at_s``.
+        late: the env for which it is killed.
+        kill_at_s: the time at which it is killed if it has not ended; infinity if that is not planned, or done.
         overrun: the memory that it is killed for; None if it is not.
+        unclosed: the rows that it was asked to close, and has not closed.
+        closing: those of them that it closes now; none until it says so.
+        stacks: its descriptor of the file in which it writes its stack meanwhile; -1 for none.
     """
 
     number: int
@@ -65,15 +69,18 @@ class Process:
     late: Late | None = None
     kill_at_s: float = math.inf
     overrun: Overrun | None = None
+    unclosed: list[int] = field(default_factory=list)
+    closing: list[int] = field(default_factory=list)
+    stacks: int = -1
 
     @property
     def killed_for(self) -> Late | Overrun | None:
         """The reason why the hub kills the process; None if it does not."""
         return self.late or self.overrun
 
-    def leave(self, kill_at_s: float) -> None:
-        """Note that another process serves its slot; it is killed at the given time if it has not ended."""
-        self.stage, self.changing_arena, self.kill_at_s = Stage.LEAVING, False, kill_at_s
+    def leave(self) -> None:
+        """Note that another process serves its slot."""
+        self.stage, self.changing_arena = Stage.LEAVING, False
 
 
 @dataclass(eq=False)

@@ -17,11 +17,11 @@ from envhub.protocol.messages import (
     Make,
 )
 from envhub_server.catalog.registry import Recipe
-from envhub_server.ipc import control
 from envhub_server.session import instructions as do
 from envhub_server.session.build_order import NO_RULES, WorkerRules
 from envhub_server.session.building import EnvBuilding
 from envhub_server.session.calls import Calls
+from envhub_server.session.closing import EnvClosing
 from envhub_server.session.deadlines import Deadlines
 from envhub_server.session.env_history import EnvHistory
 from envhub_server.session.infos import RowInfos
@@ -52,7 +52,7 @@ class SessionState:
         recipe: the recipe of its envs, with the operator's settings.
         phase: the state of the session.
         slots, launcher, sizing, building, requests, calls, infos: objects of one subject each, see their classes.
-        replacement, supervision, ownership, deadlines, env_history, replays: the same.
+        replacement, supervision, ownership, deadlines, env_history, replays, closing: the same.
         partial_batches: rows that were posted without the others.
         made: the description for the client, once the session is made.
         history: the classes of the last stimuli, for the log; their contents may be large.
@@ -86,11 +86,14 @@ class SessionState:
         self.ownership = Ownership()
         self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines)
         self.env_history = EnvHistory(make)
+        self.closing = closing = EnvClosing(make, slots, deadlines)
         self.calls = Calls(make, slots, self.requests, self.env_history)
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
         recycling = Recycling(make, is_vector, slots, launcher, spares, deadlines)
-        self.replacement = Replacement(make, slots, launcher, restarts, self.env_history, replays, spares, recycling)
+        self.replacement = Replacement(
+            make, slots, launcher, restarts, self.env_history, replays, spares, recycling, closing
+        )
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -138,7 +141,7 @@ class SessionState:
         if self.phase is Phase.ENDED:
             return math.inf
         if self.phase in OVER:
-            return min(self.deadlines.close_by_s, self.deadlines.drain_by_s)
+            return min(self.closing.next_s(), self.deadlines.drain_by_s)
         return self.deadlines.next_s(self.slots, self.samples, self.replacement.recycling.next_age_s())
 
     @property
@@ -210,8 +213,9 @@ class SessionState:
         """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
-        ownership, spares = self.ownership, map(do.Kill, self.slots.spares)
-        return [*self.answer(do.Fail(failure)), *ownership.revoke(), *ownership.refuse(), *spares]
+        ownership, spares = self.ownership, self.slots.spares.items()
+        killed = [do.Kill(number) for number, spare in spares if spare.stage is not Stage.LEAVING]
+        return [*self.answer(do.Fail(failure)), *ownership.revoke(), *ownership.refuse(), *killed]
 
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
@@ -241,37 +245,34 @@ class SessionState:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def close(self, now_s: float, terminate: bool) -> Instructions:
-        """End the session: close its envs in time, or kill its processes."""
+    def close(self, now_s: float, terminate: bool, why: str = "") -> Instructions:
+        """End the session: have its envs closed, or kill its processes, for the reason that is told."""
         is_first = self.phase is not Phase.CLOSING
         instructions: Instructions = []
         if is_first:
             self.phase = Phase.CLOSING
-            self.deadlines.close_by_s = min(now_s + self.make.faults.close_s, self.deadlines.end_by_s)
             instructions += [*self.ownership.revoke(), *self.ownership.refuse()]
         alive = self.slots.processes
         if not alive:
             return [*instructions, *self.end()]
         if terminate:
-            return [*instructions, *(do.Kill(process.number) for process in alive)]
-        if not is_first:
-            return instructions
-        # A process that builds its envs would read CloseEnvs only afterwards, and its envs are unused.
-        making = [process.number for process in alive if process.stage is Stage.BUILDING]
-        closing = (process.number for process in alive if process.stage is not Stage.BUILDING)
-        orders = [do.Tell(number, control.CloseEnvs()) for number in closing]
-        return [*instructions, *orders, *map(do.Kill, making)]
+            return [*instructions, *self.closing.kill(alive, why)]
+        return [*instructions, *self.closing.ask_all(now_s)] if is_first else instructions
 
     def end(self) -> Instructions:
         """Answer CLOSE, because no process is left."""
         self.phase = Phase.ENDED
+        return [*self.answer_close(), do.End()]
+
+    def answer_close(self) -> Instructions:
+        """Tell which envs were cut short, and answer CLOSE."""
         failure = self.requests.failure
         answer = do.Answer(messages.Done()) if failure is None else do.Fail(failure)
-        return [*self.answer(answer), do.End()]
+        return [*self.closing.tell(), *self.answer(answer)]
 
     def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
         """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``."""
-        return [*self.answer(do.Fail(why)), *self.close(now_s, terminate)]
+        return [*self.answer(do.Fail(why)), *self.close(now_s, terminate, why.message)]
 
     def discard(self) -> None:
         """Drop the session at once, after a bug that keeps it from ending by itself."""
@@ -287,4 +288,4 @@ class SessionState:
             return []
         self.deadlines.drain_by_s = math.inf
         answered = self.answer(do.Fail(SHUTTING_DOWN))
-        return [*answered, do.Goodbye(SHUTTING_DOWN), *self.close(now_s, terminate=not idle)]
+        return [*answered, do.Goodbye(SHUTTING_DOWN), *self.close(now_s, terminate=False)]

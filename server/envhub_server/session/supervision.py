@@ -64,10 +64,7 @@ class Supervision:
 
     def _judge(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Instructions:
         if process.stage is Stage.LEAVING or process.late is not None:
-            if now_s < process.kill_at_s:
-                return []
-            process.kill_at_s = math.inf
-            return [do.Kill(process.number)]
+            return []
         late = self._sample(process, progress, now_s)
         if late is None:
             return []

@@ -193,6 +193,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _row(control.Faulted, _said(process.on_faulted, _to(SERVING, _P.BROKEN))),
         _row(control.EpisodesDone, _said(process.on_episodes_done, _to(SERVING))),
         _row(control.Left, _said(process.on_left, _MOVED)),
+        _row(control.Closing, _said(process.on_closing, _to(_LIVE))),
         _row(control.Suspicious, _said(process.ignore, _to(_LIVE))),
     ]
 )

@@ -53,6 +53,10 @@ class Host:
         if self._stack_dumps is not None:
             self._stack_dumps.arm()
 
+    def keep_stacks(self) -> int:
+        """Keep the stacks that are asked for in a file of this process; returns its descriptor, -1 for none."""
+        return -1 if self._stack_dumps is None else self._stack_dumps.keep()
+
     def crash(self) -> None:
         """End as at a crash: the hub decides how often to try again."""
         os._exit(1)

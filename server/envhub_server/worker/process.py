@@ -151,13 +151,16 @@ class Worker:
         return True
 
     def _close_envs(self) -> None:
+        stacks = self._host.keep_stacks()
         for observer in self._envs.observers:
             observer.close()  # before an env can hang
         for group in self._envs.groups or self._departure.left:
+            self._channel.send(control.Closing(list(group.indices), stacks))
             try:
                 group.env.close()
             except BaseException as error:
                 self._stepper.report_closing(error, group)
+        self._channel.send(control.Closing([]))
 
     def close(self) -> None:
         """Free everything except the channel and the arena, of a worker in the program itself."""

@@ -34,3 +34,16 @@ class StackDumps:
         faulthandler.unregister(STACKS)
         faulthandler.enable(self._descriptor)
         faulthandler.register(STACKS, self._descriptor, all_threads=True)
+
+    def keep(self) -> int:
+        """Write the stack of the main thread into a file in memory from now on; returns its descriptor, -1 for none.
+
+        An env that is slow to close is no failure, and its stack nothing to print.
+        """
+        try:
+            descriptor = moved_up(os.memfd_create("envhub-stacks"))
+        except OSError:  # there is no descriptor left
+            return -1
+        faulthandler.unregister(STACKS)
+        faulthandler.register(STACKS, descriptor, all_threads=False)
+        return descriptor

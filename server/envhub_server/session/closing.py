@@ -1,0 +1,134 @@
+"""The end of processes: each is asked to close its envs, has ``close_timeout`` for each of them, and is killed then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from envhub.protocol.messages import Make
+from envhub_server.ipc import control
+from envhub_server.session import instructions as do
+from envhub_server.session.deadlines import Deadlines
+from envhub_server.session.failure_text import envs
+from envhub_server.session.hang_detector import Late, Progress
+from envhub_server.session.instructions import Instructions
+from envhub_server.session.slots import Process, SlotTable, Stage
+
+AT_WORK_S = 1.0  # for the step, reset or call that a process is at when it is asked
+LOOK_S, TELL_S = 4.0, 5.0  # from the end's beginning until slow processes write their stacks, and until that is told
+
+
+class EnvClosing:
+    """Has the processes of one session close their envs, and says which envs were cut short."""
+
+    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines) -> None:
+        self._make, self._slots, self._deadlines = make, slots, deadlines
+        self._at_work_until_s = self._look_at_s = self._tell_at_s = math.inf
+        self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
+
+    def next_s(self) -> float:
+        """The time at which ``on_elapsed`` is due."""
+        killed_s = (process.kill_at_s for process in self._slots.processes)
+        return min(self._at_work_until_s, self._look_at_s, self._tell_at_s, *killed_s)
+
+    @property
+    def waits(self) -> bool:
+        """True if a process has time left."""
+        return any(process.kill_at_s < math.inf for process in self._slots.processes)
+
+    def ask(self, process: Process, now_s: float) -> Instructions:
+        """Ask a process to close its envs and end."""
+        self._note_unclosed(process)
+        process.kill_at_s = self._until_s(now_s, 1)
+        return [do.Tell(process.number, control.CloseEnvs())]
+
+    def _note_unclosed(self, process: Process) -> None:
+        served = process.stage is Stage.SERVING  # else its envs were not used
+        process.unclosed = [*self._slots[process.place].rows] if served else []
+
+    def _until_s(self, now_s: float, num_envs: int) -> float:
+        return min(now_s + num_envs * self._make.faults.close_s, self._deadlines.end_by_s)
+
+    def ask_all(self, now_s: float) -> Instructions:
+        """Ask all processes; one that makes its envs would read that only afterwards, and is killed."""
+        self._at_work_until_s, self._look_at_s, self._tell_at_s = now_s + AT_WORK_S, now_s + LOOK_S, now_s + TELL_S
+        instructions: Instructions = []
+        for process in self._slots.processes:
+            if process.stage is Stage.BUILDING:
+                instructions.append(do.Kill(process.number))
+            elif process.stage is not Stage.LEAVING:
+                instructions += self.ask(process, now_s)
+        return instructions
+
+    def hurry(self) -> None:
+        """Heed that a draining hub gives envs no time after ``end_by_s``."""
+        for process in self._slots.processes:
+            if process.kill_at_s < math.inf:
+                process.kill_at_s = min(process.kill_at_s, self._deadlines.end_by_s)
+
+    def on_closing(self, process: Process, said: control.Closing, now_s: float) -> None:
+        """Note which rows a process closes now; each row has its time once, whatever the process says."""
+        left = [row for row in process.unclosed if row not in process.closing and said.rows]
+        process.unclosed, process.closing = left, [row for row in said.rows if row in left]
+        process.stacks = said.stacks
+        if process.closing:
+            process.kill_at_s = self._until_s(now_s, len(process.closing))
+
+    def on_elapsed(self, progress: Sequence[Progress | None], now_s: float) -> Instructions:
+        """Kill the processes whose time is up, and report those that take long."""
+        instructions: Instructions = []
+        looks_at_work, self._at_work_until_s = _due(self._at_work_until_s, now_s)
+        for process in self._slots.processes:
+            if now_s >= process.kill_at_s:
+                limit = f"each env has close_timeout={self._make.faults.close_s:g} s"
+                if now_s >= self._deadlines.end_by_s:
+                    limit = "the hub is shutting down, which gives envs drain_close_timeout"
+                instructions += self.kill([process], limit)
+            elif looks_at_work and self._is_at_work(process, progress):
+                why = f"an env was still at its step, reset or call after {AT_WORK_S:g} s"
+                instructions += self.kill([process], why)
+        slow = [(each, each.closing or each.unclosed) for each in self._slots.processes if each.unclosed]
+        looks, self._look_at_s = _due(self._look_at_s, now_s)
+        if looks:
+            limit_s = self._make.faults.close_s
+            late = ((each.number, Late("close", rows[0], LOOK_S, limit_s)) for each, rows in slow)
+            instructions += [do.ReportLate(*each) for each in late]
+        tells, self._tell_at_s = _due(self._tell_at_s, now_s)
+        if tells and slow:
+            instructions.append(do.ReportClosing(tuple((each.number, each.stacks, tuple(rows)) for each, rows in slow)))
+        return instructions
+
+    def _is_at_work(self, process: Process, progress: Sequence[Progress | None]) -> bool:
+        slot = self._slots.of(process)
+        if slot is None or process.closing or not process.unclosed:
+            return False
+        at = progress[slot.index]
+        return slot.waiting or (at is not None and bool(at.kind))
+
+    def kill(self, processes: Iterable[Process], why: str) -> Instructions:
+        """Kill these processes; without a reason it is not told that their envs are cut short."""
+        killed: Instructions = []
+        for process in processes:
+            if process.kill_at_s == math.inf:  # it was not asked
+                self._note_unclosed(process)
+            process.kill_at_s = math.inf
+            self.on_ended(process, why)
+            killed.append(do.Kill(process.number))
+        return killed
+
+    def on_ended(self, process: Process, why: str) -> None:
+        """Note that a process has closed no more envs than it has said."""
+        if process.unclosed and why:
+            self._cut.setdefault(why, []).extend(process.unclosed)
+        process.unclosed = []
+
+    def tell(self) -> Instructions:
+        """Tell which envs were cut short since the last time."""
+        cut, self._cut = self._cut, {}
+        by_reason = ((envs(sorted(rows), self._make.first_env), why) for why, rows in cut.items())
+        return [do.Notify("envs_cut_short", f"{which} ended before close was over: {why}") for which, why in by_reason]
+
+
+def _due(at_s: float, now_s: float) -> tuple[bool, float]:
+    """True if the time has come, and the time from now on."""
+    return (True, math.inf) if now_s >= at_s else (False, at_s)

@@ -1,0 +1,184 @@
+"""Envs close within their own time; those that are cut short are named, wherever they are."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import sims
+from hubs import ServedHub, serve, signalled_in_a_wait, wait_until, worker_pids
+
+import envhub
+
+OFFER = "slow_close=sims:slow_close"
+PLACES = ["private", "several", *(pytest.param(place, marks=pytest.mark.long) for place in ("wire", "tcp", "ipc"))]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
+    with serve(tmp_path_factory.mktemp("other"), OFFER, "--name", "other") as served:
+        yield served
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The options by which envs are made at this place."""
+    if request.param in ("private", "wire"):
+        return {"lane": "wire" if request.param == "wire" else "auto"}
+    hub = request.getfixturevalue("hub")
+    if request.param == "several":
+        return {"hub": [hub.tcp, request.getfixturevalue("other").ipc], "split": [2, 2]}
+    return {"hub": getattr(hub, request.param)}
+
+
+def made(seconds: Sequence[float], folder: Path, **options: Any) -> envhub.HubVectorEnv:
+    kwargs = [{"seconds": each, "path": str(folder / str(env))} for env, each in enumerate(seconds)]
+    options = {"num_workers": len(seconds), **options}
+    if "hub" in options:
+        envs = envhub.make_vec("slow_close", len(seconds), env_kwargs=kwargs, **options)
+    else:
+        envs = envhub.make_vec([lambda own=own: sims.SlowClose(**own) for own in kwargs], **options)
+    envs.reset()
+    return envs
+
+
+def whole(folder: Path) -> list[int]:
+    return sorted(int(each.name) for each in folder.iterdir() if each.read_text() == "whole")
+
+
+def cut(log: pytest.LogCaptureFixture, why: str) -> list[int]:
+    """The envs that warnings name as cut short for this reason."""
+    texts = [each.getMessage() for each in log.records if (each.name, each.levelno) == ("envhub", logging.WARNING)]
+    found = [re.search(rf"envs? ([\d, ]+) ended before close was over: {why}", text) for text in texts]
+    return sorted(int(env) for each in found if each is not None for env in each[1].split(", "))
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_env_that_does_not_close_in_time_is_named_and_the_others_leave_whole_files(
+    place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made([0.0, 60.0, 0.0, 60.0], tmp_path, close_timeout=1.0, **place).close()
+    assert cut(caplog, "each env has close_timeout=1 s") == [1, 3]
+    assert whole(tmp_path) == [0, 2]
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_interrupt_ends_the_wait_for_envs_that_close(
+    place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = made([0.0, 60.0, 60.0, 0.0], tmp_path, **place)
+    pids, main = envs.call("pid"), threading.get_ident()
+
+    def interrupt() -> None:
+        assert wait_until(lambda: not psutil.pid_exists(pids[0]) and not psutil.pid_exists(pids[3]))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        interrupting.start()
+        envs.close()
+    interrupting.join()
+    assert cut(caplog, "the program waited no longer") == [1, 2]
+    envs.close()
+    assert envs.closed and whole(tmp_path) == [0, 3]
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_timeout_of_close_counts_for_envs_that_close(
+    place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = made([60.0] * 4, tmp_path, **place)
+    envs.close(timeout=0.1)
+    assert envs.closed and cut(caplog, "the program waited no longer") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["private", *PLACES[2:]], indirect=True)
+def test_env_that_hangs_in_a_step_is_not_waited_for(
+    place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = made([0.0] * 3, tmp_path, **place)
+    with pytest.raises(KeyboardInterrupt), signalled_in_a_wait(signal.SIGINT):
+        envs.step([0, 8, 0])
+    envs.close()
+    assert cut(caplog, "an env was still at its step, reset or call after 1 s") == [1] and whole(tmp_path) == [0, 2]
+
+
+@pytest.mark.long
+def test_each_env_of_a_process_has_its_own_time_and_slow_ones_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made([3.5, 3.5], tmp_path, num_workers=1, close_timeout=6.0).close()
+    assert whole(tmp_path) == [0, 1] and not cut(caplog, "")
+    (told,) = [each.getMessage() for each in caplog.records if "slow to close" in each.getMessage()]
+    assert re.search(r"slow to close: env 1; .*close_timeout=6 s; env 1 in close \(\S*sims.py, line \d+\)$", told)
+
+
+def test_terminate_kills_envs_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made([60.0], tmp_path).close(terminate=True)
+    assert not cut(caplog, "") and not worker_pids()
+
+
+def test_vector_env_that_is_dropped_closes_its_envs(tmp_path: Path) -> None:
+    envs = made([0.1, 0.1], tmp_path)
+    envs.step_async([0, 0])
+    del envs
+    gc.collect()
+    assert whole(tmp_path) == [0, 1]
+
+
+ENDS = {"at its end": "", "by an exception": "raise SystemExit", "when it is killed": "os.kill(os.getpid(), 9)"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ENDS)
+def test_program_that_ends_without_close_closes_its_envs_unless_it_is_killed(end: str, tmp_path: Path) -> None:
+    seconds = 60 if "killed" in end else 1.5
+    program = f"""
+import os, envhub, sims
+envs = envhub.make_vec([lambda env=env: sims.SlowClose({seconds}, f"{tmp_path}/{{env}}") for env in range(2)])
+envs.reset()
+print(*envs.call("pid"), flush=True)
+{ENDS[end]}
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(sims.__file__).parent)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in ran.stdout.split()]
+    assert pids and whole(tmp_path) == ([] if "killed" in end else [0, 1]) and not ran.stderr
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 10)
+
+
+@pytest.mark.long
+def test_hub_that_is_told_to_stop_gives_envs_its_own_time_and_names_those_that_it_cuts_short(tmp_path: Path) -> None:
+    limits = "--drain-timeout", "1", "--drain-close-timeout", "1"
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with serve(tmp_path, OFFER, *limits) as hub, closing(made([0.1, 60.0], folder, hub=hub.tcp)):
+        begun = time.monotonic()
+        assert hub.stop() == 0 and whole(folder) == [0]
+        assert time.monotonic() - begun < 30.0
+        assert "env 1 ended before close was over: the hub is shutting down" in hub.log
+
+
+@pytest.mark.long
+def test_env_that_closes_for_long_holds_up_no_other_session(hub: ServedHub, tmp_path: Path) -> None:
+    slow = made([60.0], tmp_path, hub=hub.tcp)
+    slow.drop_pending()
+    slow._session.connection.send(envhub.protocol.messages.Op.CLOSE, envhub.protocol.messages.Close())
+    with closing(made([0.0], tmp_path, hub=hub.tcp)) as quick:
+        for _ in range(20):
+            quick.step([0])
+    assert whole(tmp_path) == [0]
+    slow.close(timeout=0.1)

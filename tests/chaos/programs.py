@@ -29,6 +29,7 @@ import psutil
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS / "support")]
 
+from chaos.chaos_proxy import FAIR, ChaosProxy, Weather, proxy  # noqa: E402
 from chaos.model import DISABLED, DOWN, LIVE, MODES, NEW, Outcome, Rows, Wrong  # noqa: E402
 from chaos.model_env import CRASH, GO, HANG, KINDS, RAISE, RESET_RAISES, ModelEnv, heads  # noqa: E402
 from gymnasium.error import NoAsyncCallError  # noqa: E402
@@ -45,6 +46,7 @@ TIMEOUTS_S = (None, 0.0, 0.001, 0.05, 0.5)
 LOST = (envhub.HubUnreachable, envhub.SessionLost)
 OF_ENVS = (ArithmeticError, envhub.WorkerDied, envhub.EnvTimeout)
 FAULTS = ("kill", "stop", "drain", "end")
+OF_THE_WAY = ("cut", "hold")  # faults of the network
 REPORT_CHARS = 900
 
 
@@ -66,14 +68,14 @@ class Report:
         counts = f"{len(self.wrong)} wrong, {self.hung} hung, {len(self.late)} late"
         lines = [f"{self.row_steps:,} row-steps, {self.programs} programs, {counts}"]
         lines += [f"{name}: {dict(sorted(getattr(self, name).items()))}" for name in ("lanes", "verbs", "ends")]
-        return "\n".join([*lines, *self.late])
+        return "\n".join(lines)
 
 
 class Fleet:
-    """Hubs, and the faults that befall them."""
+    """Hubs, a network before each, and the faults that befall them."""
 
-    def __init__(self, hubs: SeveralHubs) -> None:
-        self.hubs = hubs
+    def __init__(self, hubs: SeveralHubs, ways: Sequence[ChaosProxy]) -> None:
+        self.hubs, self.ways = hubs, ways
         self.over_s: dict[int, float] = {}  # when the fault of a hub was over
         self._faults: list[threading.Thread] = []
 
@@ -89,6 +91,12 @@ class Fleet:
             self.hubs.stop(hub)
             time.sleep(seconds * 3)
             self.hubs.resume(hub)
+        elif fault == "cut":
+            self.ways[hub].cut()
+        elif fault == "hold":
+            self.ways[hub].weather(Weather(held=True))
+            time.sleep(seconds * 3)
+            self.ways[hub].weather(FAIR)
         elif fault == "end":  # by an administrator
             with envhub.connect(self.hubs.hubs[hub].ipc) as client:
                 for session in client.sessions():
@@ -137,10 +145,10 @@ class Program:
         cuts = [0, *sorted(chance.sample(range(1, self.count), max(0, hubs - 1))), self.count]
         self.parts = {hub: range(*cuts[place : place + 2]) for place, hub in enumerate(self.hubs or [-1])}
         if hubs:
-            served = [fleet.hubs.hubs[hub] for hub in self.hubs]
-            addresses = [hub.ipc if chance.random() < 0.5 else hub.tcp for hub in served]
+            served = [(fleet.hubs.hubs[hub], fleet.ways[hub].address) for hub in self.hubs]
+            self.addresses = [chance.choice((hub.ipc, hub.ipc, hub.tcp, way)) for hub, way in served]
             split = {"split": [len(rows) for rows in self.parts.values()]} if hubs > 1 else {}
-            self.options |= {"hub": addresses if hubs > 1 else addresses[0], **split}
+            self.options |= {"hub": self.addresses if hubs > 1 else self.addresses[0], **split}
         self.rows = Rows(self.kind, self.count, self.mode, policies)
         self.moved: set[int] = set()  # rows that may be on any hub
         self.held: deque[Any] = deque(maxlen=4 if self.copy else 2)
@@ -201,9 +209,9 @@ class Program:
             signal.setitimer(signal.ITIMER_REAL, 0)
             took_s = time.monotonic() - begun_s
             if timeout is not None and took_s > timeout + LATE_S:
-                self.report.late.append(
-                    f"late, --seed {self.seed}: {verb}({timeout}) took {took_s:.1f} s; {self.options}"
-                )
+                text = f"--seed {self.seed} --one: {verb}({timeout}) took {took_s:.1f} s, {[*self.trail][-4:]}"
+                self.report.late.append(f"{text} {self.options}")
+                print(self.report.late[-1], flush=True)
 
     def waited(self, verb: str, wait: Callable[..., Any]) -> Any:
         """Wait again and again, for any time each, until it is done."""
@@ -241,13 +249,15 @@ class Program:
         (hub, rows), seconds = self.chance.choice([*self.parts.items()]), self.chance.random()
         if hub in self.fleet.over_s:
             return
-        self.rows.lossy |= {*rows, *self.moved}
+        by_way = hub >= 0 and self.fleet.ways[hub].address in self.addresses
+        fault = self.chance.choice((*FAULTS, *OF_THE_WAY) if by_way else FAULTS)
+        if fault != "cut":  # which is mended without a loss
+            self.rows.lossy |= {*rows, *self.moved}
         if self.loss == "redistribute":
             self.moved |= {*rows}
             for row in rows:  # which worker has which of them then is not said
                 self.rows.mates[row] = self.rows.mates[row] | {*rows}
         if hub >= 0:
-            fault = self.chance.choice(FAULTS)
             self.trail.append(f"{fault} hub {hub} of {rows}")
             self.fleet.disturb(hub, fault, seconds)
             return
@@ -574,8 +584,10 @@ def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS) -> Re
     """Programs, from this seed on, until there are so many row-steps."""
     report, said_s = Report(), time.monotonic()
     logging.getLogger("envhub").setLevel(logging.CRITICAL)
-    with several_hubs(folder, HUBS, "model=chaos.model_env:ModelEnv", "--lease", "20", cwd=TESTS) as hubs:
-        fleet = Fleet(hubs)
+    with contextlib.ExitStack() as stack:
+        offered = ("model=chaos.model_env:ModelEnv", "--lease", "20")
+        hubs = stack.enter_context(several_hubs(folder, HUBS, *offered, cwd=TESTS))
+        fleet = Fleet(hubs, [stack.enter_context(proxy(hub.tcp, seed)) for hub in hubs.hubs])
         while report.row_steps < row_steps:
             Program(seed + report.programs, fleet, report).run(requests)
             if time.monotonic() > said_s + 30:

@@ -1,4 +1,7 @@
-"""A trainer over several hubs of which one after the other is disturbed, and what that costs the rows of the others."""
+"""A trainer over several hubs of which one after the other is disturbed, and what that costs the rows of the others.
+
+The first hub is behind a relay, which has a key of its own and can break the protocol, the second behind a proxy.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,26 @@ from typing import Any, NamedTuple
 
 from chaos.chaos_proxy import FAIR, ChaosProxy, Weather, proxy
 from chaos.checker import Batch, Checker
+from chaos.relay import Relay, relay
 from chaos.trainer import Task, Trainer
 from envhub_client.connection.connection import Connection
+from envhub_server.network.access import KEYS_S
+from envhub_server.network.key_folder import KeyFolder
 from hubs import wait_until
+from new_keys import address_of, admitted
 from several_hubs import SeveralHubs, several_hubs
 
+from envhub.transport.keys import keys_of
+
 TESTS = Path(__file__).parent.parent
-NAMES = ("a", "b", "c")
-SPLIT = (2, 2, 2)
+NAMES = ("a", "b", "c", "d")
+RELAYED, PROXIED = 0, 1  # the others by their sockets, in shared memory
+ROWS_EACH = 2
 SILENCE_S = 2.5  # the least for which a hub is silent before it counts as lost
 SLACK_S = 4.0  # of a machine with other work
 AGAIN_S = 60.0  # for all rows to step, once all hubs serve
-FAULTS = ("kill", "stop", "hold", "drain", "cut")
+FAULTS = ("kill", "stop", "hold", "drain", "cut", "end", "breach", "lower")
+OF_ONE = {"hold": PROXIED, "cut": PROXIED, "breach": RELAYED, "lower": RELAYED}  # faults of this hub only
 
 
 class Truncation(NamedTuple):
@@ -111,19 +122,23 @@ class Outcome(NamedTuple):
 class Nemesis:
     """Disturbs hubs."""
 
-    def __init__(self, hubs: SeveralHubs, between: ChaosProxy, disturbed: Disturbed, chance: random.Random) -> None:
+    def __init__(
+        self, hubs: SeveralHubs, between: ChaosProxy, relayed: Relay, right: Path, chance: random.Random
+    ) -> None:
+        """Disturb these hubs, the proxy and the relay; ``right`` is the file of the relay's key."""
         self.done: Counter[str] = Counter()
-        self._hubs, self._between, self._disturbed, self._chance = hubs, between, disturbed, chance
+        self.disturbed = Disturbed()
+        self._hubs, self._between, self._relayed, self._right, self._chance = hubs, between, relayed, right, chance
 
     def act(self, fault: str) -> None:
         """Disturb a hub for some time by this fault."""
-        hub = len(NAMES) - 1 if fault in ("hold", "cut") else self._chance.randrange(len(NAMES))
+        hub = OF_ONE.get(fault, self._chance.randrange(len(self._hubs.hubs)))
         self.done[fault] += 1
-        self._disturbed.begin(hub)
+        self.disturbed.begin(hub)
         try:
             getattr(self, f"_{fault}")(hub, 4.0 * self._chance.random())
         finally:
-            self._disturbed.end(hub)
+            self.disturbed.end(hub)
 
     def _kill(self, hub: int, seconds: float) -> None:
         self._hubs.kill(hub)
@@ -148,6 +163,20 @@ class Nemesis:
     def _cut(self, hub: int, seconds: float) -> None:
         self._between.cut()
 
+    def _end(self, hub: int, seconds: float) -> None:
+        self._hubs.end_sessions(hub)
+
+    def _breach(self, hub: int, seconds: float) -> None:
+        self._relayed.cuts = True
+        wait_until(lambda: not self._relayed.cuts, seconds)  # where that hub has rows
+        self._relayed.cuts = False
+
+    def _lower(self, hub: int, seconds: float) -> None:
+        right = self._right.read_text()
+        self._right.write_text(right.replace('may = "use"', 'may = "observe"'))
+        time.sleep(KEYS_S + seconds / 2)
+        self._right.write_text(right)
+
 
 @contextlib.contextmanager
 def training(trainer: Trainer) -> Iterator[threading.Thread]:
@@ -161,19 +190,29 @@ def training(trainer: Trainer) -> Iterator[threading.Thread]:
         thread.join(AGAIN_S)
 
 
-def run(folder: Path, seed: int, faults: Sequence[str], policy: str, mode: str, restart_wait: float) -> Outcome:
-    """Train over three hubs by several lanes while these faults come, each when all rows step again, or before."""
-    chance, disturbed = random.Random(seed), Disturbed()
-    offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "10")
-    with several_hubs(folder, len(NAMES), *offered, names=NAMES, cwd=TESTS) as hubs, proxy(hubs.hubs[2].tcp) as between:
-        options = {"on_hub_loss": policy, "restart_wait": restart_wait, "split": SPLIT, "restarts_max": 10**6}
-        addresses: Any = [hubs.hubs[0].ipc, hubs.hubs[1].tcp, between.address]
-        rows = sum(SPLIT)
+def run(
+    folder: Path, seed: int, faults: Sequence[str], policy: str, mode: str, restart_wait: float, count: int
+) -> Outcome:
+    """Train over so many hubs by several lanes while these faults come, each when all rows step again, or before."""
+    chance = random.Random(seed)
+    keys = KeyFolder(folder / "keys")
+    keys.make_secret()
+    relays, own = (admitted(keys, name) for name in ("relay", "trainer"))
+    offered = ("chain=chaos.chain_env:ChainEnv", "--lease", "10", "--keys", str(keys.path))
+    with (
+        several_hubs(folder, count, *offered, names=NAMES[:count], cwd=TESTS) as hubs,
+        relay(hubs.hubs[RELAYED].tcp, seed, keys_of(relays)) as relayed,
+        proxy(hubs.hubs[PROXIED].tcp) as between,
+    ):
+        split, rows = [ROWS_EACH] * count, ROWS_EACH * count
+        options = {"on_hub_loss": policy, "restart_wait": restart_wait, "split": split, "restarts_max": 10**6}
+        others = [hub.ipc for hub in hubs.hubs[2:]]
+        addresses: Any = [relayed.address, address_of(own, between.address), *others]
         task = Task(seed, 1 << 60, addresses, rows, rows, options=options, mode=mode, parts=0.2, pause_s=0.005)
         hubs.await_no_sessions()
         trainer = Trainer(task)
         trainer.checker = steps = Steps(rows, mode, task.length)
-        nemesis, again_s = Nemesis(hubs, between, disturbed, chance), []
+        nemesis, again_s = Nemesis(hubs, between, relayed, keys.path / "clients/relay.toml", chance), []
         with training(trainer) as thread:
             assert wait_until(lambda: steps.tally.batches > 10, AGAIN_S), trainer.endings
             for fault in faults:
@@ -189,7 +228,7 @@ def run(folder: Path, seed: int, faults: Sequence[str], policy: str, mode: str, 
         hubs.await_no_sessions(15)
         wait_until(lambda: not _open_connections(), 10)
         left = _open_connections()
-    unexplained = [each for each in steps.truncations if not disturbed.explains(each)]
+    unexplained = [each for each in steps.truncations if not nemesis.disturbed.explains(each)]
     return Outcome(trainer, steps, unexplained, nemesis.done, again_s, left)
 
 

@@ -60,13 +60,6 @@ def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", second: str = "",
     return envhub.make_vec(env, ROWS, hub=addresses, **options)
 
 
-def end_session(hubs: SeveralHubs, number: int) -> None:
-    """End the only session of a hub, as an administrator."""
-    with envhub.connect(hubs.hubs[number].tcp) as client:
-        (session,) = client.sessions()
-        client.end(session["session"])
-
-
 class Steps:
     """Steps of a vector env of counters, by which rows that stepped are told from rows that were truncated.
 
@@ -479,7 +472,7 @@ def one_that_ends(hubs: SeveralHubs, end: str, lane: str, **options: Any) -> Ite
         address = between.address if end == "breach" else hubs.addresses(lane)[1]
         with closing(made(hubs, lane, second=address, **options)) as envs:
             breach = partial(setattr, between, "cuts", True)
-            yield envs, breach if end == "breach" else partial(end_session, hubs, 1), address
+            yield envs, breach if end == "breach" else partial(hubs.end_sessions, 1), address
 
 
 @pytest.mark.parametrize("policy", ["recreate", "redistribute"])
@@ -506,7 +499,7 @@ def test_session_that_ends_over_and_over_is_made_again_after_pauses_that_grow(
     with closing(made(hubs, "tcp", restart_wait=AGAIN_S)) as envs:
         steps = Steps(envs)
         for _ in range(3):
-            end_session(hubs, 1)
+            hubs.end_sessions(1)
             steps.until_lost()
             steps.until_all_step()
     lost, again = ([each.created for each in caplog.records if text in each.message] for text in ("are made", "exist"))
@@ -543,7 +536,7 @@ def test_rows_are_not_made_again_on_a_hub_that_has_the_id_of_another(hubs: Sever
     ):
         steps = Steps(envs)
         between.target = hubs.hubs[0].tcp
-        end_session(hubs, 1)
+        hubs.end_sessions(1)
         with pytest.raises(envhub.HubLost, match="named twice"):
             while True:
                 steps.step()

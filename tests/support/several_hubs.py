@@ -69,8 +69,15 @@ class SeveralHubs:
 
     def sessions(self, number: int) -> int:
         """The number of sessions that a hub has."""
-        with envhub.connect(self.hubs[number].tcp) as client:
+        with envhub.connect(self.hubs[number].ipc) as client:
             return len(client.sessions())
+
+    def end_sessions(self, number: int) -> None:
+        """End all sessions of a hub, as its administrator."""
+        with envhub.connect(self.hubs[number].ipc) as client:
+            for each in client.sessions():
+                with contextlib.suppress(envhub.SessionLost):  # it has just ended
+                    client.end(each["session"])
 
     def await_no_sessions(self, timeout: float = 10.0) -> None:
         """See that no hub that serves has a session, within ``timeout`` seconds."""

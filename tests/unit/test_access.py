@@ -280,8 +280,8 @@ def test_kernel_says_how_much_has_come() -> None:
 
 def test_rights() -> None:
     observer, admin = Holder("eve", "observe"), Holder("root", "admin")
-    assert observer.may(Op.SESSIONS) and observer.may(Op.OBSERVE)
-    assert not observer.may(Op.MAKE) and not observer.may(Op.ATTACH) and not observer.may(Op.STEP)
+    asks = {Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.SESSIONS, Op.OBSERVE}
+    assert {op for op in Op if observer.may(op)} == asks and all(map(ALICE.may, Op))
     assert ALICE.may(Op.MAKE) and ALICE.owns("alice") and not ALICE.owns("bob") and not ALICE.owns("")
     assert admin.owns("alice") and OWN_USER.owns("alice")
     for other in (observer, ANYBODY, Holder("dave", "deploy")):

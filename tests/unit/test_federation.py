@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate, pairwise, repeat
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,16 +13,18 @@ import numpy as np
 import pytest
 from envhub_client.batch import Batch
 from envhub_client.federation import absence as absences
+from envhub_client.federation import remaker as remakers
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
+from gymnasium.spaces import Box, Discrete, Space
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import HubLost, HubTimeout, RequestRefused
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -718,6 +721,53 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
     assert exchange() == [8]
     assert [part.hub for part in lane.parts] == ["hub-1", "hub-9", "hub-9"]
     assert exchange() == [3, 4, 5, 8] and recovery.lost == [range(3, 6)]
+
+
+class Cut(OneHub):
+    """A lane with an interrupt after rows were begun."""
+
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
+        super().begin_rows(env_ids, codes, arrays)
+        if len(self.begun) == 1:
+            raise KeyboardInterrupt
+
+
+def test_waiting_step_that_an_interrupt_has_met_is_begun_once() -> None:
+    lost = Lost(hub=Cut)
+    lost.step()
+    for rows in ([0, 2], [1]):
+        lost.lane.begin_rows(np.array(rows), b"c", [ACTIONS[rows]])
+    lost.absence.over = True
+    with pytest.raises(KeyboardInterrupt):
+        lost.lane.ask_rows()
+    assert lost.lane.outstanding == 3
+    lost.lane.ask_rows()
+    assert lost.hub.begun == ["rows [0, 2] [7, 9]", "rows [1] [8]"]
+    assert truncated(lost.lane.wait_rows(1, 0)) == []
+
+
+def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() -> None:
+    lost = Lost()
+    lost.step()
+    lost.lane.begin_rows(np.arange(2), b"c", [ACTIONS[:2]])
+    lost.lane.rows.truncate_waiting()
+    assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1]  # an interrupt came before they were taken
+    lost.absence.over = True
+    lost.lane.ask_rows()
+    lost.lane.begin_rows(np.arange(3), b"c", [ACTIONS])
+    assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.waiting_rows.tolist() == [2]
+
+
+@pytest.mark.parametrize("other", ["action space", "observation space", ""])
+def test_rows_are_made_again_in_the_same_spaces_alone(other: str) -> None:
+    spaces: list[Space[Any]] = [Discrete(2), Box(0, 1, (3,))]
+    made = [Box(0, 1) if other == "action space" else spaces[0], Box(0, 1) if other[:1] == "o" else spaces[1]]
+    wanted, new = (cast(Any, SimpleNamespace(action_space=a, observation_spaces=[o])) for a, o in (spaces, made))
+    options, none = SimpleNamespace(faults=SimpleNamespace(restart_wait=1.0)), cast(Any, None)
+    opener = cast(Any, SimpleNamespace(options=options))
+    part = HubPart("hub-9", range(3), cast(Any, SimpleNamespace(description=new)), none)
+    with pytest.raises(RequestRefused, match="hub-9 makes envs of other spaces") if other else nullcontext():
+        remakers.Remaker(opener, wanted, none, False)._check_same(part)
 
 
 def test_rows_that_were_under_way_are_truncated() -> None:

@@ -53,7 +53,8 @@ class Scene:
         self.parts: list[Any] = [Part("a"), Part("b"), Part("c")]
         self.lost: list[str] = []
         self.recovers = True
-        self.request: JointRequest[str] = JointRequest(self.on_lost)
+        self.dropped: list[str] = []
+        self.request: JointRequest[str] = JointRequest(self.on_lost, lambda part: self.dropped.append(part.name))  # type: ignore[attr-defined]
 
     def on_lost(self, part: Any, loss: HubLost) -> None:
         self.script.point()
@@ -104,6 +105,21 @@ def test_each_part_is_sent_once_wherever_an_interrupt_comes(at: int) -> None:
     assert scene.counts == [1, 1, 1]
     scene.begin()
     assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [2, 2, 2]
+
+
+@pytest.mark.parametrize("had", [False, True])
+def test_parts_whose_results_do_not_reach_the_caller_are_told(had: bool) -> None:
+    scene = Scene()
+    scene.begin()
+    if had:
+        scene.request.results(None)
+    else:
+        scene.parts[1].answers = [RequestRefused("this one had no result")]
+    scene.request.settle()
+    assert scene.dropped == []
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.dropped == (["a", "b", "c"] if had else ["a", "c"])
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.combinations(range(14), 2)])

@@ -85,9 +85,9 @@ def test_pipe_is_no_hub_file_and_no_audit(tmp_path: Path) -> None:
 def test_pipe_among_the_leftovers_of_replays_holds_no_hub_up(tmp_path: Path) -> None:
     folder = tmp_path / "replays"
     folder.mkdir()
-    os.mkfifo(folder / ".left.replay.part")
+    os.mkfifo(folder / ".left-0123456789abcdef-env0-0.replay.part")
     ReplayFolder(folder, 10, 1 << 20).remove_leftovers()
-    assert (folder / ".left.replay.part").exists()
+    assert (folder / ".left-0123456789abcdef-env0-0.replay.part").exists()
 
 
 def soft_limits(pid: int) -> tuple[int, int]:

@@ -30,12 +30,15 @@ def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: P
         peer.kill()
 
 
+NAMED = "-0123456789abcdef-env0-0"  # at the end of the name of a file that a hub has made
+
+
 def killed_while_it_writes(folder: Path) -> None:
     """Leave what a hub leaves that is killed within ``keep``."""
     child = os.fork()
     if not child:
         os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        ReplayFolder(folder, 10, 1000).keep("a", b"x" * 300)
+        ReplayFolder(folder, 10, 1000).keep(f"a{NAMED}", b"x" * 300)
     os.waitpid(child, 0)
 
 
@@ -45,10 +48,10 @@ def test_what_a_killed_hub_was_writing_counts_until_it_is_removed(tmp_path: Path
     (tmp_path / ".mine").touch()
     folder = ReplayFolder(tmp_path, 10, 1000)
     for name in ("b", "c", "d"):
-        folder.keep(name, b"x" * 200)
-    assert {path.stem for path in files_in(tmp_path)} == {"c", "d"}
+        folder.keep(f"{name}{NAMED}", b"x" * 200)
+    assert {path.stem for path in files_in(tmp_path)} == {f"c{NAMED}", f"d{NAMED}"}
     folder.remove_leftovers()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "c.replay", "d.replay"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", f"c{NAMED}.replay", f"d{NAMED}.replay"]
 
 
 def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
@@ -56,5 +59,5 @@ def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
     for _ in range(4):
         killed_while_it_writes(tmp_path)
     for name in ("a", "b"):
-        folder.keep(name, b"x" * 900)
-        assert [path.stem for path in files_in(tmp_path)] == [name]
+        folder.keep(f"{name}{NAMED}", b"x" * 900)
+        assert [path.stem for path in files_in(tmp_path)] == [f"{name}{NAMED}"]

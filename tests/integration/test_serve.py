@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -364,6 +365,25 @@ def test_files_in_the_place_of_a_hubs_own_are_kept(tmp_path: Path) -> None:
             assert notes.read_text() == "precious"
             notes.unlink()
         assert not [*tmp_path.iterdir()]
+        listener.close()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+@pytest.mark.parametrize("ending", ["", ".side", ".aside"])
+def test_socket_that_another_program_has_open_is_kept(tmp_path: Path, ending: str, kind: int) -> None:
+    path = tmp_path / f"agent.sock{ending}"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        listener = Listener(router, open_to_all=False)
+        with socket.socket(socket.AF_UNIX, kind) as other:
+            other.bind(str(path))
+            if kind == socket.SOCK_STREAM:
+                other.listen()
+            with pytest.raises(envhub.AddressError, match=f"another program has {path} open; choose another path"):
+                listener.bind(f"ipc://{tmp_path}/agent.sock")
+            with socket.socket(socket.AF_UNIX, kind) as client:
+                client.connect(str(path))
+        listener.close()
+        listener.bind(f"ipc://{tmp_path}/agent.sock")  # it has ended, as a hub that was killed
         listener.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from envhub.regular_file import open_regular_file
-from envhub_server.catalog.replay_shares import Kept, giving_way
+from envhub_server.catalog.replay_shares import Kept, giving_way, share_of
 from envhub_server.ipc.replay_file import SUFFIX
 
 ENVIRONMENT_VARIABLE = "ENVHUB_REPLAYS"
@@ -48,7 +48,7 @@ class ReplayFolder:
             raise OSError(f"{len(blob)} bytes are more than replays_bytes_max={self._bytes_max}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path / f"{name}{SUFFIX}"
-        descriptor, written = tempfile.mkstemp(dir=self.path, prefix=".", suffix=UNFINISHED)
+        descriptor, written = tempfile.mkstemp(dir=self.path, prefix=".", suffix=f"-{name}{UNFINISHED}")
         try:
             with open(descriptor, "wb") as file:
                 with contextlib.suppress(OSError):  # where files cannot be locked, leftovers stay
@@ -72,8 +72,8 @@ class ReplayFolder:
         return path
 
     def _look(self) -> None:
-        """Learn which replays there are; only those that are new are asked for their size, for there may be many."""
-        names = {name for name in os.listdir(self.path) if name.endswith(SUFFIX)}
+        """Learn which replays of hubs there are; only new ones are asked for their size, for there may be many."""
+        names = {name for name in os.listdir(self.path) if _is_of_a_hub(name, SUFFIX)}
         for name in self._files.keys() - names:
             del self._files[name]
         self._files |= _kept(self.path, names - self._files.keys())
@@ -84,6 +84,11 @@ class ReplayFolder:
             with contextlib.suppress(OSError), open_regular_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def _is_of_a_hub(name: str, suffix: str) -> bool:
+    """True if a hub has named this file. Another one, also with this suffix, is a user's own, and is never removed."""
+    return name.endswith(suffix) and share_of(name.removesuffix(suffix)) != ""
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -107,7 +112,7 @@ def _unfinished(folder: Path) -> list[tuple[Path, int]]:
     """The files that are being written, or were when their hub was killed, and their sizes."""
     files = []
     for name in os.listdir(folder) if folder.exists() else ():
-        if name.startswith(".") and name.endswith(UNFINISHED):
+        if _is_of_a_hub(name, UNFINISHED):
             with contextlib.suppress(FileNotFoundError):  # it is finished
                 files.append((folder / name, os.stat(folder / name).st_size))
     return files

@@ -132,8 +132,10 @@ class Listener:
                 raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
         self._lock(path)
         for left_over in sockets_there:
+            if _is_open(left_over):  # by no hub, which would hold the lock
+                raise AddressError(f"{wanted.text}: another program has {left_over} open; choose another path")
             try:
-                left_over.unlink(missing_ok=True)  # of a killed hub: one that listens would hold the lock
+                left_over.unlink(missing_ok=True)  # of a killed hub
             except OSError as error:
                 raise AddressError(f"{wanted.text}: {left_over} cannot be removed: {error.strerror}") from error
         self._paths.append(path)
@@ -243,6 +245,25 @@ def _numeric(host: str) -> str:
             reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
         return socket.inet_ntoa(reply[20:24])
     return host
+
+
+def _is_open(path: Path) -> bool:
+    """True if a process has the socket at this path open."""
+    try:
+        opened = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(f"/proc/self/fd/{opened}")  # however long the path is
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # it is full, or takes datagrams
+            pass
+        finally:
+            os.close(opened)
+    return True
 
 
 def _shut_path(path: Path) -> Path:

@@ -39,6 +39,7 @@ import envhub  # noqa: E402
 
 HUBS = 4
 REQUESTS = 300  # of a program
+ROWS = (4, 16, 64, 256, 1024)  # at most, of a program
 PATIENCE_S = 120.0  # for one request; who waits longer hangs
 LATE_S = 3.0  # by which a timeout may be missed on a machine with other work
 GRACE_S = 8.0  # for the loss of a hub to be noticed that serves again
@@ -118,14 +119,14 @@ class Fleet:
 class Program:
     """One vector env, and what is done with it."""
 
-    def __init__(self, seed: int, fleet: Fleet, report: Report, faults: bool = True) -> None:
+    def __init__(self, seed: int, fleet: Fleet, report: Report, rows_max: int) -> None:
         self.seed, self.fleet, self.report, self.chance = seed, fleet, report, random.Random(seed)
         chance = self.chance
         hubs = chance.choice((0, 1, 1, 2, 3, 4))
-        self.count = chance.randint(max(1, hubs), chance.choice((4, 16, 128, 512)))
+        self.count = chance.randint(max(1, hubs), chance.choice([each for each in ROWS if each <= rows_max]))
         self.mode, self.kind, self.by_env = chance.choice(MODES), chance.choice(KINDS), chance.random() < 0.2
         policies = {key: chance.choice(("truncate", "raise")) for key in ("on_crash", "on_timeout", "on_exception")}
-        self.hangs, self.faulty = chance.random() < 0.05, faults and chance.random() < 0.5
+        self.hangs, self.faulty = chance.random() < 0.05, chance.random() < 0.5
         self.copy, self.loss = (
             chance.random() < 0.5,
             chance.choice(("raise", "recreate", "redistribute")[: 2 + (hubs > 1)]),
@@ -580,7 +581,7 @@ class Program:
         self.loss, self.by_env = "raise", False  # which are options of ``make_vec``
 
 
-def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS) -> Report:
+def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS, rows_max: int = ROWS[-1]) -> Report:
     """Programs, from this seed on, until there are so many row-steps."""
     report, said_s = Report(), time.monotonic()
     logging.getLogger("envhub").setLevel(logging.CRITICAL)
@@ -589,7 +590,7 @@ def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS) -> Re
         hubs = stack.enter_context(several_hubs(folder, HUBS, *offered, cwd=TESTS))
         fleet = Fleet(hubs, [stack.enter_context(proxy(hub.tcp, seed)) for hub in hubs.hubs])
         while report.row_steps < row_steps:
-            Program(seed + report.programs, fleet, report).run(requests)
+            Program(seed + report.programs, fleet, report, rows_max).run(requests)
             if time.monotonic() > said_s + 30:
                 said_s = time.monotonic()
                 print(report.text.splitlines()[0], flush=True)

@@ -19,7 +19,7 @@ COUNT, STEPS = 5, 60
 
 @pytest.mark.long
 def test_short_programs_see_what_the_model_allows(tmp_path: Path) -> None:
-    report = run(tmp_path, 11, 2_000, requests=60)
+    report = run(tmp_path, 11, 2_000, requests=60, rows_max=16)
     assert not report.wrong, report.wrong[0]
 
 

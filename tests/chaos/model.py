@@ -98,7 +98,7 @@ class Rows:
             for attr in self.attrs[row]:
                 after = Place(DOWN, State(row, NEW, attr=attr), cause)
                 if cause == "exception" and self.policies["on_exception"] == "raise":  # it is not made again
-                    after = Place(LIVE, state._replace(armed=False))
+                    after = Place(LIVE, state._replace(armed=state.armed and not state.ended))
                 yield from self._failed(after, cause, state)
         elif state.ended:
             after = state.reset()

@@ -265,7 +265,7 @@ class HubOptions:
 
     lease: Annotated[Seconds, Meta(description="The seconds that a session outlives the loss of its client.")] = 60.0
     close_timeout_max: Annotated[
-        Seconds, Meta(description="The most seconds that a client may give its envs to close.")
+        Seconds, Meta(description="The most seconds that a client may give an env to close.")
     ] = 60.0
     drain_timeout: Annotated[
         Seconds, Meta(description="The seconds for requests to end, once the hub is told to stop.")

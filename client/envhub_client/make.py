@@ -146,7 +146,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         reset_timeout: the time for a reset.
         step_timeout: the time for a step, also where that resets the env.
         call_timeout: the time for a call.
-        close_timeout: the time for all envs to close.
+        close_timeout: the time for an env to close.
         gpus: numbers of devices, dealt to the workers in turn; see ``envhub.HostingOptions``.
         memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
         spares: the number of workers that each hub makes ahead, with their envs, for envs that take long.

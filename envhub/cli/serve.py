@@ -38,6 +38,7 @@ def serve(
     from envhub_server.hub.hub import Hub
     from envhub_server.log import HubStream
     from envhub_server.network.audit import AuditError
+    from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.processes.import_folder import UnsafeFolder
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
@@ -78,7 +79,7 @@ def serve(
     sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
         run(hub_config, ready, listed)
-    except (AddressError, AuditError, EnvNotFound, UnsafeFolder) as error:
+    except (AddressError, AuditError, DescriptorsShort, EnvNotFound, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:
         end("serve", error, EXIT_KEYS)

@@ -49,6 +49,7 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     from envhub_server.catalog.replay_folder import default_path
     from envhub_server.catalog.step_cost_file import cache_path
     from envhub_server.config import HubConfig
+    from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.serve import run_hub
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors
@@ -56,15 +57,15 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     # The path of a socket is limited; the path of the folder is not.
     path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
 
-    line = socket.socket(fileno=line_end)
-
     def ready(hub: Hub) -> None:
         files = [os.open(name, os.O_PATH) for name in (path, side_path(path) or "")]
         shutil.rmtree(folder, ignore_errors=True)  # which the program removes, too, if it is there
-        try:
-            socket.send_fds(line, [b"1"], files)
-        except BrokenPipeError:
-            hub.stop("its program ended, or was interrupted while it started the hub")
+        # A copy: the program takes the end of the line for the end of this process.
+        with socket.socket(fileno=os.dup(line_end)) as line:
+            try:
+                socket.send_fds(line, [b"1"], files)
+            except BrokenPipeError:
+                hub.stop("its program ended, or was interrupted while it started the hub")
         for file in files:
             os.close(file)
 
@@ -82,4 +83,7 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
         step_costs=cache_path(os.environ),
         replays=default_path(os.environ),
     )
-    run_hub(config, ready, zygote)
+    try:
+        run_hub(config, ready, zygote)
+    except DescriptorsShort as error:
+        sys.exit(f"envhub: the private hub cannot start: {error}")

@@ -150,7 +150,7 @@ ROOMS = {
         "import_check.py": {"catalog", "processes"},
         "in_process.py": {"catalog", "hub", "ipc", "loop", "memory", "processes", "session", "worker"},
         "log.py": {"processes"},
-        "private_hub.py": {"catalog", "hub", "ipc", "processes", "worker"},
+        "private_hub.py": {"catalog", "hub", "ipc", "network", "processes", "worker"},
         "replay.py": {"ipc", "processes"},
         "serve.py": {"catalog", "hub", "ipc", "processes"},
     },

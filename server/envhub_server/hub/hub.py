@@ -62,6 +62,7 @@ from envhub_server.loop.poller import Ready
 from envhub_server.loop.schedule import Schedule
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
 from envhub_server.network.audit import Audit
 from envhub_server.network.rights import Holder
@@ -106,7 +107,11 @@ class Hub:
         """Make a hub with this configuration. ``zygote`` already runs; without one the hub starts it once it needs it.
 
         ``listed`` is called once, when it is known which envs are ready.
+
+        Raises:
+            DescriptorsShort: this process may open too few files to serve a client.
         """
+        descriptor_guard.check_start(descriptor_guard.PER_HUB)
         self.config = config
         self.id = secrets.randbits(64) or 1
         self.addresses: list[str] = []
@@ -225,6 +230,7 @@ class Hub:
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
         self._features.open()
+        descriptor_guard.check_start(descriptor_guard.PER_ZYGOTE if self.config.program is None else 0)
         if self.config.program is not None:
             for descriptor in self.config.program:
                 self._poller.register(descriptor, self)

@@ -27,11 +27,17 @@ CHECK_S = 0.25
 # runs, one end of the first three, and a journal. Its session has the memory, twice, two bells, the side socket and its
 # client's pidfd, and one to spare.
 PER_WORKER, PER_SESSION = 10, 7
+PER_HUB, PER_ZYGOTE, PER_CLIENT = 30, 6, 2  # the first at least, with one address
+LIMIT_ADVISED = 1024
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: drop every packet
 
 log = Logger("envhub.hub")
+
+
+class DescriptorsShort(Exception):
+    """A hub may open too few files to serve a client."""
 
 
 class DescriptorGuard:
@@ -55,7 +61,8 @@ class DescriptorGuard:
             self.check_s = now_s + CHECK_S
             self._listener.shut()
             self._drop_packets(_SO_ATTACH_FILTER)
-            log.error("descriptors_short", used=descriptor + 1, limit=limit(), note="new connections are refused")
+            note = f"new connections are refused; {_advice()}"
+            log.error("descriptors_short", used=descriptor + 1, limit=limit(), note=note)
 
     def check(self, now_s: float) -> None:
         """Let clients in again once there are enough descriptors."""
@@ -94,8 +101,29 @@ def shortage(workers: int) -> str:
         return ""
     return (
         f"{workers} workers take up to {wanted} descriptors, and {used} of the {given} that this hub gives away are in "
-        f"use: close sessions, ask for fewer workers, or raise its `ulimit -n` of {limit()}"
+        f"use: close sessions, ask for fewer workers, or raise its limit of {limit()}: {_advice()}"
     )
+
+
+def check_start(more: int) -> None:
+    """Refuse to start a hub that could not make a session of one worker.
+
+    Args:
+        more: the descriptors that the hub itself opens after this.
+
+    Raises:
+        DescriptorsShort: it could not.
+    """
+    used, wanted = in_use(), more + PER_CLIENT + PER_SESSION + PER_WORKER
+    if used + wanted > given_max():
+        raise DescriptorsShort(
+            f"too few open files: the limit is {limit()}, {used} are in use, {limit() - given_max()} are kept in "
+            f"reserve, and a hub with one env takes {wanted} more: {_advice()}"
+        )
+
+
+def _advice() -> str:
+    return f"raise it by `ulimit -n {max(LIMIT_ADVISED, 2 * limit())}` before the start"
 
 
 def workers_left() -> int:

@@ -50,7 +50,7 @@ def that_all_may_write_to(shared: Path) -> Path:
     ids=lambda run: run.__name__,
 )
 def test_own_folder_in_one_of_another_user_is_refused(
-    tmp_path: Path, run: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tmp_path.chmod(0o1777)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run(tmp_path)))
@@ -64,7 +64,7 @@ def test_own_folder_in_one_of_another_user_is_refused(
         KeyFolder(tmp_path / "run/envhub").load()
     with pytest.raises(SystemExit, match="2"):
         app(("serve", "CartPole-v1"))
-    assert why in capsys.readouterr().err
+    assert why in capfd.readouterr().err
     assert not [*(tmp_path / "run/envhub").iterdir()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import accumulate, pairwise, repeat
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +12,17 @@ import numpy as np
 import pytest
 from envhub_client.batch import Batch
 from envhub_client.federation import absence as absences
-from envhub_client.federation import remaker as remakers
 from envhub_client.federation.absent_lane import AbsentLane
+from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
-from gymnasium.spaces import Box, Discrete, Space
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import HubLost, HubTimeout, RequestRefused
+from envhub.errors import HubLost, HubTimeout
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -758,16 +756,17 @@ def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() 
     assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.waiting_rows.tolist() == [2]
 
 
-@pytest.mark.parametrize("other", ["action space", "observation space", ""])
-def test_rows_are_made_again_in_the_same_spaces_alone(other: str) -> None:
-    spaces: list[Space[Any]] = [Discrete(2), Box(0, 1, (3,))]
-    made = [Box(0, 1) if other == "action space" else spaces[0], Box(0, 1) if other[:1] == "o" else spaces[1]]
-    wanted, new = (cast(Any, SimpleNamespace(action_space=a, observation_spaces=[o])) for a, o in (spaces, made))
-    options, none = SimpleNamespace(faults=SimpleNamespace(restart_wait=1.0)), cast(Any, None)
-    opener = cast(Any, SimpleNamespace(options=options))
-    part = HubPart("hub-9", range(3), cast(Any, SimpleNamespace(description=new)), none)
-    with pytest.raises(RequestRefused, match="hub-9 makes envs of other spaces") if other else nullcontext():
-        remakers.Remaker(opener, wanted, none, False)._check_same(part)
+def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
+    rows = AbsentRows([np.arange(4.0)], np.array([True, False, False, False]))
+    rows.untold[2:] = rows.unseen[3] = False
+    rows.waiting = [(np.array([3, 1]), b"c", [np.array([30, 10])]), (np.array([2]), b"c", [np.array([20])])]
+    first, second = rows.of(range(2)), rows.of(range(2, 4))
+    assert [each.earlier[0].tolist() for each in (first, second)] == [[0, 1], [2, 3]]
+    assert [each.due.tolist() for each in (first, second)] == [[True, False], [False, False]]
+    assert [each.untold.tolist() for each in (first, second)] == [[True, True], [False, False]]
+    assert [each.unseen.tolist() for each in (first, second)] == [[True, True], [True, False]]
+    waiting = [[(ids.tolist(), arrays[0].tolist()) for ids, _, arrays in each.waiting] for each in (first, second)]
+    assert waiting == [[([1], [10])], [([1], [30]), ([0], [20])]]
 
 
 def test_rows_that_were_under_way_are_truncated() -> None:

@@ -11,7 +11,7 @@ from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
 
-from envhub.errors import HubLost
+from envhub.errors import HubLost, RemoteProtocolError
 from envhub.protocol.messages import Make, Reset
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -50,6 +50,9 @@ class Hub:
         if self.lost:
             raise HubLost(f"hub {self.first} is lost")
         self.posted.append(what)
+
+    def breach(self, row: int, what: str) -> None:
+        raise RemoteProtocolError(what)
 
     def give_up(self) -> None:
         self.given_up += 1
@@ -405,6 +408,18 @@ def test_lost_lane_is_not_settled_again() -> None:
     settled = first.settled
     hubs.lane.settle()
     assert first.settled == settled and truncated(hubs.lane.wait(None)) == [0, 1, 2]
+
+
+def test_request_whose_results_break_the_protocol_in_each_session_fails() -> None:
+    hubs = Hubs()
+    for _ in range(2):  # requests
+        hubs.post()
+        for _ in range(ATTEMPTS_MAX - 1):
+            hubs.lane.breach(0, "an info that is none")
+            hubs.lane.wait(None)
+        with pytest.raises(RemoteProtocolError, match="an info that is none"):
+            hubs.lane.breach(0, "an info that is none")
+    assert len(hubs.losses) == 2 * (ATTEMPTS_MAX - 1)
 
 
 def test_last_loss_is_the_one_that_is_raised() -> None:

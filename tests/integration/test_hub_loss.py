@@ -380,6 +380,69 @@ def test_worker_that_dies_while_the_envs_are_made_anew_is_no_reason_to_give_up(t
         assert not place.exists() and envs.reset()[0][:, 0].tolist() == [0, 0]
 
 
+class Permitted(sims.Counter):
+    """Is made once a file is there."""
+
+    def __init__(self, permit: Path) -> None:
+        super().__init__()
+        while not permit.exists():
+            time.sleep(0.01)
+
+
+Check = Callable[[Any], Any]  # raises, or returns what is wrong
+BEGUN: dict[str, tuple[Callable[[envhub.HubVectorEnv], Any], Check]] = {
+    "step_wait": (lambda envs: envs.step_async([0, 0]), lambda found: truncated(found, 1)),
+    "reset_wait": (lambda envs: envs.reset_async(), lambda found: found[0][:, 0].sum()),
+    "recv": (lambda envs: envs.send([0, 0]), lambda found: truncated(found, 1)),
+    "call_wait": (lambda envs: envs.call_async("add", 2), lambda found: found != (2, 2)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BEGUN)
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_timeout_of_a_wait_holds_while_the_envs_are_made_again(tmp_path: Path, lane: Any, name: str) -> None:
+    begin, check = BEGUN[name]
+    permit = tmp_path / "permit"
+    permit.touch()
+    with closing(
+        envhub.make_vec([lambda: Permitted(permit)] * 2, num_workers=2, lane=lane, on_hub_loss="recreate")
+    ) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        permit.unlink()
+        kill_private_hub()
+        if name == "call_wait":  # a call that finds the hub lost is lost, at once
+            with pytest.raises(envhub.HubLost):
+                envs.get_attr("count")
+        begin(envs)
+        for _ in range(2):
+            with pytest.raises(envhub.HubTimeout, match="its envs are not made again yet: wait again"):
+                getattr(envs, name)(timeout=0.2)
+        permit.touch()
+        assert not check(getattr(envs, name)())
+        if name == "call_wait":
+            truncated(envs.step([0, 0]), 1)
+        envs.reset()
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.long
+def test_close_while_the_envs_are_made_again_ends_that(tmp_path: Path) -> None:
+    permit = tmp_path / "permit"
+    permit.touch()
+    with closing(envhub.make_vec([lambda: Permitted(permit)] * 2, on_hub_loss="recreate")) as envs:
+        envs.reset()
+        permit.unlink()
+        kill_private_hub()
+        envs.step_async([0, 0])
+        with pytest.raises(envhub.HubTimeout):
+            envs.step_wait(timeout=0.2)
+        envs.drop_pending()
+    assert wait_until(lambda: not [each for each in threading.enumerate() if each.name == "envhub-remake"])
+    assert wait_until(lambda: not worker_processes(os.getpid()))
+
+
 @pytest.mark.long
 def test_reset_under_way_is_done_again() -> None:
     with closing(envhub.make_vec([sims.Counter] * 2, on_hub_loss="recreate")) as envs:

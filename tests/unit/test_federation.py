@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from envhub_client.batch import Batch
-from envhub_client.federation import absence as absences
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.joint_shares import JointShares
@@ -19,6 +18,7 @@ from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
+from envhub_client.session import absence as absences
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 from envhub_client.batch import Batch
+from envhub_client.session.absence import Absence
 from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
 
-from envhub.errors import HubLost, RemoteProtocolError
+from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Make, Reset
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -43,6 +48,7 @@ class Hub:
         self.tries = 0
         self.settled = self.given_up = 0
         self.raises: Exception | None = None  # in the next part
+        self.interrupts = 0
         self.returned = np.zeros(ROWS, int)  # what the envs were seen to show last
 
     def _check(self, what: str) -> None:
@@ -53,6 +59,18 @@ class Hub:
 
     def breach(self, row: int, what: str) -> None:
         raise RemoteProtocolError(what)
+
+    def _interrupt(self) -> None:
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.posted),)
+
+    def confirm_rows(self, timeout: float | None) -> None:
+        pass
 
     def give_up(self) -> None:
         self.given_up += 1
@@ -73,6 +91,7 @@ class Hub:
     def begin_step(self, codes: bytes, arrays: object, out_of_band: bytes) -> None:
         self._check("step")
         self._step(np.arange(ROWS))
+        self._interrupt()
 
     def _step(self, rows: np.ndarray) -> None:
         self.cut[rows] = self.untold[rows]
@@ -133,16 +152,20 @@ class Hubs:
         self.now = self.left.pop(0)
         self.lane = RecoveringLane(self.now, self)  # type: ignore[arg-type]
         self.losses: list[str] = []  # after which another one was made
-        self.interrupts = 0  # that come when another hub has made the envs
+        self.may_make = threading.Event()
+        self.may_make.set()
+        self.interrupts = 0  # of those that come next, once something was begun there
 
-    def renew(self, loss: HubLost) -> Hub:
+    def make_again(self, loss: HubLost) -> Absence:
+        return Absence(loss, math.inf, lambda absence: [self._made(loss)], lambda absence: None)
+
+    def _made(self, loss: HubLost) -> Any:
+        assert self.may_make.wait(30)
         if not self.left:
             raise HubLost(f"{loss}, and no other")
         self.losses.append(str(loss))
         self.now = self.left.pop(0)
-        if self.interrupts:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
+        self.now.interrupts = self.interrupts
         return self.now
 
     def post(self) -> None:
@@ -199,11 +222,12 @@ def test_loss_whose_truncation_was_dropped_is_told_by_the_next_step() -> None:
     assert seen(hubs.step()) == [1, 1, 1]
     hubs.now.lost = True
     assert truncated(hubs.step()) == [0, 1, 2]
-    hubs.lane.give_up()  # too late: the truncation was returned
+    hubs.lane.settle()
+    hubs.lane.give_up()  # of another request: the truncation was returned
     assert seen(hubs.step()) == [101, 101, 101]
     hubs.post()
     hubs.now.lost = True
-    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.lane._wait(lambda lane, left_s: lane.wait(left_s), None)  # and then came an interrupt
     hubs.lane.give_up()
     batch = hubs.step()
     assert truncated(batch) == [0, 1, 2] and seen(batch) == [101, 101, 101]
@@ -242,7 +266,7 @@ def test_reset_that_was_dropped_after_a_loss_leaves_the_session() -> None:
     hubs.reset()
     hubs.now.lost = True
     hubs.lane.begin_reset(Reset(mask=[False, True, False]))
-    hubs.lane._wait(lambda lane: lane.wait(None))
+    hubs.lane._wait(lambda lane, left_s: lane.wait(left_s), None)
     hubs.lane.give_up()
     left = len(hubs.left)
     assert truncated(hubs.step()) == [0, 2]
@@ -324,14 +348,46 @@ def test_interrupt_while_envs_are_made_again_loses_no_truncation() -> None:
     hubs = Hubs()
     hubs.reset()
     hubs.step()
-    hubs.now.lost, hubs.interrupts = True, 2
+    hubs.now.lost, hubs.interrupts = True, 1
     with pytest.raises(KeyboardInterrupt):
         hubs.step()
-    with pytest.raises(KeyboardInterrupt):
-        hubs.lane.wait(None)
-    batch = hubs.step()  # whether it is waited for again or given up
+    batch = hubs.lane.wait(None)  # of the step that was begun there, which is not begun once more
     assert truncated(batch) == [0, 1, 2] and seen(batch) == [1, 1, 1]
     assert truncated(hubs.step()) == []
+
+
+def test_truncation_in_a_result_that_was_dropped_is_returned_by_the_next_step() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    assert truncated(hubs.step()) == [0, 1, 2]
+    hubs.lane.give_up()  # an interrupt has kept it from the caller
+    assert truncated(hubs.step()) == [0, 1, 2] and truncated(hubs.step()) == []
+
+
+@pytest.mark.parametrize("kind", ["step", "reset", "rows"])
+def test_timeout_holds_while_envs_are_made_again_and_the_next_wait_goes_on(kind: str) -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.now.lost = True
+    hubs.may_make.clear()
+    if kind == "reset":
+        hubs.lane.begin_reset(Reset())
+    elif kind == "step":
+        hubs.post()
+    else:
+        hubs.send(0, 1, 2)
+
+    def wait(timeout: float | None) -> Batch:
+        return hubs.lane.wait_rows(3, timeout) if kind == "rows" else hubs.lane.wait(timeout)
+
+    for _ in range(2):
+        with pytest.raises(HubTimeout, match="hub 0 is lost; its envs are not made again yet"):
+            wait(0.01)
+    hubs.may_make.set()
+    batch = wait(None)
+    assert len(hubs.losses) == 1
+    assert seen(batch) == [0, 0, 0] and (kind == "reset" or truncated(batch) == [0, 1, 2])
 
 
 def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent() -> None:
@@ -367,7 +423,7 @@ def test_stopped_renewal_makes_no_other_session() -> None:
     renewal.stop()
     loss = HubLost("lost")
     with pytest.raises(HubLost) as caught:
-        renewal.renew(loss)
+        renewal.make_again(loss)
     assert caught.value is loss
 
 
@@ -451,7 +507,7 @@ def test_step_that_is_given_up_on_a_lost_hub_is_told_of_that_loss() -> None:
     hubs.reset()
     hubs.now.lost = True
     hubs.post()
-    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.lane._wait(lambda lane, left_s: lane.wait(left_s), None)  # and then came an interrupt
     hubs.now.lost = True
     hubs.lane.begin_step(b"", [np.zeros(ROWS)], b"")
     hubs.lane.give_up()
@@ -465,7 +521,7 @@ def test_reset_and_parts_after_a_step_that_nobody_waits_for_leave_the_session_wh
     hubs.post()
     hubs.now.lost = True
     hubs.lane.begin_reset(Reset(mask=[False, True, False]))
-    hubs.lane._wait(lambda lane: lane.wait(None))
+    hubs.lane._wait(lambda lane, left_s: lane.wait(left_s), None)
     hubs.lane.give_up()
     assert truncated(hubs.step()) == [0, 2] and len(hubs.left) == 7
     hubs.post()
@@ -482,7 +538,7 @@ def test_masked_reset_tells_nothing_of_the_envs_that_it_leaves_out() -> None:
     hubs.now.lost = True
     hubs.reset(False, True, False)
     hubs.post()
-    hubs.lane._wait(lambda lane: lane.wait(None))  # and then came an interrupt
+    hubs.lane._wait(lambda lane, left_s: lane.wait(left_s), None)  # and then came an interrupt
     hubs.lane.give_up()
     assert {0, 2} <= {*truncated(hubs.step())}
 

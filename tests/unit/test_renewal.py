@@ -118,10 +118,11 @@ def test_session_of_other_spaces_is_not_adopted(other: str) -> None:
         open=lambda *_: made,
         adopt=lambda *_: calls.append("adopted"),
     )
-    renew = renewal.SessionRenewal(maker, SeedsGiven()).renew
+    absence = renewal.SessionRenewal(maker, SeedsGiven()).make_again(LOSS)
+    assert absence.wait(30)
     if other:
         with pytest.raises(errors.HubLost, match="makes envs of other spaces"):
-            renew(LOSS)
+            absence.parts()
     else:
-        renew(LOSS)
+        absence.parts()
     assert calls == (["ended", "ended"] if other else ["ended", "adopted", "ended"])

@@ -16,10 +16,10 @@ from envhub.values import codec
 from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
-from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.part import HubPart
 from envhub_client.lanes.base import HubLane
+from envhub_client.session.absence import Absence
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
@@ -42,8 +42,8 @@ class AbsentLane:
         lost: HubLane,
         outstanding: np.ndarray,
         loose: bool,
-        absence: Absence,
-        lane_of: Callable[[Absence], HubLane],
+        absence: Absence[HubPart],
+        lane_of: Callable[[Absence[HubPart]], HubLane],
     ) -> None:
         """Continue after a lane that was lost, of whose rows a mask says which were sent.
 

@@ -62,7 +62,7 @@ class JointRequest(Generic[Result]):
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._loss: tuple[HubLane, EnvHubError] | None = None  # of that part, with the lane that was lost
         self._had = False  # whether ``results`` returned: a further wait would write over what the caller has
-        self._dropped = False
+        self._dropped = self._is_over = False  # whether the results are not wanted, or have reached the caller
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
         """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again.
@@ -70,7 +70,7 @@ class JointRequest(Generic[Result]):
         The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
-        self._errors, self._again, self._loss, self._had = {}, None, None, False
+        self._errors, self._again, self._loss, self._had, self._is_over = {}, None, None, False, False
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -185,15 +185,16 @@ class JointRequest(Generic[Result]):
 
     def give_up(self) -> None:
         """Have the results of the pending request dropped, once ``settle`` has waited for them."""
-        self._dropped = True
+        self._dropped = not self._is_over
 
     def settle(self) -> None:
-        """Wait until each hub has carried out its part of a request that was dropped.
+        """Wait until each hub has carried out its part of a request that was dropped; to be called before the next one.
 
         Raises:
             LocalProtocolError: a part cannot be sent now; call again.
         """
         if not self._dropped:
+            self._is_over = self._had
             return
         self._send_rest()
         while self._parts:

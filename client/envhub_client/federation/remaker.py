@@ -14,13 +14,13 @@ from envhub import errors
 from envhub.values import spaces
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
-from envhub_client.federation.absence import Absence
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for, roomiest
 from envhub_client.federation.slices import set_attr_of
 from envhub_client.lanes.base import HubLane
+from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import SessionDescription
 from envhub_client.session.lane_session import SeedsGiven
@@ -46,7 +46,7 @@ class Remaker:
         self._description, self._seeds = description, seeds
         self._loose = loose
         self.attributes = AttributesSet()
-        self._absences: list[Absence] = []
+        self._absences: list[Absence[HubPart]] = []
         self._stopped = False
 
     def stop(self) -> None:
@@ -86,14 +86,14 @@ class Remaker:
         self._absences = [each for each in self._absences if not each.has_ended] + [absence]
         return AbsentLane(part.lane, outstanding, self._loose, absence, self._lane_of)
 
-    def _lane_of(self, absence: Absence) -> HubLane:
+    def _lane_of(self, absence: Absence[HubPart]) -> HubLane:
         parts = absence.parts()
         return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._loose, copy=True)
 
     # --- in the thread of an absence ------------------------------------------------------------------------------
 
     def _made_again(
-        self, part: HubPart, absence: Absence, gone: Sequence[Connection], num_workers: int | None, losses: int
+        self, part: HubPart, absence: Absence[HubPart], gone: Sequence[Connection], num_workers: int | None, losses: int
     ) -> Sequence[HubPart]:
         def make(_: Deadline) -> Sequence[HubPart]:
             hubs: list[OpenHub] = []
@@ -131,7 +131,7 @@ class Remaker:
             raise failures[-1]
 
     def _opened(
-        self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence, num_workers: int | None
+        self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence[HubPart], num_workers: int | None
     ) -> list[HubPart]:
         count = len(part.rows)
         # The envs of a vector env are one: on one hub, by as many workers.

@@ -145,17 +145,3 @@ class HubLane(Lane, Protocol):
 
         The lane must have been made to keep them.
         """
-
-
-class LaneSource(Protocol):
-    """Source of a lane when that of a session has lost its hub."""
-
-    def renew(self, loss: EnvHubError) -> HubLane:
-        """Make the envs again elsewhere, each with a truncation by this loss pending, and return the lane to them.
-
-        Interrupted, it is to be called again; what it has made before is ended.
-
-        Raises:
-            HubLost: there is no hub to go on with.
-            Exception: as at the first making.
-        """

@@ -31,6 +31,7 @@ from envhub_client.session.options import SessionOptions
 from envhub_client.session.value_codec import ValueCodec
 
 KILL_TIMEOUT_S = 2.0
+LOOK_S = 0.25  # between looks at whether envs that are made again are still wanted
 
 log = logging.getLogger("envhub")
 
@@ -50,6 +51,7 @@ class SessionMaker:
         compression: how its observations are compressed on the wire lane; empty for not at all.
         closed: whether the end of the session in use has begun.
         keeps_last: whether the lane has ``last_observations``.
+        is_wanted: returns whether the envs that are being made are still wanted; None where that is not asked.
     """
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
@@ -62,6 +64,7 @@ class SessionMaker:
         self.options = replace(options, num_workers=0, hosting=own) if within else options
         self.closed, self.keeps_last = False, options.on_hub_loss != "raise"
         self._make = make
+        self.is_wanted: Callable[[], bool] | None = None
         self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
 
     def make(self, timeout: float | None) -> HubLane:
@@ -135,6 +138,12 @@ class SessionMaker:
             atexit.unregister(_end_private)
             atexit.register(_end_private)  # after the hub's end, and so it is called before that
         self.begin(connection, program_environment() if private else None, lost, num_workers, seeds)
+        while self.is_wanted is not None:
+            try:
+                return self.made(LOOK_S)
+            except errors.HubTimeout:
+                if not self.is_wanted():
+                    raise errors.SessionLost("the envs are wanted no more") from None
         return self.made()
 
     def begin(

@@ -9,20 +9,34 @@ its envs showed last in the old one: this module puts it in, until an env has sh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from envhub.errors import AccessDenied, EnvHubError, RemoteProtocolError
+from envhub.errors import AccessDenied, EnvHubError, HubTimeout, RemoteProtocolError, of_hub
 from envhub.protocol.messages import Reset
 from envhub_client.batch import Batch, invalid_rows, with_earlier
 from envhub_client.connection.failures import SESSION_ENDS
-from envhub_client.lanes.base import HubLane, Lane, LaneSource
+from envhub_client.deadline import Deadline
+from envhub_client.lanes.base import HubLane, Lane
+from envhub_client.session.absence import Absence
 
 ATTEMPTS_MAX = 3  # of one request, each in another session
 # The only hub that there is does not let this client in: there is no other session.
 RENEWED = tuple(kind for kind in SESSION_ENDS if kind is not AccessDenied)
 
 Begin = Callable[[Lane], None]
+
+
+class LaneSource(Protocol):
+    """Source of a lane when the session of another is over."""
+
+    def make_again(self, loss: EnvHubError) -> Absence[HubLane]:
+        """Have the envs made again, each with a truncation by this loss pending; the absence has their lane.
+
+        Raises:
+            EnvHubError: the loss, where the envs are being closed.
+        """
 
 
 class RecoveringLane:
@@ -40,8 +54,11 @@ class RecoveringLane:
         self._again: Begin | None = None  # begins on another lane what is under way
         self._loss: EnvHubError | None = None  # while it is set, nothing is under way on ``_lane``
         self._last_loss: EnvHubError | None = None  # after which this session was made
+        self._absence: Absence[HubLane] | None = None  # the making of another, once it has begun
+        self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # a lane that may have ``_again``, and its progress
         self._untold = np.zeros(lane.num_envs, bool)  # whether the truncation by it has not reached the caller yet
-        self._stepping = False  # whether a step of all envs is under way
+        self._stepping = False  # whether a step of all envs is under way, or was the last request
+        self._returned = False  # whether its results were returned
         self._breaches = 0  # of the protocol, in results of what is under way
 
     @property
@@ -50,13 +67,13 @@ class RecoveringLane:
         return self._lane.name
 
     def lose(self, loss: EnvHubError) -> None:
-        """Go on in another session, since a request other than a step or reset has found this one to be over.
+        """Have another session made, since a request other than a step or reset has found this one to be over.
 
         Raises:
-            EnvHubError: there is no other.
+            EnvHubError: the loss, where the envs are being closed.
         """
         self._loss, self._again = loss, None
-        self._recover(loss)
+        self._make_again(loss).wait(0)
 
     def breach(self, row: int, what: str) -> None:
         """Go on in another session at the next wait, since what the hub sent breaks the protocol."""
@@ -68,17 +85,41 @@ class RecoveringLane:
             if self._breaches == ATTEMPTS_MAX:
                 raise
 
-    def _recover(self, loss: EnvHubError) -> None:
-        self._keep_last()
-        self._lane = self._source.renew(loss)
+    def _make_again(self, loss: EnvHubError) -> Absence[HubLane]:
+        if self._absence is None:
+            self._keep_last()
+            self._absence = self._source.make_again(loss)
+        return self._absence
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the session is over, so that ``recover`` has to wait for another."""
+        return self._loss is not None
+
+    def recover(self, timeout: float | None) -> None:
+        """Go on in another session if this one is over, and begin there what is under way.
+
+        Raises:
+            HubTimeout: there is none within ``timeout`` seconds; its making goes on.
+            EnvHubError: there is none.
+        """
+        if (loss := self._loss) is None:
+            return
+        absence = self._make_again(loss)
+        if not absence.wait(timeout):
+            raise of_hub(HubTimeout(f"{loss}; its envs are not made again yet: wait again"), loss.hub) from loss
+        self._lane = lane = absence.parts()[0]
         self._untold[:] = True
         try:
             if self._again is not None:
-                self._again(self._lane)
-            # Last: after an interrupt it is all done again, in a session that has reported nothing.
-            self._last_loss, self._loss = loss, None
+                if self._tried is None or self._tried[0] is not lane:
+                    self._tried = lane, lane.progress
+                if lane.progress == self._tried[1]:  # else it was begun before an interrupt
+                    self._again(lane)
+                lane.confirm_rows(None)
+            self._last_loss, self._loss, self._absence = loss, None, None
         except RENEWED as error:
-            self._loss = error
+            self._loss, self._absence = error, None
 
     def _keep_last(self) -> None:
         """Keep what the envs showed in this session, before its lane is replaced; interrupted, it is done again."""
@@ -93,12 +134,15 @@ class RecoveringLane:
         That is in another session, for this one tells it once.
         """
         self._lane.give_up()
+        self._again = None
         if self._loss is None and self._stepping and self._untold.any():
-            self._loss, self._again = self._last_loss, None
-        self._stepping = False
+            self._loss = self._last_loss
+        self._stepping = self._returned = False
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
+        if self._returned:  # this comes before the next request: the caller has what was returned
+            self._returned, self._stepping, self._untold[:] = False, False, False
         try:
             if self._loss is None:
                 self._lane.settle()
@@ -115,20 +159,18 @@ class RecoveringLane:
         except RENEWED as error:
             self._loss = error
 
-    def _wait(self, wait: Callable[[Lane], Batch]) -> Batch:
+    def _wait(self, wait: Callable[[Lane, float | None], Batch], timeout: float | None) -> Batch:
         """The results of what is under way, if need be in another session.
-
-        The timeout of ``wait`` does not count for the making of another session.
 
         Raises:
             EnvHubError: there is no other session.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         for _ in range(ATTEMPTS_MAX):
-            if self._loss is not None:
-                self._recover(self._loss)
+            self.recover(None if deadline is None else deadline.left_s())
             try:
                 if self._loss is None:
-                    return wait(self._lane)
+                    return wait(self._lane, None if deadline is None else deadline.left_s())
             except RENEWED as error:
                 self._loss = error
         assert self._loss is not None
@@ -150,9 +192,12 @@ class RecoveringLane:
 
     def wait(self, timeout: float | None) -> Batch:
         """The results of what was begun, again if asked again; errors as for any lane, and ``_wait``."""
-        batch = self._wait(lambda lane: lane.wait(timeout))
+        batch = self._wait(lambda lane, left_s: lane.wait(left_s), timeout)
         batch = self._with_last(batch, None if self._mask is None else ~self._mask)
-        self._untold[slice(None) if self._mask is None else self._mask] = self._stepping = False
+        if self._mask is None:
+            self._returned = True
+        else:
+            self._untold[self._mask] = False
         return batch
 
     def _with_last(self, batch: Batch, repeats: np.ndarray | None) -> Batch:
@@ -199,16 +244,16 @@ class RecoveringLane:
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
 
-        def wait(lane: Lane) -> Batch:
+        def wait(lane: Lane, left_s: float | None) -> Batch:
             try:
-                return lane.wait_rows(min_envs, timeout)
+                return lane.wait_rows(min_envs, left_s)
             except RENEWED:
                 raise
             except Exception:  # of an env, which is not under way any more
                 self._under_way &= lane.are_outstanding
                 raise
 
-        return self._with_last(self._wait(wait), None)
+        return self._with_last(self._wait(wait, timeout), None)
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,6 +15,7 @@ from envhub.values import spaces
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
+from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import space_of
 from envhub_client.session.lane_session import SeedsGiven
@@ -74,11 +76,12 @@ def made_again(
 
 
 class SessionRenewal:
-    """A ``LaneSource`` that has the envs made again, by the maker of the session that is over."""
+    """A ``LaneSource`` that has the envs made again by a thread, with the maker of the session that is over."""
 
     def __init__(self, maker: SessionMaker, seeds: SeedsGiven) -> None:
         self._maker, self._seeds = maker, seeds
         self._attributes = AttributesSet()
+        self._absence: Absence[HubLane] | None = None
         self._stopped = False
 
     def remember(self, message: SetAttr) -> None:
@@ -88,16 +91,30 @@ class SessionRenewal:
     def stop(self) -> None:
         """Renew no more: the envs are being closed."""
         self._stopped = True
+        if self._absence is not None:
+            self._absence.stop()
+            self._absence.join()
 
-    def renew(self, loss: errors.EnvHubError) -> HubLane:
-        """Go on in a new session, on the hub that has taken the place of the lost one.
+    @property
+    def is_running(self) -> bool:
+        """True as long as the thread has not seen that it is stopped; it ends what it makes then."""
+        return self._absence is not None and self._absence.is_running
+
+    def make_again(self, loss: errors.EnvHubError) -> Absence[HubLane]:
+        """Have the envs made again on the hub that takes the place of the lost one; as ``LaneSource.make_again``."""
+        if self._stopped:
+            raise loss
+        self._absence = Absence(loss, math.inf, self._renewed, lambda absence: None)
+        return self._absence
+
+    def _renewed(self, absence: Absence[HubLane]) -> list[HubLane]:
+        """The lane of a new session; runs in the thread of the absence.
 
         Raises:
             HubLost: there was none within ``reconnect_timeout``, or its envs are others.
-            AccessDenied: it does not let this client in.
+            AccessDenied: the hub does not let this client in.
         """
-        if self._stopped:
-            raise loss
+        loss = absence.loss
         maker = self._maker
         log.warning("%s; its envs are made again on the hub that takes its place", loss)
         losses = losses_in_a_row(maker, loss)
@@ -107,6 +124,7 @@ class SessionRenewal:
         num_workers = maker.sizing.num_workers if maker.description.vector else None
         rows = range(maker.description.num_envs)
         self._seeds.lose(rows)
+        maker.is_wanted = is_wanted = lambda: not absence.stopped
 
         def make(deadline: Deadline) -> Made:
             maker.end_all_but(maker.connection)  # of the try before
@@ -114,14 +132,17 @@ class SessionRenewal:
             return maker.open(timeout, lost, num_workers, self._seeds.first_seeds(rows))
 
         try:
-            made = made_again(make, loss, losses, maker.options.reconnect_timeout, raised=(errors.AccessDenied,))
+            timeout = maker.options.reconnect_timeout
+            made = made_again(make, loss, losses, timeout, is_wanted, (errors.AccessDenied,))
             self._check_same(made, loss)
             self._attributes.set_again(maker.latest)
+            if absence.stopped:
+                raise loss
             lane = maker.adopt(made, losses + 1)
         finally:
             maker.end_all_but(maker.connection)
         log.warning("%d envs exist again on %s", made.num_envs, errors.hub_at(maker.connection.address))
-        return lane
+        return [lane]
 
     def _check_same(self, made: Made, loss: errors.EnvHubError) -> None:
         maker, description = self._maker, self._maker.description

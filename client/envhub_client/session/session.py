@@ -65,6 +65,7 @@ class Session(LaneSession):
             recovers = self.options.on_hub_loss == "recreate"
             self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
             self.description = self._maker.description
+            self._before_call: int | None = None  # seq of the connection's last request before the pending call
             self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
@@ -106,27 +107,55 @@ class Session(LaneSession):
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> dict[int, Frame]:
+        self._recover(None)
         with self._noticing_end():
             return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs, self.connection)
 
     def begin_call(self, call: Call) -> None:
+        """Begin a call; as long as the envs are in no session, that is left to the wait for it."""
         with self._noticing_end():
-            self.pending.begin(AsyncState.WAITING_CALL, self.connection.send, Op.CALL, call)
+            self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
         with self._noticing_end():
-            reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
+            reply = self.pending.wait(AsyncState.WAITING_CALL, self._reply, call, timeout)
             return results_of(call, reply, self.description.num_envs, self.connection)
 
+    def _begin_call(self, call: Call) -> None:
+        self._before_call = None
+        if not (isinstance(self.lane, RecoveringLane) and self.lane.is_lost):
+            self._send_call(call)
+
+    def _send_call(self, call: Call) -> None:
+        """Send the call, unless that was done."""
+        connection = self.connection
+        if self._before_call is None:
+            self._before_call = connection.protocol.last_seq
+        if self._before_call == connection.protocol.last_seq:
+            connection.send(Op.CALL, call, keep=True)
+
+    def _reply(self, call: Call, timeout: float | None) -> Reply:
+        deadline = None if timeout is None else Deadline(timeout)
+        self._recover(timeout)
+        self._send_call(call)
+        return self.connection.result(None if deadline is None else deadline.left_s())
+
     def set_attr(self, message: SetAttr) -> None:
+        self._recover(None)
         with self._noticing_end():
             self.connection.ask(Op.SET_ATTR, message)
         if self.options.on_hub_loss == "recreate":
             self._renewal.remember(message)
 
     def observe(self) -> Reply:
+        self._recover(None)
         with self._noticing_end():
             return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
+
+    def _recover(self, timeout: float | None) -> None:
+        """Go on in another session if this one is over; errors as for ``RecoveringLane.recover``."""
+        if isinstance(self.lane, RecoveringLane):
+            self.lane.recover(timeout)
 
     @contextmanager
     def _noticing_end(self) -> Iterator[None]:
@@ -134,7 +163,8 @@ class Session(LaneSession):
         try:
             yield
         except RENEWED as error:
-            self.lane.lose(error)
+            if not (isinstance(self.lane, RecoveringLane) and self.lane.is_lost):
+                self.lane.lose(error)
             raise
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -145,6 +175,7 @@ class Session(LaneSession):
             raise errors.RequestRefused(
                 "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
             )
+        self._recover(None)
         with self._noticing_end():
             self.connection.tend()
         self.connection.close()
@@ -152,17 +183,18 @@ class Session(LaneSession):
 
     def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
+            self._renewal.stop()
             try:
                 self.connection.in_use.check()
             except errors.LocalProtocolError:  # it is the parent's, or an earlier attempt was interrupted near its end
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._renewal.stop()
                 self._end_once_finished(finish, partial(self._end, terminate, deadline))
 
     def _end(self, terminate: bool, deadline: Deadline | None) -> None:
-        self._maker.end_all_but(self.connection)
+        if not self._renewal.is_running:
+            self._maker.end_all_but(self.connection)
         self._maker.closed = True
         end_sessions([self.connection], terminate, deadline)
 

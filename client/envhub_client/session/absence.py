@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from envhub.errors import EnvHubError
-from envhub_client.federation.part import HubPart
 
+Part = TypeVar("Part")
 JOIN_S = 5.0  # for the thread to see that it is stopped, which it does between two tries to reach a hub
 
 
-class Absence:
+class Absence(Generic[Part]):
     """The making of envs again on other sessions, in a thread, while the rows of the other hubs go on.
 
     Where that fails, the error is raised once, and the next look at this begins the making again.
@@ -25,8 +26,8 @@ class Absence:
         self,
         loss: EnvHubError,
         patience_s: float,
-        remake: Callable[[Absence], Sequence[HubPart]],
-        clear: Callable[[Absence], None],
+        remake: Callable[[Absence[Part]], Sequence[Part]],
+        clear: Callable[[Absence[Part]], None],
     ) -> None:
         """Have the envs made again by ``remake``, which returns parts with rows from 0, at the first look at this.
 
@@ -43,7 +44,7 @@ class Absence:
         """Get ready to make the envs."""
         self._over = threading.Event()
         self._once = threading.Lock()  # an interrupt in ``start`` leaves open whether it has started the thread
-        self._parts: Sequence[HubPart] = ()
+        self._parts: Sequence[Part] = ()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="envhub-remake", daemon=True)
         self._was_raised = False  # the error; last: after an interrupt before, this is done once more
@@ -75,7 +76,7 @@ class Absence:
         return self._started().is_set()
 
     @property
-    def made(self) -> Sequence[HubPart]:
+    def made(self) -> Sequence[Part]:
         """The parts that have the rows now; none until the rows are on a hub again."""
         return self._parts if self._over.is_set() else ()
 
@@ -88,7 +89,7 @@ class Absence:
         """Wait for the end, at most so long; True if it has come."""
         return self._started().wait(timeout)
 
-    def parts(self) -> Sequence[HubPart]:
+    def parts(self) -> Sequence[Part]:
         """The parts that have the rows, once it is over.
 
         Raises:
@@ -109,6 +110,11 @@ class Absence:
     def has_ended(self) -> bool:
         """True if the rows are on a hub again, and what was there before is cleared."""
         return bool(self.made) and not self._thread.is_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """True as long as the thread runs."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Make nothing any more; ``join`` waits for the end of the thread."""

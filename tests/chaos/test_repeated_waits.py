@@ -111,7 +111,7 @@ SWEEP = pytest.mark.parametrize(
     "stride", [pytest.param(101, id="sample"), pytest.param(1, id="all", marks=pytest.mark.chaos)]
 )
 QUICK = ("step_wait", "recv", "call_wait")
-LOST_MAX = {"recv, raising": 8}  # an env's error on its way through the lanes, which note that its env has ended
+LOST_MAX = {"recv, raising": 30}  # an env's error on its way through the lanes, which note that its env has ended
 
 
 @pytest.fixture(scope="module")

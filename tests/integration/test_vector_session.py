@@ -76,6 +76,7 @@ class Watcher(envhub.StepObserver):
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.fails = False
+        self.error: BaseException = OSError("no disk")
 
     def check_partial_batches(self) -> None:
         raise ValueError("no parts")
@@ -86,7 +87,7 @@ class Watcher(envhub.StepObserver):
     def step_ended(self, envs: HubVectorEnv, result: Any) -> None:
         self.told.append(("ended", result[1].tolist(), envs.get_attr("count")))
         if self.fails:
-            raise OSError("no disk")
+            raise self.error
 
     def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
         self.told.append(("reset", reset.seeds, observations.shape))
@@ -150,6 +151,21 @@ def test_observer_is_told_of_what_broke_off_and_not_of_what_can_be_waited_for(
     watcher.fails = False
     assert envs.step([4, 5, 6])[1].tolist() == [4, 5, 6]
     assert operator.countOf([entry[0] for entry in watcher.told], "broken off") == 1
+
+
+def test_interrupt_in_an_observer_leaves_the_result_to_be_waited_for(watched: tuple[HubVectorEnv, Watcher]) -> None:
+    envs, watcher = watched
+    later = Watcher()
+    envs.add_observer(later)
+    envs.reset()
+    envs.step_async([1, 2, 3])
+    watcher.fails, watcher.error = True, KeyboardInterrupt("Ctrl-C")
+    with pytest.raises(KeyboardInterrupt):
+        envs.step_wait()
+    assert envs.step_wait()[1].tolist() == [1, 2, 3]
+    assert watcher.told[-1][0] == "broken off" and [entry[0] for entry in later.told] == ["reset", "begun", "ended"]
+    with pytest.raises(envhub.NothingPending):
+        envs.step_wait()
 
 
 def test_observer_is_added_and_removed_between_two_requests(watched: tuple[HubVectorEnv, Watcher]) -> None:

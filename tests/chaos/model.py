@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from chaos.model_env import CRASH, HANG, RAISE, State, heads, observation
+from chaos.model_env import CRASH, DICT, HANG, RAISE, State, heads, observation
 from gymnasium.vector import VectorEnv
 from same import assert_same
 
@@ -211,6 +211,10 @@ class Rows:
             else:
                 if taken.final is not None:
                     final = taken.final._replace(life=head[1])
+                    if final.seed == ANY:  # its first observation was lost with a step that raised
+                        seen = wanted.told(infos, index, row, "final_obs")
+                        seen = seen["head"] if self.kind == DICT else seen
+                        final = final._replace(seed=int(np.ravel(seen).view(np.int64)[5]))
                     wanted.add(
                         index, row, {"final_obs": observation(self.kind, final.head), "final_info": final.info()}
                     )

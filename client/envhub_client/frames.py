@@ -1,4 +1,4 @@
-"""An error that its reader can act on shows the caller's own frames, and not those that it has passed in the library.
+"""An error that its reader can act on shows the frames of the program, and not those that it has passed in the library.
 
 It is an env's, or tells of a hub, an address, a key, a request or a wrong argument. A bug shows all frames: a breach of
 the protocol, and what Python raised in the library's own code.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from opcode import opmap
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from envhub import errors
@@ -18,6 +20,9 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _OF_USE = "_envhub_of_use"  # an attribute of errors
+_LIBRARY = {"envhub", "envhub_client", "envhub_server"}
+# The library also passes through functions of these, as of a context manager.
+_BELOW = {*_LIBRARY, *sys.stdlib_module_names, "gymnasium"}
 
 
 def hide_frames(error: BaseException) -> None:
@@ -28,9 +33,22 @@ def hide_frames(error: BaseException) -> None:
     if os.environ.get(errors.FULL_TRACEBACKS) or not _is_of_use(error):
         return
     cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
+    causes: list[BaseException] = []
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause.__traceback__ = _from_program(cause.__traceback__)
         cause = cause.__cause__
+
+
+def _from_program(at: TracebackType | None) -> TracebackType | None:
+    """The frames from the first one of the program on: of an observer or an env of its own that the library called."""
+    while at is not None and _package(at.tb_frame) in _BELOW:
+        at = at.tb_next
+    return at
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _is_of_use(error: BaseException) -> bool:
@@ -53,9 +71,8 @@ def _is_raised_by_library(error: BaseException) -> bool:
         at = at.tb_next
     if at is None:
         return False
-    frame = at.tb_frame
-    is_raised = frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
-    return is_raised and frame.f_globals.get("__name__", "").startswith("envhub")
+    is_raised = at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
+    return is_raised and _package(at.tb_frame) in _LIBRARY
 
 
 def hiding_frames(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

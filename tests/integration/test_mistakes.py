@@ -19,6 +19,7 @@ import gymnasium as gym
 import pytest
 import sims
 from combinations import each_value
+from envhub_client.frames import hide_frames, hiding_frames
 from envhub_client.tools.conformance import conformance
 from hubs import LANES, ServedHub, serve
 from rich.console import Console
@@ -271,6 +272,37 @@ def test_program_on_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(envhub.HubUnreachable, match="a hub of the program's own needs Linux, and this is macOS"):
         envhub.make_vec("CartPole-v1", 2)
+
+
+class CallsWhatEnvsLack(envhub.StepObserver):
+    """An observer of a program whose own call is wrong."""
+
+    def step_ended(self, envs: envhub.HubVectorEnv, result: Any) -> None:
+        self.ask(envs)
+
+    def ask(self, envs: envhub.HubVectorEnv) -> None:
+        envs.call("nothing")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
+def test_traceback_shows_the_frames_of_the_program_that_the_library_called() -> None:
+    with closing(envhub.make_vec("CartPole-v1", 1, num_workers=0)) as envs:
+        envs.add_observer(CallsWhatEnvsLack())
+        envs.reset()
+        with pytest.raises(AttributeError) as raised:
+            envs.step([0])
+    assert [entry.name for entry in raised.traceback[1:]] == ["step_ended", "ask"]
+
+
+def test_traceback_of_a_module_of_the_program_is_shown_whatever_its_name_and_its_causes() -> None:
+    program: dict[str, Any] = {"__name__": "envhub_experiments"}
+    exec("def fail(): raise ValueError('of the program')", program)  # noqa: S102
+    with pytest.raises(ValueError, match="of the program") as raised:
+        hiding_frames(program["fail"])()
+    assert raised.traceback[-1].name == "fail"
+    one, other = envhub.AddressError("one"), envhub.AddressError("other")
+    one.__cause__, other.__cause__ = other, one
+    hide_frames(one)
 
 
 # --- a hub that is down -----------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable, TypeVar
 
+from envhub.secret import hidden
+
 FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors also show the library's frames
 
 # Control characters except tab and newline, and characters that reverse the direction of text: a terminal obeys them.
@@ -70,9 +72,9 @@ def shortened(text: str, chars_max: int) -> str:
     return f"{beginning.rstrip(' ,;:')}…"
 
 
-def shown(value: object, chars_max: int) -> str:
-    """The ``repr`` of a value for a message, shortened to ``chars_max`` characters."""
-    return shortened(repr(value), chars_max)
+def shown(value: object, chars_max: int = 100) -> str:
+    """The ``repr`` of a value for a message, shortened to ``chars_max`` characters, without what may be a secret."""
+    return shortened(hidden(repr(value)), chars_max)
 
 
 def raised_text(type_name: str, message: str) -> str:

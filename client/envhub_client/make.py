@@ -168,8 +168,10 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     """
     num_envs = _checked_num_envs(num_envs)
     hubs = _guarded(hub)
+    if isinstance(env, str) and "://" in env:  # which may have a key in it
+        raise ValueError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
     if not isinstance(vector, bool):
-        raise TypeError(f"vector must be True or False, got {vector!r}")
+        raise TypeError(f"vector must be True or False, got {shown(vector)}")
     fault_options, others = fields_of(faults.FaultOptions, kwargs)
     hosting_options, arguments = fields_of(hosting.HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
@@ -186,7 +188,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     arguments = {**arguments, **(env_kwargs or {})}
     wrapping = named_wrappers(wrappers)
     if num_workers == 0 and hub is not None:
-        raise ValueError(f"num_workers=0 makes the envs in this program's own process, and hub={hubs!r} in a hub's")
+        raise ValueError(
+            f"num_workers=0 makes the envs in this program's own process, and hub={shown(hubs)} in a hub's"
+        )
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
@@ -211,7 +215,7 @@ def _checked_num_envs(num_envs: SupportsIndex) -> int:
     try:
         count = operator.index(num_envs)
     except TypeError:
-        raise TypeError(f"num_envs must be a whole number, got {num_envs!r}") from None
+        raise TypeError(f"num_envs must be a whole number, got {shown(num_envs)}") from None
     if count < 1:
         raise ValueError(f"num_envs must be at least 1, got {count}")
     return count

@@ -52,4 +52,4 @@ def _named(wrapper: object) -> tuple[str, dict[str, Any]]:
 
 
 def _text(kind: object) -> str:
-    return getattr(kind, "__qualname__", repr(kind))
+    return getattr(kind, "__qualname__", shown(kind))

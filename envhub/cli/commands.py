@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from envhub.cli import bench, conformance, fleet, hubs, keys, login, record, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
-from envhub.transport.keys import hidden
+from envhub.secret import hidden
 
 app = cyclopts.App(
     name="envhub",

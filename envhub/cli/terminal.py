@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from envhub.core_files import write_no_core_file
-from envhub.transport.keys import hidden
+from envhub.secret import hidden
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

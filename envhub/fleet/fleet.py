@@ -15,7 +15,8 @@ from envhub.fleet.hub_actor import CALLS_MAX, HubActor
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
 from envhub.fleet.reports import FleetHub, HubAccess, HubState
 from envhub.fleet.settings import HubSettings, read_config
-from envhub.transport.keys import hidden, shown
+from envhub.secret import hidden
+from envhub.transport.keys import shown
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from envhub.errors import shown
+
 GIB = 1 << 30
 
 
@@ -49,16 +51,18 @@ class RecordOptions:
             ValueError: a value is out of bounds.
         """
         if not isinstance(self.folder, (str, os.PathLike)):
-            raise TypeError(f"folder must be a path, got {self.folder!r}")
+            raise TypeError(f"folder must be a path, got {shown(self.folder)}")
         if not os.fspath(self.folder):
             raise ValueError('folder is empty; "." is the working directory')
+        if "://" in os.fsdecode(self.folder):
+            raise ValueError("folder must be a path, and is a URL")
         if "\0" in os.fsdecode(self.folder):
-            raise ValueError(f"folder has a null character: {os.fsdecode(self.folder)!r}")
+            raise ValueError(f"folder has a null character: {shown(os.fsdecode(self.folder))}")
         for name in ("env_ids", "film"):
             if (numbers := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _checked_numbers(name, numbers))
         if self.only not in ("all", "failed"):
-            raise ValueError(f"only must be 'all' or 'failed', got {self.only!r}")
+            raise ValueError(f"only must be 'all' or 'failed', got {shown(self.only)}")
         for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
             number = _checked_number(name, getattr(self, name))
             object.__setattr__(self, name, number)
@@ -78,7 +82,7 @@ class RecordOptions:
         """
         chosen = sorted({*range(num_envs)} if self.env_ids is None else {*self.env_ids})
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_envs:
-            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {self.env_ids!r}")
+            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {shown(self.env_ids)}")
         if strange := {*self.film} - {*chosen}:
             raise ValueError(f"film has envs that are not recorded: {sorted(strange)}")
         return chosen
@@ -90,7 +94,7 @@ def _checked_number(name: str, number: Any) -> int:
     Raises:
         TypeError: it is no whole number.
     """
-    text = f"{name} must be a whole number, got {number!r}"
+    text = f"{name} must be a whole number, got {shown(number)}"
     if isinstance(number, bool):
         raise TypeError(text)
     try:
@@ -106,7 +110,7 @@ def _checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
         TypeError: they are no sequence of whole numbers.
     """
     if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
-        raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {numbers!r}")
+        raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {shown(numbers)}")
     return tuple(_checked_number(f"each of {name}", number) for number in numbers)
 
 

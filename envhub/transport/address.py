@@ -13,9 +13,9 @@ from typing import Any
 
 from envhub.errors import AddressError, KeysError
 from envhub.frozen import Frozen
-from envhub.secret import SHOWN, Secret
+from envhub.secret import SHOWN, Secret, hidden
 from envhub.transport.folder_owners import weakness_of
-from envhub.transport.keys import HubKeys, hidden, keys_of, shown
+from envhub.transport.keys import HubKeys, keys_of, shown
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # the prefixes of addresses with keys

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import stat
 import sys
 from pathlib import Path
 
 from envhub.errors import KeysError
 from envhub.frozen import Frozen
-from envhub.secret import SHOWN, Secret
+from envhub.secret import Secret, hidden
 
 KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
@@ -26,11 +25,6 @@ if sys.platform == "win32":
 else:
     _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
     _NO_FOLLOW = os.O_NOFOLLOW
-# A key or a token, what stands before the host of an address with one, and a name with a password. Names of hosts have
-# no capital letters; a key without one, or without a small one, is one of 5 billion.
-_MAY_BE_SECRET = re.compile(
-    r"(?<![\w-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{43,}|(?i:envhub:/*)[^\s@*/]+|[^\s/@:]*:[^\s/@]+(?=@)"
-)
 _SHOWN_CHARS_MAX = 200
 
 
@@ -86,11 +80,6 @@ def shown(text: str) -> str:
     """Quote what a user has given, for an error; a text that may contain a secret is not repeated."""
     is_plain = "@" not in text and hidden(text) == text and len(text) <= _SHOWN_CHARS_MAX
     return repr(text) if is_plain else NOT_SHOWN
-
-
-def hidden(text: str) -> str:
-    """The text with ``***`` in place of what may be a secret."""
-    return _MAY_BE_SECRET.sub(SHOWN, text)
 
 
 def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:

@@ -20,13 +20,16 @@ import pytest
 from envhub_client.connection import known_hubs
 from envhub_client.fleet.report import reports
 from envhub_client.observer import token_bytes
+from envhub_client.session.faults import FaultOptions
+from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import SessionOptions
 
 import envhub
 from envhub.cli.commands import app
 from envhub.errors import AddressError
-from envhub.secret import Secret
+from envhub.secret import Secret, hidden
 from envhub.transport import address as addresses
-from envhub.transport.keys import HubKeys, hidden, text_of, token_of
+from envhub.transport.keys import HubKeys, text_of, token_of
 from envhub.values import codec
 
 A, B, C = (bytes([number]) * 32 for number in (1, 66, 67))
@@ -190,3 +193,19 @@ def test_token_of_a_session_that_is_cut_is_not_repeated() -> None:
 def test_hub_beside_envs_of_the_own_process_is_not_repeated() -> None:
     with pytest.raises(ValueError, match=r"hub=\*\*\* in a hub's"):
         envhub.make_vec("CartPole-v1", 1, hub=ADDRESS, num_workers=0)
+
+
+@pytest.mark.parametrize("form", ["{}", "envhub://{}@h:1", "https://{}:x@h", "/run/{}"])
+def test_secret_at_another_keyword_is_not_repeated(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keywords = [
+        *(field.name for kind in (SessionOptions, FaultOptions, HostingOptions) for field in dataclasses.fields(kind)),
+        *("vector", "wrappers", "env_kwargs"),
+    ]
+    unchecked = ("faults", "hosting", "record", "python", "copy")
+    given = [{each: form.format(TOKEN)} for each in keywords if each not in unchecked]
+    for keyword in [*given, {"record": f"envhub://{TOKEN}@h:1"}, {"hub": form.format(TOKEN)}, {"env": ADDRESS}]:
+        with pytest.raises((TypeError, ValueError)) as raised:
+            envhub.make_vec(**{"env": "CartPole-v1", "num_workers": 0, **keyword})  # type: ignore[arg-type]
+        assert TOKEN[:40] not in str(raised.value)
+    assert not [*tmp_path.iterdir()]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from envhub.errors import shown
 from envhub.protocol import messages
 from envhub.protocol.validation import RESTARTS_MAX, SECONDS_MAX
 
@@ -59,15 +60,17 @@ class FaultOptions:
         for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
             allowed = get_args(InvalidPolicy if name == "on_invalid" else Policy)
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(getattr(self, name))}"
+                )
         for name in TIMES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+                raise TypeError(f"{name} must be a number of seconds, got {shown(value)}")
             if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= SECONDS_MAX:
-                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {value!r}")
+                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
         if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
-            raise TypeError(f"restarts_max must be an int, got {self.restarts_max!r}")
+            raise TypeError(f"restarts_max must be an int, got {shown(self.restarts_max)}")
         if not 0 <= self.restarts_max <= RESTARTS_MAX:
             raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
 

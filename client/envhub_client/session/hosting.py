@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from envhub.errors import shown
 from envhub.protocol import messages
 from envhub.protocol.validation import COUNT, GPUS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
 
@@ -76,26 +77,32 @@ class HostingOptions:
         """
         gpus = self.gpus
         if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
-            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {gpus!r}")
+            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {shown(gpus)}")
         if not all(0 <= each < GPUS_MAX for each in gpus):
-            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {gpus!r}")
+            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {shown(gpus)}")
         _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
         _check_count("spares", "workers", self.spares, ROWS_MAX)
         _check_recycle(self.recycle)
         for name in ("shared_process", "one_per_process"):
             if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+                raise TypeError(f"{name} must be True or False, got {shown(value)}")
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
         if not isinstance(self.python, (str, Path, type(None))):
-            raise TypeError(f"python must be the path of an interpreter, got {self.python!r}")
+            raise TypeError(f"python must be the path of an interpreter, got {shown(self.python)}")
         if self.rendering not in (None, *get_args(Rendering)):
-            raise ValueError(f"rendering must be {' or '.join(map(repr, get_args(Rendering)))}, got {self.rendering!r}")
+            raise ValueError(
+                f"rendering must be {' or '.join(map(repr, get_args(Rendering)))}, got {shown(self.rendering)}"
+            )
         setup = self.worker_setup
         if isinstance(setup, str) and not is_function_name(setup):
-            raise ValueError(f"worker_setup={setup!r} is no name of a function, which is written 'module:function'")
+            raise ValueError(
+                f"worker_setup={shown(setup)} is no name of a function, which is written 'module:function'"
+            )
         if not (setup is None or isinstance(setup, str) or callable(setup)):
-            raise TypeError(f"worker_setup must be a function, or the name of one, 'module:function'; got {setup!r}")
+            raise TypeError(
+                f"worker_setup must be a function, or the name of one, 'module:function'; got {shown(setup)}"
+            )
 
     def wire(self) -> messages.Hosting:
         """The form in which they are sent to a hub."""
@@ -115,19 +122,19 @@ def _check_recycle(recycle: object) -> None:
     if recycle is None:
         return
     if not isinstance(recycle, Mapping) or not recycle or recycle.keys() - vars(messages.Recycle()).keys():
-        raise TypeError(f"recycle must be a dict with some of {keys}, got {recycle!r}")
+        raise TypeError(f"recycle must be a dict with some of {keys}, got {shown(recycle)}")
     for name, value in recycle.items():
         if name != "age_s":
             _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
-            raise ValueError(f"recycle's age_s must be a number of seconds up to {SECONDS_MAX}, got {value!r}")
+            raise ValueError(f"recycle's age_s must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
 
 
 def _check_count(name: str, unit: str, value: object, most: int) -> None:
     if value is None:
         return
     if type(value) is not int:
-        raise TypeError(f"{name} must be a number of {unit}, an int, got {value!r}")
+        raise TypeError(f"{name} must be a number of {unit}, an int, got {shown(value)}")
     if not 0 <= value <= most:
         raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
 

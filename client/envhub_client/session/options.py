@@ -14,9 +14,11 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from envhub.arena.spin import checked_spin_us
+from envhub.errors import shown
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import SECONDS_MAX
 from envhub.recording.options import RecordOptions
+from envhub.secret import hidden
 from envhub.values.compression import METHODS
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
@@ -40,7 +42,7 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
         if mode in (each, each.value):
             return each
     modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
-    raise ValueError(f"autoreset_mode must be {modes}, got {mode!r}")
+    raise ValueError(f"autoreset_mode must be {modes}, got {shown(mode)}")
 
 
 def checked_info_mode(mode: InfoMode) -> InfoMode:
@@ -50,7 +52,7 @@ def checked_info_mode(mode: InfoMode) -> InfoMode:
         ValueError: there is no such mode.
     """
     if mode not in get_args(InfoMode):
-        raise ValueError(f"info_mode must be 'batched' or 'by_env', got {mode!r}")
+        raise ValueError(f"info_mode must be 'batched' or 'by_env', got {shown(mode)}")
     return mode
 
 
@@ -62,7 +64,7 @@ def checked_lane(lane: LaneName | None) -> LaneName:
     """
     name = lane if lane is not None else os.environ.get(LANE_VARIABLE) or "auto"
     if name not in get_args(LaneName):
-        raise ValueError(f"{'lane' if lane is not None else LANE_VARIABLE} must be 'auto' or 'wire', got {name!r}")
+        raise ValueError(f"{'lane' if lane is not None else LANE_VARIABLE} must be 'auto' or 'wire', got {shown(name)}")
     return cast("LaneName", name)
 
 
@@ -108,42 +110,44 @@ class SessionOptions:
         elif mode not in ("same", "different", "first", "any"):
             raise ValueError(
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
-                f"space, actual got {mode}"
+                f"space, actual got {hidden(str(mode))}"
             )
         if isinstance(self.record, (str, Path)):
             object.__setattr__(self, "record", RecordOptions(self.record))
         elif not (self.record is None or isinstance(self.record, RecordOptions)):
-            raise TypeError(f"record must be a folder, a RecordOptions or None, got {self.record!r}")
+            raise TypeError(f"record must be a folder, a RecordOptions or None, got {shown(self.record)}")
         checked_info_mode(self.info_mode)
         object.__setattr__(self, "lane", checked_lane(self.lane))
         if self.compression not in (None, "auto", *METHODS):
-            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {self.compression!r}")
+            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {shown(self.compression)}")
         workers, seconds = cast("object", self.num_workers), cast("object", self.reconnect_timeout)
         if isinstance(workers, np.integer):
             workers = int(workers)
             object.__setattr__(self, "num_workers", workers)
         if not (workers is None or (type(workers) is int and workers >= 0) or str(workers) == "auto"):
-            raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {workers!r}")
+            raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {shown(workers)}")
         if workers == 0 and self.hosting.one_per_process:
             raise ValueError("num_workers=0 steps all envs in this process; one_per_process=True gives each its own")
         if not isinstance(self.pin, bool):
-            raise TypeError(f"pin must be True or False, got {self.pin!r}")
+            raise TypeError(f"pin must be True or False, got {shown(self.pin)}")
         if not isinstance(seconds, Real):
-            raise TypeError(f"reconnect_timeout must be a number of seconds, got {seconds!r}")
+            raise TypeError(f"reconnect_timeout must be a number of seconds, got {shown(seconds)}")
         if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
         if self.on_hub_loss not in get_args(HubLossPolicy):
-            raise ValueError(f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {self.on_hub_loss!r}")
+            raise ValueError(
+                f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {shown(self.on_hub_loss)}"
+            )
         if self.hub_index is not None:
             if not isinstance(cast("object", self.hub_index), (int, np.integer)):
-                raise TypeError(f"hub_index must be a whole number or None, got {self.hub_index!r}")
+                raise TypeError(f"hub_index must be a whole number or None, got {shown(self.hub_index)}")
             if self.split is not None:
                 raise ValueError(
                     "split divides the envs among several hubs, and hub_index chooses one: give one of them"
                 )
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
-            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {self.spin_us!r}")
+            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {shown(self.spin_us)}")
         if self.spin_us is not None:
             checked_spin_us(self.spin_us, "spin_us")

@@ -1149,6 +1149,15 @@ def test_abandoned_session_tells_the_request_under_way_why() -> None:
     assert session.exited(1) == [Notify("envs_cut_short", cut), End()]
 
 
+def test_client_that_waits_for_the_end_of_an_abandoned_session_is_told_first_which_envs_were_cut_short() -> None:
+    session = ready(2, 1)
+    session.request(Close())
+    session.closes(0, 0)
+    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Kill(0)]
+    cut = Notify("envs_cut_short", "envs 0, 1 ended before close was over: the hub is shutting down")
+    assert session.exited(0) == [cut, Answer(Done()), End()]
+
+
 def test_idle_session_is_abandoned_without_a_word() -> None:
     assert ready().handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Kill(0), Kill(1)]
 

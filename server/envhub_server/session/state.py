@@ -271,8 +271,12 @@ class SessionState:
         return [*self.closing.tell(), *self.answer(answer)]
 
     def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
-        """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``."""
-        return [*self.answer(do.Fail(why)), *self.close(now_s, terminate, why.message)]
+        """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``.
+
+        A CLOSE that is pending is answered at the end, after its client was told which envs were cut short.
+        """
+        failed = [] if self.phase is Phase.CLOSING else self.answer(do.Fail(why))
+        return [*failed, *self.close(now_s, terminate, why.message)]
 
     def discard(self) -> None:
         """Drop the session at once, after a bug that keeps it from ending by itself."""

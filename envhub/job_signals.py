@@ -44,8 +44,11 @@ if sys.platform == "linux":
 
     def handle() -> None:
         """Give the signals handlers that do nothing, except those that this process ignores or handles otherwise."""
+        # Not Python's own handler of SIGINT: after each use asyncio would put that in the place of the one below.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         for number in JOB_SIGNALS:
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            if signal.getsignal(number) == signal.SIG_DFL:
                 _libc.signal(number, _NOTHING)
 
     def unblock() -> None:
@@ -67,5 +70,5 @@ if sys.platform == "linux":
             now = (ctypes.c_void_p * 64)()  # a ``struct sigaction``, which begins with the handler
             _libc.sigaction(number, None, now)
             if now[0] == _NOTHING.value:
-                signal.signal(number, signal.getsignal(number))
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         _after_fork()

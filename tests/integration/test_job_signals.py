@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -117,7 +118,9 @@ class Starter(sims.Counter):
         interrupted = subprocess.Popen(["sleep", "600"])
         interrupted.send_signal(signal.SIGINT)
         statuses = [program.wait(10), script.wait(10), forked.exitcode, interrupted.wait(10)]
-        os.kill(os.getpid(), signal.SIGUSR1)
+        asyncio.run(asyncio.sleep(0))  # which handles SIGINT meanwhile
+        for number in (signal.SIGUSR1, signal.SIGINT):
+            os.kill(os.getpid(), number)
         return statuses, self.heard
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -25,7 +26,9 @@ class _Output(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # another program made it nonblocking, and it is full
+                select.select([], [self], [])
+            return written
         except OSError as error:
             self.error = error
             if self.fileno() == 2:  # whose loss changes neither what a command does nor its status

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import envhub
+from envhub.cli.terminal import print_line, standard_streams
 
 COMMAND = [sys.executable, "-m", "envhub"]
 
@@ -76,6 +78,20 @@ def test_command_whose_output_cannot_be_written_ends_with_1(
         assert ended(arguments, output) == (1, "")
     with opened("disk") as output:
         assert ended(arguments, output) == (1, "envhub: its output cannot be written: No space left on device\n")
+
+
+def test_command_waits_for_room_where_another_program_made_its_output_nonblocking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with opened("nonblocking") as output, open(f"/proc/self/fd/{output}", "rb", 0) as reader:
+        reading = threading.Timer(0.05, reader.read, (1 << 20,))
+        with open(output, "w", closefd=False) as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            with standard_streams():
+                reading.start()
+                print_line("line")
+        reading.join()
+        assert reader.read(1 << 20) == b"line\n"
 
 
 def test_status_of_a_command_is_the_same_where_its_error_cannot_be_written(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     num_envs = _checked_num_envs(num_envs)
     hubs = _guarded(hub)
     if isinstance(env, str) and "://" in env:  # which may have a key in it
-        raise ValueError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
+        raise AddressError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
     if not isinstance(vector, bool):
         raise TypeError(f"vector must be True or False, got {shown(vector)}")
     fault_options, others = fields_of(faults.FaultOptions, kwargs)

@@ -43,7 +43,7 @@ class EnvClosing:
         return [do.Tell(process.number, control.CloseEnvs())]
 
     def _note_unclosed(self, process: Process) -> None:
-        served = process.stage is Stage.SERVING  # else its envs were not used
+        process.is_ending, served = True, process.stage is Stage.SERVING  # else its envs were not used
         process.unclosed = [*self._slots[process.place].rows] if served else []
 
     def _until_s(self, now_s: float, num_envs: int) -> float:
@@ -109,7 +109,7 @@ class EnvClosing:
         """Kill these processes; without a reason it is not told that their envs are cut short."""
         killed: Instructions = []
         for process in processes:
-            if process.kill_at_s == math.inf:  # it was not asked
+            if not process.is_ending:
                 self._note_unclosed(process)
             process.kill_at_s = math.inf
             self.on_ended(process, why)

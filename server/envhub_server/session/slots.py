@@ -48,7 +48,8 @@ class Process:
         late: the env for which it is killed.
         kill_at_s: the time at which it is killed if it has not ended; infinity if that is not planned, or done.
         overrun: the memory that it is killed for; None if it is not.
-        unclosed: the rows that it was asked to close, and has not closed.
+        is_ending: True once it was asked to close its envs, or killed.
+        unclosed: the rows that it was to close then, and has not closed.
         closing: those of them that it closes now; none until it says so.
         stacks: its descriptor of the file in which it writes its stack meanwhile; -1 for none.
     """
@@ -69,6 +70,7 @@ class Process:
     late: Late | None = None
     kill_at_s: float = math.inf
     overrun: Overrun | None = None
+    is_ending: bool = False
     unclosed: list[int] = field(default_factory=list)
     closing: list[int] = field(default_factory=list)
     stacks: int = -1

@@ -60,6 +60,7 @@ def test_operator_says_numbers_within_bounds(wrong: dict[str, Any]) -> None:
 def test_client_may_not_keep_workers_for_long_by_closing() -> None:
     assert asked(Make(1, "A-v0", faults=Faults(close_s=60.0))) == Recipe("A-v0")
     assert asked(Make(1, "A-v0"), HubConfig(close_timeout_max=10.0)) == Recipe("A-v0")  # by default it has 10 s then
+    assert isinstance(asked(Make(1, "A-v0", faults=Faults(close_s=30.0)), HubConfig(close_timeout_max=10.0)), Failure)
     refused = asked(Make(1, "A-v0", faults=Faults(close_s=61.0)))
     assert isinstance(refused, Failure) and refused.code == "limit"
     assert "close_timeout=61 is more than close_timeout_max=60 s of this hub" in refused.message

@@ -49,7 +49,7 @@ def admitted(
     if envs + make.num_envs > config.max_envs:
         text = f"{make.num_envs} more envs would exceed the hub's max_envs={config.max_envs}; {envs} are in use"
         return Failure("limit", "hub", text)
-    if make.faults.close_s > max(config.close_timeout_max, Faults().close_s):  # by default it is as much as there is
+    if config.close_timeout_max < make.faults.close_s != Faults().close_s:  # by default it is as much as there is
         text = f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={config.close_timeout_max:g} s"
         text += " of this hub, for as long as a session that closes keeps its workers"
         return Failure("limit", "hub", text)

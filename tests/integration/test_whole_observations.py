@@ -20,12 +20,12 @@ import envhub
 LANES = ["ipc", "tcp"]
 SHORT, LONG = 1, 600  # the longer text has no room in the arena
 STEP = 0
+OFFERED = "parts=faulty:faulty_parts", "unfinished=faulty:unfinished"
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
-    offered = ["parts=faulty:faulty_parts", "unfinished=faulty:unfinished"]
-    with serve(tmp_path_factory.mktemp("hub"), *offered) as served:
+    with serve(tmp_path_factory.mktemp("hub"), *OFFERED) as served:
         yield served
 
 
@@ -140,3 +140,17 @@ def test_env_left_out_of_a_reset_after_half_an_observation_shows_one_step(parts:
             envs.step(np.array([STEP, RAISE, STEP]))
         mask = {"reset_mask": np.array([True, False, False])}
         assert steps_of(envs.reset(options=mask)[0], SHORT) == [0, 1, 2]
+
+
+def test_rows_that_a_reset_leaves_out_on_another_hub_show_the_step_that_raised(
+    parts: ServedHub, tmp_path: Path
+) -> None:
+    with serve(tmp_path, *OFFERED) as other:
+        for lane in LANES:
+            hubs = [getattr(hub, lane) for hub in (parts, other)]
+            with closing(envhub.make_vec("parts", 3, hub=hubs, split=[2, 1], repeats=SHORT)) as envs:
+                envs.reset()
+                envs.step(np.full(3, STEP))
+                failed(envs, STEP, STEP, RAISE)
+                mask = {"reset_mask": np.array([False, False, True])}
+                assert steps_of(envs.reset(options=mask)[0], SHORT) == [2, 2, 0]

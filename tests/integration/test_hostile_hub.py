@@ -179,40 +179,59 @@ def test_hub_that_accepts_no_message_or_has_no_id_breaks_the_protocol() -> None:
 
 
 BAD_INFO = pack_rows([(0, codec.encode([1]))])
+HELLO = {Op.HELLO: (Welcome("1", "1.3", False, {}), ()), Op.SEND: (Done(), ())}
+
+
+def connected_to_two(*hubs: LyingHub) -> closing[Any]:
+    options: Any = {"split": [NUM_ENVS] * 2, "on_hub_loss": "recreate", "restart_wait": 30.0, "lane": "wire"}
+    return closing(envhub.make_vec("counter", 2 * NUM_ENVS, hub=[hub.address for hub in hubs], **options))
 
 
 def test_info_that_cannot_be_read_costs_no_row_of_another_hub() -> None:
-    hello = {Op.HELLO: (Welcome("1", "1.3", False, {}), ()), Op.SEND: (Done(), ())}
-    options: Any = {"split": [NUM_ENVS] * 2, "on_hub_loss": "recreate", "restart_wait": 30.0, "lane": "wire"}
     lies = Done(), [OBSERVATIONS, RESULTS, BAD_INFO]
-    with LyingHub(hello) as honest, LyingHub(hello) as other:
-        hubs = [honest.address, other.address]
-        with closing(envhub.make_vec("counter", 2 * NUM_ENVS, hub=hubs, **options)) as envs:
-            envs.reset()
-            well, other.answers[Op.STEP] = other.answers[Op.STEP], lies
-            *_, truncations, infos = envs.step([0] * 4)
-            assert truncations.tolist() == [False, False, True, True]
-            assert f"{other.address} broke the protocol" in infos["env_failure"][2].message
-            other.answers[Op.STEP] = well
-            assert not envs.step([0] * 4)[3].any()
-            one = np.arange(1), bytes(16), bytes(10)
-            for hub, infos in ((honest, b""), (other, BAD_INFO)):
-                hub.answers[Op.RECEIVE] = Done(), [one[0].tobytes(), *one[1:], infos]
-            envs.send([0, 0], [0, 2])
-            received = dict[int, bool]()
-            while len(received) < 2:
-                *_, truncations, _, env_ids = envs.recv(1, timeout=30)
-                received.update(zip(env_ids.tolist(), truncations.tolist(), strict=True))
-            assert received == {0: False, 2: True}
+    with LyingHub(HELLO) as honest, LyingHub(HELLO) as other, connected_to_two(honest, other) as envs:
+        envs.reset()
+        well, other.answers[Op.STEP] = other.answers[Op.STEP], lies
+        *_, truncations, infos = envs.step([0] * 4)
+        assert truncations.tolist() == [False, False, True, True]
+        assert f"{other.address} broke the protocol" in infos["env_failure"][2].message
+        other.answers[Op.STEP] = well
+        assert not envs.step([0] * 4)[3].any()
+        one = np.arange(1), bytes(16), bytes(10)
+        for hub, infos in ((honest, b""), (other, BAD_INFO)):
+            hub.answers[Op.RECEIVE] = Done(), [one[0].tobytes(), *one[1:], infos]
+        envs.send([0, 0], [0, 2])
+        received = dict[int, bool]()
+        while len(received) < 2:
+            *_, truncations, _, env_ids = envs.recv(1, timeout=30)
+            received.update(zip(env_ids.tolist(), truncations.tolist(), strict=True))
+        assert received == {0: False, 2: True}
 
 
-def test_hub_that_breaks_the_protocol_in_each_session_is_given_up() -> None:
-    lies = Done(), [OBSERVATIONS, RESULTS, BAD_INFO]
+def test_hub_that_breaks_the_protocol_in_each_session_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    lies, left_s = (Done(), [OBSERVATIONS, RESULTS, BAD_INFO]), list[float]()
     with LyingHub({Op.STEP: lies}) as hub, connected(hub, on_hub_loss="recreate") as envs:
         envs.reset()
+        lane = envs._session.lane
+        wait = lane.wait
+        monkeypatch.setattr(lane, "wait", lambda timeout: (left_s.append(timeout), wait(timeout))[1])
+        envs.step_async([0, 0])
         with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{hub.address} broke the protocol"):
-            envs.step([0, 0])
+            envs.step_wait(timeout=60)
         assert hub.asked.count(Op.MAKE) == 3
+        assert left_s == sorted({*left_s}, reverse=True)  # one timeout for all attempts
+
+
+def test_hub_of_several_whose_resets_break_the_protocol_in_each_session_is_given_up() -> None:
+    with LyingHub(HELLO) as honest, LyingHub(HELLO) as other, connected_to_two(honest, other) as envs:
+        envs.reset()
+        well, other.answers[Op.RESET] = other.answers[Op.RESET], (Done(), [OBSERVATIONS, BAD_INFO])
+        with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{other.address} broke the protocol"):
+            envs.reset()
+        assert other.asked.count(Op.MAKE) == 3 and honest.asked.count(Op.MAKE) == 1
+        other.answers[Op.RESET] = well
+        envs.reset()
+        assert not envs.step([0] * 4)[3].any()
 
 
 LONG = "long " * (1 << 18)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from envhub_client.deadline import Deadline
 from envhub_client.results.observations import Observations, UnreadableRow
 from envhub_client.results.rewards import Rewards
 from envhub_client.session.base import VectorSession
@@ -44,12 +45,12 @@ class BatchReader:
         Raises:
             Exception: as for ``Lane.wait``.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         batch = self._lane.wait(timeout)
         try:
             infos = self.observations.take(batch)
         except UnreadableRow as error:
-            self._lane.breach(error.row, str(error))
-            return self.reset(envs, timeout, info_mode)
+            return self.reset(envs, self._time_after(error, deadline), info_mode)
         laid_out: dict[Any, Any] = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
         return self.observations.batch(batch.observations), laid_out
 
@@ -59,6 +60,7 @@ class BatchReader:
         Raises:
             ValueError: rewards have axes, which are refused.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
         has_infos = rows or groups or self.observations.loose  # mostly no env has any
@@ -67,8 +69,7 @@ class BatchReader:
             if infos is not None or self.rewards.shape:
                 rewards = self.rewards.of(rewards, infos)
         except UnreadableRow as error:
-            self._lane.breach(error.row, str(error))
-            return self.step(envs, timeout, info_mode)
+            return self.step(envs, self._time_after(error, deadline), info_mode)
         laid_out: dict[Any, Any] = {}
         if infos is not None:
             laid_out = infos.by_env() if info_mode == "by_env" else infos.batched(envs)
@@ -81,6 +82,7 @@ class BatchReader:
         Raises:
             Exception: as for ``Lane.wait_rows``.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         batch = self._lane.wait_rows(min_envs, timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
         assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
@@ -88,8 +90,12 @@ class BatchReader:
             infos = self.observations.take(batch)
             rewards = self.rewards.of(rewards, infos, env_ids.tolist())
         except UnreadableRow as error:
-            self._lane.breach(error.row, str(error))
-            return self.rows(min_envs, timeout, info_mode)
+            return self.rows(min_envs, self._time_after(error, deadline), info_mode)
         laid_out = infos.by_env() if info_mode == "by_env" else infos.batched_of(env_ids)
         observations = self.observations.batch(arrays, env_ids.tolist())
         return observations, rewards, terminations, truncations, laid_out, env_ids
+
+    def _time_after(self, error: UnreadableRow, deadline: Deadline | None) -> float | None:
+        """The seconds to wait again, now without the hub that sent this row; errors as for ``Lane.breach``."""
+        self._lane.breach(error.row, str(error))
+        return None if deadline is None else deadline.left_s()

@@ -61,6 +61,7 @@ class JointRequest(Generic[Result]):
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
         self._loss: tuple[HubLane, EnvHubError] | None = None  # of that part, with the lane that was lost
+        self._retracted = 0  # how many results of this request
         self._had = False  # whether ``results`` returned: a further wait would write over what the caller has
         self._dropped = self._is_over = False  # whether the results are not wanted, or have reached the caller
 
@@ -71,6 +72,7 @@ class JointRequest(Generic[Result]):
         """
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
         self._errors, self._again, self._loss, self._had, self._is_over = {}, None, None, False, False
+        self._retracted = 0
         self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
@@ -118,7 +120,14 @@ class JointRequest(Generic[Result]):
         raise self._loss[1]
 
     def retract(self, part: HubPart, error: EnvHubError) -> None:
-        """Have ``results`` take this error of ``SESSION_ENDS`` for the result of the part, which it has returned."""
+        """Have ``results`` take this error of ``SESSION_ENDS`` for the result of the part, which it has returned.
+
+        Raises:
+            EnvHubError: this error, where it comes of each attempt.
+        """
+        self._retracted += 1
+        if self._retracted >= ATTEMPTS_MAX:
+            raise error
         self._loss, self._again, self._had = (part.lane, error), part, False
 
     def results(self, timeout: float | None) -> list[Result]:

@@ -62,6 +62,10 @@ def test_own_folder_in_one_of_another_user_is_refused(
         envhub.connect()
     with pytest.raises(KeysError, match=why):
         KeyFolder(tmp_path / "run/envhub").load()
+    with pytest.raises(KeysError, match=why):
+        KeyFolder(tmp_path / "run/envhub").make_secret()
+    with pytest.raises(KeysError, match=why):
+        KeyFolder(tmp_path / "run/envhub").add("me", bytes(32))
     with pytest.raises(SystemExit, match="2"):
         app(("serve", "CartPole-v1"))
     assert why in capfd.readouterr().err

@@ -81,13 +81,14 @@ class KeyFolder:
         """The hub's secret key, made if there is none.
 
         Raises:
-            KeysError: it cannot be made, or others can read it.
+            KeysError: it cannot be made, others can read it, or another user can replace the folder.
         """
         path = self.path / "server.key"
         if self.path.exists() and not self.path.is_dir():
             raise KeysError(f"{self.path} is no folder; name the folder that `envhub keys add --keys` made")
         if not path.exists():
             with self._locked():
+                self._check_owners()  # before the address of a hub is given out that would refuse to start
                 if not path.exists():  # another process may have made it meanwhile
                     write_secret(path, secret_text_of(sockets.new_key_pair()[1]))
         return self.secret()
@@ -100,6 +101,17 @@ class KeyFolder:
         Raises:
             KeysError: a file cannot be used, or another user can put one into the folder.
         """
+        self._check_owners()
+        if problems := self._load():
+            raise KeysError(problems[0])
+        self._log_passed_over()
+
+    def _check_owners(self) -> None:
+        """Check that no other user can put a file into the folder, or another folder into its place.
+
+        Raises:
+            KeysError: another user can.
+        """
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
             if _is_of_mounted_secret(folder, status):
@@ -110,9 +122,6 @@ class KeyFolder:
                 )
             if (weakness := weakness_of(str(folder))) is not None:
                 raise KeysError(f"another user could replace {folder}, since {weakness}: keep the keys elsewhere")
-        if problems := self._load():
-            raise KeysError(problems[0])
-        self._log_passed_over()
 
     def refresh(self) -> list[tuple[str, str]]:
         """Read again the files that have changed; of an unusable one, which is logged, the old keys stay admitted.
@@ -220,9 +229,11 @@ class KeyFolder:
         cannot be used are left out.
 
         Raises:
-            KeysError: it has two keys already, the key is a client's already, or its file cannot be used or written.
+            KeysError: it has two keys already, the key is a client's already, its file cannot be used or written, or
+                another user can put files into the folder.
         """
         with self._locked():
+            self._check_owners()
             states = self._states()
             if len(states) > CLIENTS_MAX or (name not in states and len(states) == CLIENTS_MAX):
                 raise KeysError(f"{self._clients} has files of {len(states)} clients, the most that are read")

@@ -106,6 +106,13 @@ def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_th
     assert told.environ["MKL_NUM_THREADS"] == "1"
 
 
+def test_worker_with_an_interpreter_of_its_own_adopts_only_the_programs_random_generators() -> None:
+    own = replace(RECIPE, settings=EnvSettings(python="3.8"))
+    world = World(["/sims"], "/here", {"HOME": "/home"}, b"registry", b"authkey", generators=[3, 4])
+    told = build(Make(1, world=world), own, NO_RULES, Place(0, 1, [0]))
+    assert (told.generators, told.sys_path, told.cwd, told.environ) == ([3, 4], [], "", {})
+
+
 def test_interpreter_of_a_session_has_the_options_of_its_program() -> None:
     own = InterpreterKey()
     assert interpreter_of(own, None) == own

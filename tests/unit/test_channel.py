@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from envhub_server.ipc import channel, control
-from envhub_server.ipc.channel import Channel
+from envhub_server.ipc.channel import Channel, ChannelClosed
 
 from envhub.values import codec
 
@@ -91,3 +91,12 @@ def test_message_of_more_items_than_a_worker_may_send_is_refused(ends: Ends) -> 
     with pytest.raises(codec.DecodeError, match="more than 16384 items"):
         while ours.receive() is not None:
             pass
+
+
+def test_each_message_to_an_end_that_is_closed_says_so(ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.close()
+    for descriptors in ((), (0,)):
+        with pytest.raises(ChannelClosed):
+            ours.send(SMALL, descriptors)
+    assert not ours.backlogged

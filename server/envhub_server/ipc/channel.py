@@ -131,6 +131,7 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError as error:
+                self._outgoing.clear()  # the hub may send more before it learns that the worker has ended
                 raise ChannelClosed(str(error)) from error
             piece = self._outgoing.popleft()
             if sent < len(piece):

@@ -44,8 +44,8 @@ def weakness_of(path: str) -> Weakness | None:
     if sys.platform == "win32":
         return None
     weakness, way = None, [*_way(path)]
-    # Where root is not known, as in a container without privileges, its folders belong to the owner of the first one.
-    trusted = (ROOT, os.geteuid(), os.stat("/").st_uid)
+    # Where root has another id, as in a container without privileges, the first folder is its own.
+    trusted = {ROOT, os.geteuid(), os.stat("/").st_uid, *_unmapped()}
     for place in reversed(way):
         try:
             status = os.lstat(place)
@@ -59,6 +59,16 @@ def weakness_of(path: str) -> Weakness | None:
         if weakness is None and status.st_uid not in trusted:
             weakness = Weakness(place, f"belongs to {_user(status.st_uid)}", False)
     return weakness
+
+
+def _unmapped() -> list[int]:
+    """The id that Linux shows in place of root's in a container that has a first folder of its own, as Apptainer's."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/overflowuid") as file, open("/proc/self/uid_map") as maps:
+        shown = int(file.read())
+        known = [(int(first), int(count)) for first, _, count in map(str.split, maps)]
+        if not any(first <= shown < first + count for first, count in known):
+            return [shown]
+    return []
 
 
 def _way(path: str) -> Iterator[str]:

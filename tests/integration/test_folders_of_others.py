@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +86,39 @@ def test_way_to_a_folder_has_its_links_and_a_sticky_folder_keeps_its_entries(tmp
     (tmp_path / "loop").symlink_to("loop")
     assert weakness_of(str(tmp_path / "loop")) is None  # it leads nowhere
     assert str(weakness_of(f"{tmp_path}/a/..")) == f"{tmp_path} can be written to by every user (mode 1777)"
+
+
+IN_A_CONTAINER = """
+import ctypes, os, pathlib, sys
+from envhub.transport.folder_owners import weakness_of
+libc, root = ctypes.CDLL(None), sys.argv[1].encode()
+if os.getuid() == 0:
+    os.setgroups([]), os.setresgid(1001, 1001, 1001), os.setresuid(1001, 1001, 1001)
+user, group = os.getuid(), os.getgid()
+libc.prctl(4, 1, 0, 0, 0)  # else its files of /proc are root's
+if libc.unshare(0x10020000):
+    sys.exit("this machine allows no user namespace")
+pathlib.Path("/proc/self/setgroups").write_text("deny")
+pathlib.Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+pathlib.Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+os.chdir("/")
+assert not libc.mount(b"none", root, b"tmpfs", 0, None)
+for each in ("/tmp", "/proc"):
+    os.mkdir(root.decode() + each)
+    assert not libc.mount(each.encode(), root + each.encode(), None, 4096 | 16384, None)
+os.chroot(root)
+print(os.stat("/").st_uid == user, os.stat("/tmp").st_uid == user, weakness_of("/tmp/x"))
+"""
+
+
+def test_container_that_does_not_know_root_trusts_roots_folders() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        os.chmod(root, 0o777)
+        command = [sys.executable, "-c", IN_A_CONTAINER, root]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "no user namespace" in ran.stderr:
+        pytest.skip(ran.stderr.strip())
+    assert ran.stdout == "True False None\n", ran.stderr
 
 
 def test_folders_are_removed_by_descriptor_and_none_behind_a_link(

@@ -19,7 +19,7 @@ _OTHERS = "KILL", "STOP", "CONT", "CHLD", "SEGV", "BUS", "FPE", "ILL", "ABRT", "
 JOB_SIGNALS = {each for each in signal.valid_signals() if getattr(each, "name", "")[3:] not in _OTHERS}
 TERMINAL_SIGNALS = {each for each in JOB_SIGNALS if getattr(each, "name", "")[3:] in ("INT", "QUIT", "TSTP")}
 # Makes a worker write its stacks: a real-time signal, which neither batch systems nor simulators use.
-STACKS = 0 if sys.platform == "win32" else signal.SIGRTMAX - 4
+STACKS = signal.SIGRTMAX - 4 if sys.platform == "linux" else 0
 
 
 @contextlib.contextmanager

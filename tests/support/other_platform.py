@@ -29,7 +29,7 @@ ONLY_LINUX = {
     mmap: ["MADV_DONTFORK", "MADV_DONTDUMP"],  # and ``madvise``, which Windows lacks, cannot be hidden
     resource: ["RUSAGE_THREAD", "RLIMIT_RTTIME", "prlimit"],
     select: ["epoll", "EPOLLIN", "EPOLLOUT", "EPOLLET"],
-    signal: ["pidfd_send_signal", "sigtimedwait"],
+    signal: ["pidfd_send_signal", "sigtimedwait", "SIGRTMIN", "SIGRTMAX"],
     socket: ["AF_NETLINK", "AF_VSOCK", "SO_PEERCRED", "MSG_CMSG_CLOEXEC", "SOCK_CLOEXEC", "SOCK_NONBLOCK"],
 }
 ONLY_UNIX = {

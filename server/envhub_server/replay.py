@@ -20,6 +20,7 @@ from envhub.arena.stand_in import ENDED, FRESH
 from envhub.errors import printable, raised_text, shortened
 from envhub.job_signals import STACKS
 from envhub.regular_file import read_regular_file
+from envhub.transport.folder_owners import weakness_of
 from envhub.values import codec
 from envhub_server.ipc import control, journal
 from envhub_server.ipc.journal import BY_REQUEST, CALL, FIRST, History
@@ -154,12 +155,15 @@ def listed(path: Path) -> Listed:
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
-    """True if a hub of this user wrote the file: it belongs to the user, and is in this folder of the user's hubs."""
+    """True if a hub of this user wrote the file: it is the user's, in this folder of the user's hubs.
+
+    No other user can replace it either, as between this look and the run.
+    """
     try:
         owner, folders = path.stat().st_uid, (path.resolve().parent, folder and folder.resolve())
     except OSError:
         return False
-    return owner == os.geteuid() and folders[0] == folders[1]
+    return owner == os.geteuid() and folders[0] == folders[1] and weakness_of(str(path)) is None
 
 
 def announced(path: Path) -> str:

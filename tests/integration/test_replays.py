@@ -396,6 +396,10 @@ def test_file_of_another_user_is_not_ones_own(tmp_path: Path, monkeypatch: pytes
     (path := tmp_path / "a.replay").touch()
     assert replay.is_own(path, tmp_path)
     assert not replay.is_own(path, None) and not replay.is_own(tmp_path / "b.replay", tmp_path)
+    tmp_path.chmod(0o777)  # so that another user could put a file of his in its place before it is run
+    assert not replay.is_own(path, tmp_path)
+    tmp_path.chmod(0o1777)
+    assert replay.is_own(path, tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert not replay.is_own(path, tmp_path)
 

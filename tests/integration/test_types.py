@@ -124,7 +124,7 @@ def by_mypy(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def by_pyright(folder: Path) -> list[tuple[str, int, str]]:
-    """Likewise, in its strictest mode but for what the types of other packages leave open."""
+    """Likewise; its strict mode wants types that other packages leave open."""
     options = {"pythonVersion": "3.10", "reportMissingTypeStubs": False}
     (folder / "pyrightconfig.json").write_text(json.dumps(options))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "."]

@@ -64,10 +64,10 @@ def weakness_of(path: str) -> Weakness | None:
 def _unmapped() -> list[int]:
     """The id that Linux shows in place of root's in a container that has a first folder of its own, as Apptainer's."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/overflowuid") as file, open("/proc/self/uid_map") as maps:
-        shown = int(file.read())
-        known = [(int(first), int(count)) for first, _, count in map(str.split, maps)]
-        if not any(first <= shown < first + count for first, count in known):
-            return [shown]
+        overflow = int(file.read())
+        ranges = [(int(first), int(count)) for first, _, count in map(str.split, maps)]
+        if not any(first <= overflow < first + count for first, count in ranges):
+            return [overflow]
     return []
 
 

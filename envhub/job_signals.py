@@ -18,8 +18,10 @@ from typing import Any, Iterator
 _OTHERS = "KILL", "STOP", "CONT", "CHLD", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS"
 JOB_SIGNALS = {each for each in signal.valid_signals() if getattr(each, "name", "")[3:] not in _OTHERS}
 TERMINAL_SIGNALS = {each for each in JOB_SIGNALS if getattr(each, "name", "")[3:] in ("INT", "QUIT", "TSTP")}
-# Makes a worker write its stacks: a real-time signal, which neither batch systems nor simulators use.
-STACKS = signal.SIGRTMAX - 4 if sys.platform == "linux" else 0
+STACKS = 0
+if sys.platform == "linux":
+    # Makes a worker write its stacks: a real-time signal, which neither batch systems nor simulators use.
+    STACKS = signal.SIGRTMAX - 4
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 from envhub import errors
 from envhub.secret import Secret
@@ -90,7 +91,7 @@ class Refusals:
 
 def _listening_user(address: Address) -> int | None:
     """The id of the other user of this machine who listens at this address of loopback; None if there is none."""
-    if not address.is_loopback:
+    if sys.platform == "win32" or not address.is_loopback:
         return None
     host = {"localhost": "127.0.0.1"}.get(address.host, address.host.strip("[]"))
     family, anywhere = (socket.AF_INET6, "::") if address.is_ipv6 else (socket.AF_INET, "0.0.0.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -164,6 +165,8 @@ class WorkerPool:
 
     def stack(self, process: int, descriptor: int) -> str:
         """The stack that a process has written into this file of its own; empty if it has not."""
+        if sys.platform == "win32":  # where envs are in the program itself, and have no such file
+            return ""
         try:
             file = os.open(f"/proc/{self._handles[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
         except (KeyError, OSError):

@@ -722,12 +722,36 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
 
 
 class Cut(OneHub):
-    """A lane with an interrupt after rows were begun."""
+    """A lane with an interrupt after the first request was begun."""
+
+    def _interrupt(self) -> None:
+        if len(self.begun) == 1:
+            raise KeyboardInterrupt
+
+    def begin_reset(self, reset: Reset) -> None:
+        super().begin_reset(reset)
+        self._interrupt()
+
+    def begin_step(self, codes: bytes, arrays: Any, out_of_band: bytes) -> None:
+        super().begin_step(codes, arrays, out_of_band)
+        self._interrupt()
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
         super().begin_rows(env_ids, codes, arrays)
-        if len(self.begun) == 1:
-            raise KeyboardInterrupt
+        self._interrupt()
+
+
+@pytest.mark.parametrize("request_of_all", [Lost.step, Lost.reset])
+def test_request_of_all_rows_that_an_interrupt_has_met_is_begun_once(request_of_all: Any) -> None:
+    lost = Lost(hub=Cut)
+    lost.step()
+    lost.absence.over = True
+    with pytest.raises(KeyboardInterrupt):
+        request_of_all(lost)
+    lost.lane.wait(None)
+    assert len(lost.hub.begun) == 1
+    request_of_all(lost)
+    assert len(lost.hub.begun) == 2
 
 
 def test_waiting_step_that_an_interrupt_has_met_is_begun_once() -> None:

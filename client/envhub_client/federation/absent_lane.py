@@ -58,6 +58,7 @@ class AbsentLane:
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
         self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the absence
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
+        self._tried: tuple[int, ...] | None = None  # progress of the lane before ``_begin``, which may have begun there
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
         self._joined: Batch | None = None  # its results
         self._error: Exception | None = None  # that an env raised in it
@@ -111,7 +112,7 @@ class AbsentLane:
 
     def give_up(self) -> None:
         """Give up what was begun, if anything was."""
-        self._begin = None
+        self._begin = self._tried = None
         if self._lane is not None:
             self._lane.give_up()
 
@@ -153,7 +154,7 @@ class AbsentLane:
 
     def _forget_last(self) -> None:
         """Forget what was begun before."""
-        self._begin = self._joined = self._error = self._unreset = None
+        self._begin = self._tried = self._joined = self._error = self._unreset = None
         self.rows.reported[:] = False
         self.rows.forget(np.arange(self.num_envs))
 
@@ -244,8 +245,12 @@ class AbsentLane:
         if self.has_failed and not endless:
             return False  # the other hubs have stepped; the next step raises it before they do
         assert self._begin is not None
-        self._begin(self.hub_lane())
-        self._begin = None
+        lane = self.hub_lane()
+        if self._tried is None:
+            self._tried = lane.progress
+        if lane.progress == self._tried:  # else it was begun before an interrupt
+            self._begin(lane)
+        self._begin = self._tried = None
         return True
 
     def raise_late(self) -> NoReturn:

@@ -97,6 +97,15 @@ def test_reward_of_another_shape_is_the_envs_error(hub: ServedHub) -> None:
             envs.step(np.array([0, 901, 0]))
 
 
+def test_envs_whose_rewards_differ_in_shape_are_no_fault_of_their_hub() -> None:
+    envs = [partial(Objectives, number) for number in (2, 3)]
+    with contextlib.closing(envhub.make_vec(envs, num_workers=2, on_hub_loss="recreate")) as different:
+        different.reset()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="envs that step together have rewards of one shape"):
+                different.step(ZEROS[:2])
+
+
 def test_single_env_returns_its_reward(hub: ServedHub) -> None:
     with contextlib.closing(envhub.make("objectives", hub=hub.tcp)) as env:
         env.reset(seed=1)

@@ -58,7 +58,7 @@ class BatchReader:
         """The results of the step that was begun; otherwise as ``reset``.
 
         Raises:
-            ValueError: rewards have axes, which are refused.
+            ValueError: as for ``Rewards.of``.
         """
         deadline = None if timeout is None else Deadline(timeout)
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)

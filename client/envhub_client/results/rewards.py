@@ -40,8 +40,8 @@ class Rewards:
         An env that was reset or truncated by the hub has zeros.
 
         Raises:
-            UnreadableRow: two envs have rewards of different shapes, or one is no array of float64.
-            ValueError: a reward has axes, which are refused.
+            UnreadableRow: a reward is no array of float64.
+            ValueError: two envs have rewards of different shapes, or a reward has axes, which are refused.
         """
         with_axes = [] if infos is None else infos.take_rewards()
         if not with_axes and not self.shape:
@@ -51,9 +51,11 @@ class Rewards:
         places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
         filled = np.zeros((len(rewards), *shape))
         for rows, values in with_axes:
-            if values.dtype != np.float64 or values.shape[1:] != shape:
-                text = f"envs {rows} have rewards of {values.dtype} and shape {values.shape[1:]}, others {shape}"
-                raise UnreadableRow(rows[0], f"{text}: envs that step together have rewards of one shape")
+            if values.dtype != np.float64:
+                raise UnreadableRow(rows[0], f"a reward of {values.dtype}")
+            if values.shape[1:] != shape:
+                text = f"envs {rows} have rewards of shape {values.shape[1:]}, others of {shape}"
+                raise ValueError(f"{text}: envs that step together have rewards of one shape")
             filled[rows if places is None else [places[row] for row in rows]] = values
         self.shape = shape
         return filled

@@ -49,6 +49,7 @@ class Hub:
         self.settled = self.given_up = 0
         self.raises: Exception | None = None  # in the next part
         self.interrupts = 0
+        self.late = 0  # how many waits until rows are confirmed time out
         self.returned = np.zeros(ROWS, int)  # what the envs were seen to show last
 
     def _check(self, what: str) -> None:
@@ -70,7 +71,10 @@ class Hub:
         return (len(self.posted),)
 
     def confirm_rows(self, timeout: float | None) -> None:
-        pass
+        if self.late and self.sent.any():
+            self.late -= 1
+            assert timeout is not None and timeout < 60
+            raise HubTimeout("not confirmed")
 
     def give_up(self) -> None:
         self.given_up += 1
@@ -128,6 +132,8 @@ class Hub:
         assert len(arrays[0]) == len(env_ids)
         self._step(env_ids)
         self.sent[env_ids] = True
+
+    send_rows = begin_rows
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         self._check("recv")
@@ -354,6 +360,35 @@ def test_interrupt_while_envs_are_made_again_loses_no_truncation() -> None:
     batch = hubs.lane.wait(None)  # of the step that was begun there, which is not begun once more
     assert truncated(batch) == [0, 1, 2] and seen(batch) == [1, 1, 1]
     assert truncated(hubs.step()) == []
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_request_after_one_that_was_given_up_where_it_began_in_another_session_is_begun(resets: bool) -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.step()
+    hubs.now.lost, hubs.interrupts = True, 1
+    with pytest.raises(KeyboardInterrupt):
+        hubs.step()
+    hubs.interrupts = 0
+    hubs.lane.give_up()
+    if resets:
+        assert seen(hubs.reset()) == [0, 0, 0]
+    else:
+        assert truncated(hubs.step()) == [0, 1, 2]
+    assert truncated(hubs.step()) == []
+
+
+def test_rows_that_are_sent_while_others_wait_for_another_session_are_begun_there() -> None:
+    hubs = Hubs()
+    hubs.reset()
+    hubs.send(0)
+    hubs.now.lost, hubs.left[0].late = True, 1
+    with pytest.raises(HubTimeout, match="not confirmed"):
+        hubs.lane.wait_rows(1, 60.0)
+    hubs.send(2)
+    part = hubs.receive(2)
+    assert part.env_ids is not None and part.env_ids.tolist() == truncated(part) == [0, 2]
 
 
 def test_truncation_in_a_result_that_was_dropped_is_returned_by_the_next_step() -> None:

@@ -57,6 +57,7 @@ class Makes:
         (errors.HubUnreachable("no"), 0, [0, RETRY_S, RETRY_S, RETRY_S]),
         (errors.RequestRefused("no"), 0, [0, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]),
         (errors.RequestRefused("no"), 2, [4 * RETRY_S, 8 * RETRY_S, 16 * RETRY_S, PAUSE_S_MAX]),
+        (errors.RequestRefused("no"), 2000, [PAUSE_S_MAX] * 4),
     ],
 )
 def test_pauses_grow_where_a_hub_refuses_and_begin_longer_after_losses(

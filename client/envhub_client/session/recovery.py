@@ -25,7 +25,7 @@ ATTEMPTS_MAX = 3  # of one request, each in another session
 # The only hub that there is does not let this client in: there is no other session.
 RENEWED = tuple(kind for kind in SESSION_ENDS if kind is not AccessDenied)
 
-Begin = Callable[[Lane], None]
+Begin = Callable[[HubLane], None]
 
 
 class LaneSource(Protocol):
@@ -55,7 +55,7 @@ class RecoveringLane:
         self._loss: EnvHubError | None = None  # while it is set, nothing is under way on ``_lane``
         self._last_loss: EnvHubError | None = None  # after which this session was made
         self._absence: Absence[HubLane] | None = None  # the making of another, once it has begun
-        self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # a lane that may have ``_again``, and its progress
+        self._tried: tuple[int, ...] | None = None  # progress of ``_lane``, a new one, before ``_again`` is begun there
         self._untold = np.zeros(lane.num_envs, bool)  # whether the truncation by it has not reached the caller yet
         self._stepping = False  # whether a step of all envs is under way, or was the last request
         self._returned = False  # whether its results were returned
@@ -105,21 +105,23 @@ class RecoveringLane:
         """
         if (loss := self._loss) is None:
             return
-        absence = self._make_again(loss)
+        absence, deadline = self._make_again(loss), None if timeout is None else Deadline(timeout)
         if not absence.wait(timeout):
             raise of_hub(HubTimeout(f"{loss}; its envs are not made again yet: wait again"), loss.hub) from loss
         self._lane = lane = absence.parts()[0]
         self._untold[:] = True
         try:
             if self._again is not None:
-                if self._tried is None or self._tried[0] is not lane:
-                    self._tried = lane, lane.progress
-                if lane.progress == self._tried[1]:  # else it was begun before an interrupt
+                # What an interrupt or a timeout has left to be confirmed, so that it is known what was begun.
+                lane.confirm_rows(None if deadline is None else deadline.left_s())
+                if self._tried is None:
+                    self._tried = lane.progress
+                if lane.progress == self._tried:
                     self._again(lane)
-                lane.confirm_rows(None)
-            self._last_loss, self._loss, self._absence = loss, None, None
+                lane.confirm_rows(None if deadline is None else deadline.left_s())
+            self._last_loss, self._loss, self._absence, self._tried = loss, None, None, None
         except RENEWED as error:
-            self._loss, self._absence = error, None
+            self._loss, self._absence, self._tried = error, None, None
 
     def _keep_last(self) -> None:
         """Keep what the envs showed in this session, before its lane is replaced; interrupted, it is done again."""
@@ -133,6 +135,8 @@ class RecoveringLane:
 
         That is in another session, for this one tells it once.
         """
+        if self._tried is not None:  # it may have begun in this session, before an interrupt
+            self._last_loss, self._loss, self._absence, self._tried = self._loss, None, None, None
         self._lane.give_up()
         self._again = None
         if self._loss is None and self._stepping and self._untold.any():
@@ -229,11 +233,12 @@ class RecoveringLane:
         if self._under_way[env_ids].any():
             raise ValueError(f"envs {env_ids[self._under_way[env_ids]].tolist()} are under way; receive them first")
 
-        def again(lane: Lane) -> None:
-            rows = np.flatnonzero(self._under_way)  # also those of other parts; a truncation whatever the actions
-            lane.begin_rows(rows, codes, [np.repeat(batch[:1], len(rows), axis=0) for batch in arrays])
+        def again(lane: HubLane) -> None:
+            # Also those of other parts; a truncation whatever the actions.
+            rows = np.flatnonzero(self._under_way & ~lane.are_outstanding)
+            lane.send_rows(rows, codes, [np.repeat(batch[:1], len(rows), axis=0) for batch in arrays])
 
-        self._stepping = False
+        self._stepping, self._tried = False, None
         self._under_way[env_ids] = True  # before it is known: at an interrupt, they may be
         try:
             self._begin(lambda lane: lane.begin_rows(env_ids, codes, arrays), again)

@@ -54,7 +54,7 @@ def made_again(
         Exception: one of ``raised``, from ``make``.
     """
     deadline, deaths, refusals = Deadline(timeout), 0, losses
-    pause_s = RETRY_S * 2**losses if losses else 0.0
+    pause_s = RETRY_S * 2 ** min(losses, 10) if losses else 0.0
     while True:
         pause = Deadline(min(pause_s, PAUSE_S_MAX, deadline.left_s()))
         while is_wanted() and (left_s := pause.left_s()):

@@ -139,6 +139,16 @@ def test_vector_env_that_is_dropped_closes_its_envs(tmp_path: Path) -> None:
     assert whole(tmp_path) == [0, 1]
 
 
+def test_vector_envs_that_are_collected_with_all_that_they_have_close_their_envs(tmp_path: Path) -> None:
+    for number in range(4):  # Python finalizes what a cycle has in an order of its own
+        (tmp_path / str(number)).mkdir()
+        envs: Any = made([0.0], tmp_path / str(number))
+        envs.itself = envs
+    del envs
+    gc.collect()
+    assert [whole(tmp_path / str(number)) for number in range(4)] == [[0]] * 4
+
+
 ENDS = {"at its end": "", "by an exception": "raise SystemExit", "when it is killed": "os.kill(os.getpid(), 9)"}
 
 
@@ -174,11 +184,14 @@ def test_hub_that_is_told_to_stop_gives_envs_its_own_time_and_names_those_that_i
 
 @pytest.mark.long
 def test_env_that_closes_for_long_holds_up_no_other_session(hub: ServedHub, tmp_path: Path) -> None:
-    slow = made([60.0], tmp_path, hub=hub.tcp)
+    slow_files, files = tmp_path / "slow", tmp_path / "quick"
+    slow_files.mkdir()
+    files.mkdir()
+    slow = made([60.0], slow_files, hub=hub.tcp)
     slow.drop_pending()
     slow._session.connection.send(envhub.protocol.messages.Op.CLOSE, envhub.protocol.messages.Close())
-    with closing(made([0.0], tmp_path, hub=hub.tcp)) as quick:
+    with closing(made([0.0], files, hub=hub.tcp)) as quick:
         for _ in range(20):
             quick.step([0])
-    assert whole(tmp_path) == [0]
+    assert whole(files) == [0] and whole(slow_files) == []
     slow.close(timeout=0.1)

@@ -233,11 +233,11 @@ class FederatedSession(LaneSession):
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Free a session that was not closed; at the program's end its connections' end does it."""
+        """Close a session that was not closed; at the program's end its connections' end does it."""
         if is_finalizing() or not hasattr(self, "_opener"):
             return
         if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
             self._opener.end_all(terminate=True)
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=True, finish=lambda: None)
+                self.close(terminate=False, finish=lambda: None)

@@ -199,11 +199,11 @@ class Session(LaneSession):
         end_sessions([self.connection], terminate, deadline)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Free a session that was not closed; at the program's end its connection's end does it."""
+        """Close a session that was not closed; at the program's end its connection's end does it."""
         if is_finalizing() or not hasattr(self, "_maker"):
             return
         if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
             self._maker.end_all_but(None)
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=True, finish=lambda: None)
+                self.close(terminate=False, finish=lambda: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from envhub.errors import hub_at
+from envhub import errors
 
 ANSWER_S = 5.0
 _ADDRESSES_SHOWN = 10  # in one error
@@ -15,8 +15,16 @@ class Deadline:
     """The end of ``timeout`` seconds from now, on the monotonic clock."""
 
     def __init__(self, timeout: float) -> None:
+        """Begin.
+
+        Raises:
+            TypeError: the timeout is no number.
+        """
         self.timeout = timeout
-        self._end_s = time.monotonic() + timeout
+        try:
+            self._end_s = time.monotonic() + timeout
+        except TypeError:
+            raise TypeError(f"timeout must be a number of seconds, got {errors.shown(timeout)}") from None
 
     def left_s(self) -> float:
         """Seconds until then; 0 once it has passed."""
@@ -41,5 +49,5 @@ def no_reply(addresses: Sequence[str], timeout: float) -> str:
     names = [*addresses[:_ADDRESSES_SHOWN]]
     if others := len(addresses) - len(names):
         names.append(f"{others} others")
-    hubs = f"the hubs at {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else hub_at(names[0])
+    hubs = f"the hubs at {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else errors.hub_at(names[0])
     return f"no reply from {hubs} within {shown(timeout)} s; it can be waited for again"

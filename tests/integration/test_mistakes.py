@@ -68,6 +68,8 @@ def test_wrong_argument_of_a_method_is_named_at_the_call() -> None:
         "options must be": lambda envs: envs.reset(options=7),  # type: ignore[arg-type]
         "env_ids must be": lambda envs: envs.send([0], env_ids=[7]),
         "actions must be": lambda envs: envs.step(None),
+        "observer must be": lambda envs: envs.add_observer(7),  # type: ignore[arg-type]
+        "timeout must be": lambda envs: (envs.step_async([0, 0]), envs.step_wait(timeout="1")),  # type: ignore[arg-type]
     }
     with closing(envhub.make_vec("CartPole-v1", 2, num_workers=0)) as envs:
         envs.reset()
@@ -75,6 +77,8 @@ def test_wrong_argument_of_a_method_is_named_at_the_call() -> None:
             with pytest.raises((TypeError, ValueError), match=text) as raised:
                 call(envs)
             assert sys.version_info < (3, 11) or raised.traceback[-1].path == Path(__file__)
+        with pytest.raises(TypeError, match="timeout must be"):
+            envs.close(timeout="1")
 
 
 def test_bug_of_the_library_shows_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import Forked, HubTimeout, SpaceMismatch
+from envhub.errors import Forked, HubTimeout, SpaceMismatch, shown
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
@@ -189,9 +189,12 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         """Have an ``envhub.StepObserver`` see each reset and step from now on; of several the first one sees it first.
 
         Raises:
+            TypeError: it is none.
             SessionBusy: a request is pending, or envs are under way.
             SessionClosed: after ``close``.
         """
+        if not isinstance(observer, StepObserver):
+            raise TypeError(f"observer must be an envhub.StepObserver, got {shown(observer)}")
         self._session.check_free("add_observer")
         self._observers = (*self._observers, observer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -65,7 +66,8 @@ class KeptHub:
     def say(self, line: str) -> None:
         """Add a line to its log, which is also on this process's stderr."""
         self._lines.append(line)
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # such as of a full disk, which ends no hub
+            print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Let the hub drain, and wait until its process has ended."""

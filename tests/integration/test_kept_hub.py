@@ -112,3 +112,12 @@ def test_hub_takes_the_priority_of_another_process_or_says_that_it_may_not() -> 
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert lines == ["[]", str(own)] or "RAY_worker_niceness" in lines[0]
     assert take_priority_of(os.getpid()) == []
+
+
+def test_line_that_cannot_be_written_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = KeptHub([], [], {})
+    with open("/dev/full", "w", buffering=1) as full, open(os.devnull, "w") as null:
+        monkeypatch.setattr(sys, "stderr", full)
+        hub.say("line")
+        assert hub.log(9) == ["line"]
+        os.dup2(null.fileno(), full.fileno())  # which takes what is left when it is closed

@@ -87,7 +87,8 @@ def replay(
     try:
         print_error(announced(path))
         if not trust and not is_own(path, default_path(os.environ)):
-            end("replay", f"{path} is not run, for it is no file of yours in the folder of your hubs; --trust runs it")
+            why = "it is no file of yours in the folder of your hubs, or another user could replace it there"
+            end("replay", f"{path} is not run, for {why}; --trust runs it")
         with _film_into(video) as show:
             verdict = run(path, until, pdb, show)
     except ReplayError as error:

@@ -384,7 +384,7 @@ def test_file_from_elsewhere_is_run_only_if_it_is_trusted(tmp_path: Path) -> Non
             assert (refused.returncode, refused.stdout) == (2, "")
             announced, why = refused.stderr.splitlines()
             assert announced.startswith(f"runs brittle:Brittle with {sys.executable} in ")
-            no_own = "it is no file of yours in the folder of your hubs"
+            no_own = "it is no file of yours in the folder of your hubs, or another user could replace it there"
             assert why == f"envhub replay: {path} is not run, for {no_own}; --trust runs it"
             trusted = command("replay", str(path), "--trust")
             assert (trusted.returncode, trusted.stdout.startswith("failed alike: ended by status 3")) == (0, True)

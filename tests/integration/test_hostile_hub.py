@@ -208,6 +208,22 @@ def test_info_that_cannot_be_read_costs_no_row_of_another_hub() -> None:
         assert received == {0: False, 2: True}
 
 
+def test_hub_that_has_rows_again_and_is_silent_delays_no_row_of_another() -> None:
+    with LyingHub(HELLO) as honest, LyingHub(HELLO) as other, connected_to_two(honest, other) as envs:
+        envs.reset()
+        envs.send([0, 0], [0, 2])
+        honest.answers[Op.RECEIVE] = Done(), [np.arange(1).tobytes(), bytes(16), bytes(10), b""]
+        other.answers[Op.RECEIVE] = Failure("session_lost", "session", "it has ended"), ()
+        received: list[int] = []
+        while len(received) < 2:
+            received += envs.recv(1, timeout=30)[-1].tolist()
+        assert wait_until(lambda: other.asked.count(Op.MAKE) == 2)
+        del other.answers[Op.SEND]
+        envs.send([0], [2])
+        envs.send([0], [0])
+        assert envs.recv(1, timeout=30)[-1].tolist() == [0]
+
+
 def test_hub_that_breaks_the_protocol_in_each_session_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     lies, left_s = (Done(), [OBSERVATIONS, RESULTS, BAD_INFO]), list[float]()
     with LyingHub({Op.STEP: lies}) as hub, connected(hub, on_hub_loss="recreate") as envs:

@@ -297,7 +297,7 @@ class AbsentLane:
         """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
 
     def ask_rows(self) -> None:
-        """Begin what waits for a hub, once there is one, and ask for its results.
+        """Begin what waits for a hub, once there is one, and ask for its results; nothing is waited for.
 
         Errors are those of ``Absence.parts``.
         """
@@ -306,9 +306,12 @@ class AbsentLane:
             lane = self.hub_lane()
             while waiting:
                 env_ids, codes, arrays = waiting[0]
-                lane.confirm_rows(None)  # of these rows, where an interrupt came before they were noted as begun
+                try:  # those before, and these where an interrupt came before they were noted as begun
+                    lane.confirm_rows(0)
+                except HubTimeout:
+                    return
                 if not (lane.are_outstanding | self.rows.untold)[env_ids].any():
-                    lane.begin_rows(env_ids, codes, arrays)
+                    lane.send_rows(env_ids, codes, arrays)
                 waiting.pop(0)
         if self._lane is not None:
             self._lane.ask_rows()

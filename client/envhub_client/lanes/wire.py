@@ -230,8 +230,11 @@ class WireLane:
         self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
 
     def ask_rows(self) -> None:
-        """Have the results of the outstanding envs sent as soon as they are done."""
-        self.confirm_rows(None)
+        """Have the results of the outstanding envs sent as soon as they are done, once the hub has begun these."""
+        try:
+            self.confirm_rows(0)
+        except HubTimeout:
+            return
         if self.outstanding > sum(map(_size, self._inbox.parts)) and not self._receiving():
             self._connection.send(Op.RECEIVE, Receive(1), keep=True)
 

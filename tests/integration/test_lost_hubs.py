@@ -184,13 +184,15 @@ def test_other_rows_are_reset_called_and_closed_while_a_hub_is_stopped(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pending", [False, True])
-def test_close_does_not_wait_for_a_hub_that_was_stopped(hubs: SeveralHubs, pending: bool) -> None:
+@pytest.mark.parametrize("state", ["idle", "pending", "lost"])
+def test_close_does_not_wait_for_a_hub_that_was_stopped(hubs: SeveralHubs, state: str) -> None:
     envs = made(hubs, "tcp")
-    envs.reset()
+    steps = Steps(envs)
     hubs.stop(0)
-    if pending:
+    if state == "pending":
         envs.step_async(np.ones(ROWS, int))
+    elif state == "lost":
+        steps.until_lost()
     begun_s = time.monotonic()
     envs.close()
     assert time.monotonic() - begun_s < 2 * SILENCE_S + SLACK_S

@@ -53,24 +53,25 @@ class Opener:
             hub_index=None,
         )
         self.hub = Hub("hub-1")
+        self.others: list[Hub] = []  # which have no room
         self.answers, self.refuses = True, False
         self.ended: list[Any] = []
         self.ended_later: list[Any] = []
         self.made: list[HubPart] = []
 
     def hubs(self) -> list[Any]:
-        return [self.hub.member]
+        return [self.hub.member, *(other.member for other in self.others)]
 
     def connect(
         self, members: Sequence[Any], timeout: float, failed: Callable[[errors.EnvHubError], None]
     ) -> list[Any]:
         if not self.answers:
             failed(errors.HubUnreachable("no answer"))
-        return [self.hub] if self.answers else []
+        return [hub for hub in (self.hub, *self.others) if hub.member in members] if self.answers else []
 
     def parts(self, hubs: Sequence[Any], counts: Sequence[int], *_: Any) -> list[HubPart]:
         assert list(counts) == [3]
-        if self.refuses:
+        if self.refuses or hubs[0] in self.others:
             raise errors.RequestRefused("no room")
         self.made = [HubPart("hub-1", range(3, 6), maker(self.hub), LANE)]
         return self.made
@@ -116,6 +117,14 @@ def test_connections_of_a_making_that_failed_are_ended() -> None:
     assert absence.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
     with pytest.raises(errors.HubLost, match="within reconnect_timeout=0 s: no room"):
         absence.parts()
+
+
+def test_hub_that_is_back_makes_its_rows_again_where_no_other_has_room() -> None:
+    scene = Scene()
+    scene.opener.options.on_hub_loss, scene.opener.others = "redistribute", [Hub("hub-2")]
+    absence = scene.lose()
+    assert absence.wait(10) and [part.hub for part in absence.parts()] == ["hub-1"]
+    assert scene.opener.ended == [*scene.opener.others, scene.gone]
 
 
 def test_attributes_are_set_again_before_the_rows_are_used() -> None:

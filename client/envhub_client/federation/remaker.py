@@ -19,6 +19,7 @@ from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for, roomiest
 from envhub_client.federation.slices import set_attr_of
+from envhub_client.fleet.members import Member
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet
@@ -96,15 +97,20 @@ class Remaker:
         self, part: HubPart, absence: Absence[HubPart], gone: Sequence[Connection], num_workers: int | None, losses: int
     ) -> Sequence[HubPart]:
         def make(_: Deadline) -> Sequence[HubPart]:
-            hubs: list[OpenHub] = []
-            try:
-                self._connect(part, hubs)
-                if any(hub.member.name == part.hub for hub in hubs):
-                    self._opener.end(gone)  # the hub is there again, and may have no room for both
-                return self._opened(part, hubs, absence, num_workers)
-            except errors.EnvHubError:
-                self._opener.end([hub.connection for hub in hubs])
-                raise
+            failures: list[errors.EnvHubError] = [
+                errors.HubUnreachable(f"the name leads to the hub {part.hub} no more")
+            ]
+            for members in self._choices(part):
+                hubs = self._opener.connect(members, ANSWER_S, failures.append)
+                try:
+                    if any(hub.member.name == part.hub for hub in hubs):
+                        self._opener.end(gone)  # the hub is there again, and may have no room for both
+                    if hubs:
+                        return self._opened(part, hubs, absence, num_workers)
+                except errors.EnvHubError as error:
+                    self._opener.end([hub.connection for hub in hubs])
+                    failures.append(error)
+            raise next((each for each in failures if not isinstance(each, errors.HubUnreachable)), failures[-1])
 
         timeout = self._opener.options.reconnect_timeout
         parts = made_again(make, absence.loss, losses, timeout, lambda: not absence.stopped)
@@ -113,22 +119,12 @@ class Remaker:
         log.warning("envs %s exist again on %s", _text(part.rows), ", ".join(each.hub for each in parts))
         return [each.moved(-part.rows.start) for each in parts]
 
-    def _connect(self, part: HubPart, hubs: list[OpenHub]) -> None:
-        """Connect to the hubs that may have the part's rows; at least to one.
-
-        Raises:
-            EnvHubError: to none.
-        """
+    def _choices(self, part: HubPart) -> list[list[Member]]:
+        """Hubs that may have the part's rows; the lost one only where no others have them: it may not come back."""
         members = self._opener.hubs()
+        others = [member for member in members if member.name != part.hub]
         lost = [member for member in members if member.name == part.hub]
-        failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {part.hub} no more")]
-        if self._opener.options.on_hub_loss == "redistribute":
-            others = [member for member in members if member.name != part.hub]
-            hubs += self._opener.connect(others, ANSWER_S, failures.append)
-        if not hubs:  # the lost one only where no other answers: it may not come back
-            hubs += self._opener.connect(lost, ANSWER_S, failures.append)
-        if not hubs:
-            raise failures[-1]
+        return [others, lost] if self._opener.options.on_hub_loss == "redistribute" else [lost]
 
     def _opened(
         self, part: HubPart, hubs: Sequence[OpenHub], absence: Absence[HubPart], num_workers: int | None

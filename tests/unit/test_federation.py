@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from chaos.interrupts import Interrupt, Places
 from envhub_client.batch import Batch
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.absent_rows import AbsentRows
@@ -766,6 +767,31 @@ def test_waiting_step_that_an_interrupt_has_met_is_begun_once() -> None:
     lost.lane.ask_rows()
     assert lost.hub.begun == ["rows [0, 2] [7, 9]", "rows [1] [8]"]
     assert truncated(lost.lane.wait_rows(1, 0)) == []
+
+
+class PlacesOfThreading(Places):
+    """Counts the places in Python's own module."""
+
+    folders = (threading.__file__,)
+
+
+class InterruptInThreading(Interrupt):
+    """Raises ``KeyboardInterrupt`` at such a place."""
+
+    folders = (threading.__file__,)
+
+
+def test_interrupt_anywhere_in_the_wait_for_rows_comes_out_as_one() -> None:
+    may_end = threading.Event()
+    absence = absences.Absence(LOSS, 0.0, lambda _: [may_end.wait(30)], lambda _: None)
+    assert not absence.wait(0)
+    places = PlacesOfThreading()
+    places.during(lambda: absence.wait(0.01))
+    assert places.found
+    for place in places.found:
+        InterruptInThreading(1, place).during(lambda: absence.wait(0.01))
+    may_end.set()
+    assert absence.wait(30)
 
 
 def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Generic, TypeVar
 from envhub.errors import EnvHubError
 
 Part = TypeVar("Part")
+LOOK_S = 0.005  # between looks at whether the envs are made
 JOIN_S = 5.0  # for the thread to see that it is stopped, which it does between two tries to reach a hub
 
 
@@ -87,7 +89,11 @@ class Absence(Generic[Part]):
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the end, at most so long; True if it has come."""
-        return self._started().wait(timeout)
+        over, until_s = self._started(), math.inf if timeout is None else time.monotonic() + timeout
+        # An interrupt within ``Event.wait`` would raise that its lock is not held.
+        while not over.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
+        return over.is_set()
 
     def parts(self) -> Sequence[Part]:
         """The parts that have the rows, once it is over.

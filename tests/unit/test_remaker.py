@@ -56,6 +56,7 @@ class Opener:
         self.others: list[Hub] = []  # which have no room
         self.answers, self.refuses = True, False
         self.ended: list[Any] = []
+        self.held: list[Any] = []  # by another thread
         self.ended_later: list[Any] = []
         self.made: list[HubPart] = []
 
@@ -77,6 +78,8 @@ class Opener:
         return self.made
 
     def end(self, connections: Sequence[Any]) -> None:
+        if any(each in self.held for each in connections):
+            raise errors.ConnectionInUse("another thread is using it")
         self.ended += connections
 
     def end_later(self, connections: Sequence[Any], wanted: Any) -> None:
@@ -117,6 +120,13 @@ def test_connections_of_a_making_that_failed_are_ended() -> None:
     assert absence.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
     with pytest.raises(errors.HubLost, match="within reconnect_timeout=0 s: no room"):
         absence.parts()
+
+
+def test_connection_that_an_interrupt_has_left_in_use_keeps_no_rows_from_being_made_again() -> None:
+    scene = Scene()
+    scene.opener.held = [scene.gone]
+    absence = scene.lose()
+    assert absence.wait(10) and [part.hub for part in absence.parts()] == ["hub-1"]
 
 
 def test_hub_that_is_back_makes_its_rows_again_where_no_other_has_room() -> None:

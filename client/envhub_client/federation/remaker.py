@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -103,8 +104,9 @@ class Remaker:
             for members in self._choices(part):
                 hubs = self._opener.connect(members, ANSWER_S, failures.append)
                 try:
-                    if any(hub.member.name == part.hub for hub in hubs):
-                        self._opener.end(gone)  # the hub is there again, and may have no room for both
+                    if any(hub.member.name == part.hub for hub in hubs):  # it may have no room for both
+                        with suppress(errors.ConnectionInUse):  # an interrupt may have left it so
+                            self._opener.end(gone)
                     if hubs:
                         return self._opened(part, hubs, absence, num_workers)
                 except errors.EnvHubError as error:

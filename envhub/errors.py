@@ -218,6 +218,12 @@ def raised_by_env(error: BaseException) -> EnvRaised | None:
     return raised if isinstance(raised, EnvRaised) else None
 
 
+def env_of(error: BaseException) -> int | None:
+    """The env that the error of a wait is of; None where it is of no single env."""
+    env: int | None = getattr(raised_by_env(error) or error, "env_index", None)
+    return env
+
+
 class WorkerDied(EnvHubError):
     """A worker process of the session ended; its envs are built again, and other envs continue.
 

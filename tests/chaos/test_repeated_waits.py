@@ -111,7 +111,6 @@ SWEEP = pytest.mark.parametrize(
     "stride", [pytest.param(101, id="sample"), pytest.param(1, id="all", marks=pytest.mark.chaos)]
 )
 QUICK = ("step_wait", "recv", "call_wait")
-LOST_MAX = {"recv, raising": 30}  # an env's error on its way through the lanes, which note that its env has ended
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +151,9 @@ def interrupts(stride: int) -> Iterator[Interrupt]:
 def test_wait_that_was_interrupted_returns_its_result_when_it_is_called_again(
     envs: Envs, name: str, stride: int
 ) -> None:
-    wait, tried, lost = WAITS[name], 0, []
+    wait, tried = WAITS[name], 0
     envs.reset()
-    count = 0
-    for interrupt in interrupts(stride):
-        count += 1
+    for count, interrupt in enumerate(interrupts(stride), 1):
         wait.begin(envs)
         found = interrupt.during(lambda: wait.wait(envs))
         if found is None:
@@ -164,11 +161,10 @@ def test_wait_that_was_interrupted_returns_its_result_when_it_is_called_again(
             try:
                 found = wait.wait(envs)
             except (envhub.EnvHubError, AssertionError) as error:
-                lost.append((str(interrupt.where), repr(error)))
-                continue
+                raise AssertionError(str(interrupt.where)) from error
         assert found == wait.wanted(count), str(interrupt.where)
-    print(f"{name}: {tried} interrupts, {len(lost)} results lost")
-    assert tried and len(lost) <= LOST_MAX.get(name, 0), lost
+    print(f"{name}: {tried} interrupts")
+    assert tried
 
 
 @SWEEP

@@ -23,7 +23,7 @@ from envhub_client.session import absence as absences
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import HubLost, HubTimeout
+from envhub.errors import EnvRaised, HubLost, HubTimeout
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -197,7 +197,7 @@ class Absence:
 
     @property
     def made(self) -> list[HubPart]:
-        maker: Any = None
+        maker: Any = SimpleNamespace(connection=SimpleNamespace(first_env=4))
         rows = (range(3 * number, 3 * number + 3) for number in range(len(self.hubs)))
         return [HubPart("hub-9", *each) for each in zip(rows, repeat(maker), self.hubs)] if self.over else []  # type: ignore[arg-type]
 
@@ -321,12 +321,11 @@ class Unreset(OneHub):
 
 
 class Raising(OneHub):
-    """A lane whose row 0 raises when its results are asked for, while the others are still under way."""
+    """A lane whose row 0, env 4, raises when its results are asked for, while the others are still under way."""
 
     def done_rows(self) -> int:
         if self.outstanding_rows[0]:
-            self.outstanding_rows[0] = False
-            raise ValueError("row 0 raised")
+            raise ValueError("row 0 raised") from EnvRaised(4, "ValueError", "row 0 raised", "", 0, "")
         return self.outstanding
 
 
@@ -531,7 +530,7 @@ def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
     assert lost.lane.done_rows() == 1 and truncated(lost.lane.wait_rows(1, 0)) == [1]
 
 
-def test_row_that_raises_is_outstanding_no_more() -> None:
+def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller() -> None:
     lost = Lost(hub=Raising)
     maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
     lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
@@ -539,8 +538,10 @@ def test_row_that_raises_is_outstanding_no_more() -> None:
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
     lost.absence.over = True
     lane.begin_rows(np.arange(2), b"c", [ACTIONS[:2]])
-    with pytest.raises(ValueError, match="row 0 raised"):
-        lane.wait_rows(2, 0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="row 0 raised"):
+            lane.wait_rows(2, 0)
+    lane.taken(np.array([0]))
     assert lane.are_outstanding.tolist() == [False, True, False]
     assert lane.wait_rows(1, 0).env_ids.tolist() == [1]  # type: ignore[union-attr]
 

@@ -137,9 +137,6 @@ class Hub:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         self._check("recv")
-        if self.raises is not None:
-            self.sent[0] = False
-            raise self.raises
         env_ids = np.flatnonzero(self.sent)
         flags = np.zeros(len(env_ids), bool)
         self.returned[env_ids] = self.shows[env_ids]
@@ -593,16 +590,6 @@ def test_parts_that_could_not_be_begun_are_not_under_way() -> None:
     with pytest.raises(ValueError, match="no such actions"):
         hubs.lane.begin_rows(np.array([0, 1]), b"", [np.zeros(2)])
     assert hubs.lane.outstanding == 0
-
-
-def test_env_that_raised_in_a_part_is_not_under_way_any_more() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.send(0, 2)
-    hubs.now.raises = KeyError("of env 0")
-    with pytest.raises(KeyError, match="of env 0"):
-        hubs.lane.wait_rows(1, None)
-    assert hubs.lane.are_outstanding.tolist() == [False, False, True]
 
 
 def test_truncation_is_known_by_an_info_that_came_with_observations_of_no_fixed_size() -> None:

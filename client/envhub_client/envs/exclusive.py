@@ -66,8 +66,9 @@ def repeatable(
             finally:
                 in_use.release()
         except Exception as error:
-            if not isinstance(error, STILL_PENDING):
-                pending.state, pending.kept = AsyncState.DEFAULT, None
+            if isinstance(error, STILL_PENDING):
+                raise
+            pending.state, pending.kept, pending.returned, pending.part = AsyncState.DEFAULT, None, pending.part, None
             raise
         # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
         pending.state, pending.kept, pending.returned, pending.part = AsyncState.DEFAULT, None, pending.part, None

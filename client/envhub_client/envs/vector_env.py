@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import Forked, HubTimeout, SpaceMismatch, shown
+from envhub.errors import Forked, HubTimeout, SpaceMismatch, env_of, shown
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
@@ -472,16 +472,14 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             Exception: what an env raised; it is not under way any more, the others are. Where it raised in a reset that
                 ``async_reset`` began, none is.
         """
-        session = self._session
-        if session.pending.state is AsyncState.WAITING_RESET:
+        session, pending = self._session, self._session.pending
+        pending.part = None  # of an interrupted ``recv``
+        if pending.state is AsyncState.WAITING_RESET:
             observations, infos = self._await_reset(timeout)
             observations = observations if session.options.copy else copy.deepcopy(observations)
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         session.check_free("recv", among_others=True)
-        pending = session.pending
-        if pending.kept is not None:
-            raise pending.kept
         session.check_received()
         min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
@@ -489,10 +487,9 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         outstanding = session.lane.outstanding
         try:
             part = self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
-        except STILL_PENDING:
-            raise
-        except Exception as error:  # of an env, which is not under way any more
-            pending.kept = error
+        except Exception as error:
+            if (env := env_of(error)) is not None:
+                pending.part = np.array([env])
             raise
         pending.part = part[-1]
         return part

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import EnvHubError, HubTimeout, of_hub
+from envhub.errors import EnvHubError, HubTimeout, env_of, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
@@ -198,15 +198,16 @@ class AbsentLane:
     def _of_all_rows(self, timeout: float | None) -> Batch:
         """The results of all rows, of which some are truncated; errors as for ``wait``, once all rows are done."""
         deadline = None if timeout is None else Deadline(timeout)
-        while self._joined is None and (left := self.outstanding):
+        while self._joined is None and self.outstanding:
             try:
                 self._joined = self._all_done()
             except (*SESSION_ENDS, HubTimeout):
                 raise
-            except Exception as error:  # of an env, which is not under way any more; the others are to be done, too
-                self._error = self._error or error
-                if self.outstanding == left:
+            except Exception as error:  # of an env; the others are to be done, too
+                if (env := env_of(error)) is None:
                     raise
+                self._error = self._error or error
+                self._taken_on_hub(np.array([env - self.made[0].connection.first_env]))
                 continue
             if self._joined is None and deadline is not None and not deadline.left_s():
                 self.raise_late()

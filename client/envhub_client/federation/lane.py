@@ -96,7 +96,7 @@ class FederatedLane:
         if self._rows_request.is_pending:
             self.confirm_rows(None)
         outstanding = 1 in self._sent_bytes
-        if outstanding:  # an interrupt may have come before it was noted that an env has raised
+        if outstanding:  # an interrupt may have come before it was noted that a hub refused what was sent
             for part in self.parts:
                 part.take(self._sent)[...] &= part.lane.are_outstanding
             outstanding = 1 in self._sent_bytes
@@ -453,17 +453,12 @@ class FederatedLane:
         return self._with_objects(part, batch) if self._loose else batch
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
-        """Get this of the part; an env of it that raised is not under way any more."""
+        """Get this of the part, or of what takes its place."""
         try:
             return get(part)
-        except HubTimeout:
-            raise
         except SESSION_ENDS as loss:
             self.lost(part, loss)
             return get(part)
-        except Exception:
-            part.take(self._sent)[...] &= part.lane.are_outstanding
-            raise
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""

@@ -88,9 +88,9 @@ class Lane(Protocol):
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs have reached the caller: they are outstanding no more.
+        """Note that the results of these envs, or their error, have reached the caller: they are outstanding no more.
 
-        After an interrupt it is called again.
+        Until then ``wait_rows`` returns or raises the same. After an interrupt it is called again.
         """
 
 

@@ -211,14 +211,7 @@ class SharedLane:
             self._await(deadline, lambda: driver.done() >= min_envs)
             env_ids, raised = driver.ready()
             if raised is not None:
-                try:
-                    self._ask_hub([raised], deadline)
-                except (KeyboardInterrupt, HubTimeout):  # the next wait asks again
-                    raise
-                except BaseException:
-                    self._keep_last()
-                    driver.taken(raised)
-                    raise
+                self._ask_hub([raised], deadline)
             rows, large = driver.infos(env_ids)
             rows.update(self._ask_hub(large, deadline) if large else ())
             groups = self._templates.read(self._arena.columns(env_ids), deadline)
@@ -253,11 +246,14 @@ class SharedLane:
             self._last = self.last_observations()
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs have reached the caller: they are outstanding no more."""
+        """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
+        shown = env_ids[self._arena.status[env_ids] != STATUS_RAISED]
+        if len(shown) < len(env_ids):
+            self._keep_last()
         if self._last is not None:
-            slots = self._arena.done[env_ids] & 1
+            slots = self._arena.done[shown] & 1
             for last, leaf in zip(self._last, self._arena.observations, strict=True):
-                last[env_ids] = leaf[slots, env_ids]
+                last[shown] = leaf[slots, shown]
         self._driver.taken(env_ids)
 
     @property

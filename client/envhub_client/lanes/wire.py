@@ -256,12 +256,14 @@ class WireLane:
         return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs have reached the caller: they are outstanding no more."""
-        if self.keeps_last:
-            for part in self._inbox.parts:
-                self._keep_rows(part)
+        """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
+        parts, unread, read = self._inbox
         self._sent[env_ids] = False
-        self._inbox = _Inbox((), None, self._inbox.read)
+        if self.keeps_last:
+            for part in parts:
+                if not self._sent[part.env_ids].any():
+                    self._keep_rows(part)
+        self._inbox = _Inbox(tuple(each for each in parts if self._sent[each.env_ids].any()), None, unread or read)
 
     def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:
         """Read the reply by ``read``; it can be read again until the next request."""
@@ -274,7 +276,8 @@ class WireLane:
         except HubTimeout:
             raise
         except Exception as error:
-            self._inbox = _Inbox(parts, None, reply)
+            if getattr(reply.message, "env_index", None) is None:  # an env's is read again until the env is ``taken``
+                self._inbox = _Inbox(parts, None, reply)
             if isinstance(error, ValueError) and not isinstance(reply.message, Failure):
                 raise self._connection.breach(f"a {reply.op.name} reply does not fit the session: {error}") from error
             raise
@@ -294,9 +297,7 @@ class WireLane:
             try:
                 self._connection.fail(failure)
             except Exception:  # now, for an interrupt before has the reply read again
-                if failure.env_index is not None:
-                    self._sent[failure.env_index : failure.env_index + 1] = False  # of no env if there is none such
-                elif failure.scope == "session":
+                if failure.env_index is None and failure.scope == "session":
                     self._sent[:] = False
                 elif failure.code == "refused":  # no other is under way: an interrupted SEND never arrived
                     self._sent[:] = False

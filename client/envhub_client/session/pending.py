@@ -35,8 +35,8 @@ class PendingRequest:
         state: which request is pending.
         kept: the result of the pending request, or the error that it ended by, once it has come.
         notified: number of observers that have seen it.
-        part: envs whose results ``recv`` is about to return.
-        returned: envs whose results it has returned, and which the lane is to be told of.
+        part: envs whose results, or error, ``recv`` is about to return or raise.
+        returned: envs of what it has returned or raised, which the lane is to be told of.
         closed: whether the session is over, or left to another process.
     """
 

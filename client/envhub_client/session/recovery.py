@@ -250,13 +250,7 @@ class RecoveringLane:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
 
         def wait(lane: Lane, left_s: float | None) -> Batch:
-            try:
-                return lane.wait_rows(min_envs, left_s)
-            except RENEWED:
-                raise
-            except Exception:  # of an env, which is not under way any more
-                self._under_way &= lane.are_outstanding
-                raise
+            return lane.wait_rows(min_envs, left_s)
 
         return self._with_last(self._wait(wait, timeout), None)
 

@@ -258,12 +258,14 @@ class WireLane:
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
         parts, unread, read = self._inbox
-        self._sent[env_ids] = False
+        left = self._sent.copy()
+        left[env_ids] = False
         if self.keeps_last:
             for part in parts:
-                if not self._sent[part.env_ids].any():
+                if not left[part.env_ids].any():
                     self._keep_rows(part)
-        self._inbox = _Inbox(tuple(each for each in parts if self._sent[each.env_ids].any()), None, unread or read)
+        self._inbox = _Inbox(tuple(each for each in parts if left[each.env_ids].any()), None, unread or read)
+        self._sent[env_ids] = False  # last: a lane of a lost hub's rows repeats this for rows that are outstanding
 
     def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:
         """Read the reply by ``read``; it can be read again until the next request."""

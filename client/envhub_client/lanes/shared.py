@@ -21,7 +21,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import EnvHubError, HubLost, HubTimeout, hub_at, of_hub
+from envhub.errors import EnvHubError, EnvRaised, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -323,7 +323,8 @@ class SharedLane:
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
-            raise self._connection.breach(f"envs {raised} raised, and it did not report what")
+            cause = EnvRaised(self._connection.first_env + raised[0], "Exception", "not reported")
+            raise self._connection.breach(f"envs {raised} raised, and it did not report what") from cause
         try:
             return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
         except ValueError as error:

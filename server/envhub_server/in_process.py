@@ -247,7 +247,7 @@ class _ProgramHost(Host):
     def pin(self, cpu: int | None) -> None:
         """Leave the program on the CPUs that it has."""
 
-    def reseed(self, numbers: Sequence[int], *place: int) -> None:
+    def reseed(self, numbers: Sequence[int], *place: int, unless_seeded: bool = False) -> None:
         """Leave the program's generators as they are."""
 
     def crash(self) -> None:

@@ -44,9 +44,9 @@ class Host:
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
 
-    def reseed(self, numbers: Sequence[int], *place: int) -> None:
+    def reseed(self, numbers: Sequence[int], *place: int, unless_seeded: bool = False) -> None:
         """Seed the generators of this process, as of ``shared_imports.reseed``."""
-        reseed(numbers, *place)
+        reseed(numbers, *place, unless_seeded=unless_seeded)
 
     def arm_stack_dumps(self) -> None:
         """Write stack dumps again on the signals whose handlers an env may have replaced."""

@@ -5,13 +5,12 @@ Python 3.8 and later.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.machinery
 import os
 import random
 import sys
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +18,9 @@ from envhub_server.ipc.shared_libraries import shared
 
 # The random generators that shared libraries make when they are imported, by their modules.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))
+_SEEDS: dict[int, int] = {}  # by which ``reseed`` has seeded generators, by their ids
+_WORDS = 624  # which NumPy's generator and Python's make at once
+_FOLLOWED = 1000  # so often they are made to learn whether a generator was only drawn from, in 5 ms
 # The dynamic loader reads it when a process starts, and only then; OpenCV changes it when it is imported.
 READ_BY_THE_LOADER = "LD_LIBRARY_PATH"
 # Where the zygote looks for libraries: not in the folder of envs' own modules, which is added later.
@@ -39,24 +41,43 @@ def load(library: str) -> None:
         sys.path[:] = path
 
 
-def reseed(numbers: Sequence[int] = (), *place: int) -> None:
+def reseed(numbers: Sequence[int] = (), *place: int, unless_seeded: bool = False) -> None:
     """Seed the process's generators, since envs must not draw the same numbers.
 
     Args:
         numbers: for NumPy's generator and for Python's; by default the system's.
         place: numbers of the env and its incarnation, which the seeds depend on, too.
+        unless_seeded: leave a generator that something else has seeded since this function did.
     """
     first, second = (
         int(np.random.SeedSequence(number, spawn_key=place).generate_state(1)[0])
         for number in numbers or [int.from_bytes(os.urandom(8), "little")] * 2
     )
-    np.random.seed(first)  # an array of more bits takes 0.4 ms more, and 350 KB
-    random.seed(second)
-    for module, name in GENERATORS:
-        if module in sys.modules:
-            with contextlib.suppress(AttributeError):  # in another version
-                generator = getattr(sys.modules[module], name)
-                getattr(generator, "manual_seed", generator.seed)(first)
+    loaded = [(getattr(sys.modules.get(module), name, None), first) for module, name in GENERATORS]
+    for generator, seed in [(np.random, first), (random, second), *loaded]:
+        if generator is None or (unless_seeded and _is_seeded(generator, _SEEDS.get(id(generator)))):
+            continue
+        # An array of more bits takes NumPy's 0.4 ms more, and 350 KB.
+        getattr(generator, "manual_seed", generator.seed)(seed)
+        _SEEDS[id(generator)] = seed
+
+
+def _is_seeded(generator: Any, seed: int | None) -> bool:
+    """True if something else has seeded this generator since ``reseed`` did by ``seed``; None if it did not."""
+    if hasattr(generator, "initial_seed"):
+        present = generator.initial_seed()
+        return bool(present < 1 << 32 if seed is None else present != seed)  # PyTorch begins with the system's 64 bits
+    if generator is not np.random:
+        states: list[Any] = [each.getstate()[1][:-1] for each in (generator, random.Random(seed))]
+    elif np.random.get_state(legacy=False)["bit_generator"] == "MT19937":
+        states = [each.get_state(legacy=False)["state"]["key"] for each in (generator, np.random.RandomState(seed))]
+    else:
+        return True
+    twisters: list[Any] = [np.random.MT19937(0), np.random.MT19937(0)]  # Python's algorithm, too
+    for twister, state in zip(twisters, states):
+        twister.state = {"bit_generator": "MT19937", "state": {"key": state, "pos": 0}}
+    present, then = twisters[0].random_raw(_WORDS), twisters[1]
+    return not any((then.random_raw(_WORDS) == present).all() for _ in range(_FOLLOWED))
 
 
 def shareable(variables: Mapping[str, str]) -> list[str] | None:

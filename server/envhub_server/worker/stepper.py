@@ -72,12 +72,12 @@ class Stepper:
         self._departure.leave_between_episodes()
 
     def _reseed(self, seeds: Mapping[int, int | None]) -> None:
-        """Seed the process's generators by the first seed of an env, where those of its program are not known."""
+        """Seed generators that no env has seeded, by an env's first seed, where those of its program are not known."""
         build, seeded = self._envs.build, [row for row, seed in seeds.items() if seed is not None]
         if self._reseeded or build.generators or not seeded:
             return
         self._reseeded = True
-        self._host.reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0])
+        self._host.reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0], unless_seeded=True)
         if self._shared is not None:
             self._shared = SharedState()
 

@@ -780,7 +780,7 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
             dealer.monitor(None, 0)
             monitor.close()
         assert not wait_until(lambda: handshakes_refused(hub) != refused, 1)
-        with pytest.raises(envhub.RequestRefused):
+        with pytest.raises(envhub.AccessDenied):
             envhub.make_vec("CartPole-v1", 1, hub=f"envhub://{observer}@{place}")
         keys.remove("alice")
         assert wait_until(lambda: '"removed"' in audit.read_text())

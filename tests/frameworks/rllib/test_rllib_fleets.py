@@ -84,12 +84,13 @@ def one_node() -> Iterator[None]:
 
 @pytest.fixture
 def three_hubs(tmp_path: Path) -> Iterator[Sequence[ServedHub]]:
+    """Hubs of the names ``hub-0`` to ``hub-2``."""
     with contextlib.ExitStack() as stack:
         hubs = []
         for number in range(RUNNERS):
             place = tmp_path / f"{number}"
             place.mkdir()
-            hubs.append(stack.enter_context(serve(place, "CartPole-v1")))
+            hubs.append(stack.enter_context(serve(place, "CartPole-v1", "--name", f"hub-{number}")))
         yield hubs
 
 
@@ -99,15 +100,15 @@ def test_each_env_runner_has_a_hub_and_another_once_that_is_killed(
     addresses = [hub.ipc for hub in three_hubs]
     with learner(config(addresses)) as algorithm:
         first = algorithm.train()["env_runners"]
-        assert hubs_of_runners(algorithm) == [{addresses[1]}, {addresses[2]}, {addresses[0]}]
-        assert sessions(*addresses) == dict.fromkeys(addresses, 1)
+        assert hubs_of_runners(algorithm) == [{"hub-1"}, {"hub-2"}, {"hub-0"}]
+        assert [*sessions(*addresses).values()] == [1] * RUNNERS
         three_hubs[2].stop(signal.SIGKILL)
         began_s = time.monotonic()
         second = algorithm.train()["env_runners"]
         print(f"the iteration with the loss took {time.monotonic() - began_s:.1f} s")
         third = algorithm.train()["env_runners"]
         used = hubs_of_runners(algorithm)
-        assert used[0] == {addresses[1]} and used[2] == {addresses[0]} and used[1] in (used[0], used[2])
+        assert used[0] == {"hub-1"} and used[2] == {"hub-0"} and used[1] in (used[0], used[2])
         assert sum(count or 0 for count in sessions(*addresses).values()) == RUNNERS
         cut = [result["num_cut_episodes"] for result in (first, second, third)]
         assert cut[0] == 0 and 1 <= sum(cut) <= NUM_ENVS  # an env whose episode had just ended is cut in none

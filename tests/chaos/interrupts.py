@@ -57,13 +57,14 @@ class Tracer:
     def during(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns, or None where it was interrupted."""
         gc.disable()  # it calls destructors of other tests' objects, which have no caller to raise to
+        before = sys.gettrace()  # that of a measurement of coverage
         sys.settrace(self._trace)
         try:
             return work()
         except KeyboardInterrupt:
             return None
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
             gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:

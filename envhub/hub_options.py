@@ -36,8 +36,14 @@ from envhub.option_kinds import (
     kinds_of,
     options_of,
 )
+from envhub.transport.address import NO_ANNOUNCEMENTS
 
 MIB = 1 << 20
+# What was an option, and the way that is left.
+RETIRED = {
+    "announce": NO_ANNOUNCEMENTS,
+    "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
+}
 
 
 @dataclass(frozen=True)
@@ -150,13 +156,6 @@ class HubOptions:
     insecure: Annotated[
         bool, Meta(description="Allow an address that other machines can reach, though nothing guards it.")
     ] = False
-    audit: Annotated[
-        Path | None,
-        Meta(
-            description="A file to which a line of JSON is appended for every connection, refusal, session, takeover "
-            "and change of keys."
-        ),
-    ] = None
     allow_factories: Annotated[
         bool,
         Meta(description="Run factories that clients send, for the own user and keys with the right deploy."),

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from envhub.cli.consoles import console, errors
 from envhub.cli.terminal import EXIT_KEYS, end
-from envhub.hub_options import HubArguments
+from envhub.hub_options import RETIRED, HubArguments
 
 
 def serve(
@@ -19,6 +19,7 @@ def serve(
     config: Path | None = None,
     options: Annotated[HubArguments | None, Parameter(name="*")] = None,
     announce: Annotated[str | None, Parameter(show=False)] = None,
+    audit: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -37,14 +38,12 @@ def serve(
     from envhub_server.catalog.registry import EnvNotFound
     from envhub_server.hub.hub import Hub
     from envhub_server.log import HubStream
-    from envhub_server.network.audit import AuditError
     from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.processes.import_folder import UnsafeFolder
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
 
     from envhub.errors import AddressError, KeysError
-    from envhub.transport.address import NO_ANNOUNCEMENTS
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:
@@ -70,8 +69,9 @@ def serve(
         for name, why in hub.unready().items():
             console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
 
-    if announce is not None:
-        end("serve", NO_ANNOUNCEMENTS)
+    for name, given in (("announce", announce), ("audit", audit)):
+        if given is not None:
+            end("serve", RETIRED[name])
     try:
         hub_config = config_of(env, options, config)
     except ValueError as error:
@@ -79,7 +79,7 @@ def serve(
     sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
         run(hub_config, ready, listed)
-    except (AddressError, AuditError, DescriptorsShort, EnvNotFound, UnsafeFolder) as error:
+    except (AddressError, DescriptorsShort, EnvNotFound, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:
         end("serve", error, EXIT_KEYS)

@@ -369,7 +369,3 @@ class _InProcessWorkers:
     def orphans(self) -> Mapping[int, Sequence[int]]:
         """An empty map: processes that the envs start belong to the program."""
         return {}
-
-    def inherited_bytes(self, pid: int) -> int:
-        """No bytes: there are no processes."""
-        return 0

@@ -7,15 +7,17 @@ import io
 import logging
 import math
 import os
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections import Counter
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
-from envhub_server.log_events import LEFT_OUT, LOG_EVENTS
+from envhub.errors import shortened
+from envhub_server.log_events import LOG_EVENTS
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
-from envhub_server.repeats import Repeats, network_of, shortened
 
 
 class HubStream(io.TextIOBase):
@@ -43,47 +45,63 @@ def _stderr() -> Any:
     return HubStream(2) if sys.platform == "linux" else sys.stderr
 
 
-_PROGRESS = "session_making"  # that equal lines were left out of it is no news
-# That belong together, of other events than these: a session may have a line for each of 256 workers.
-LINES_MAX = 300
-_repeats = Repeats()
-_on_left_out: Callable[[], None] = lambda: None  # noqa: E731
+LIMIT_S = 10.0  # the period of the limit
+LINES_MAX = 300  # of an event, from one source, in a period: a session may have a line for each of 256 workers
+SOURCES_MAX = 64  # of an event, that have lines of their own
+OTHERS = "others"  # all further sources
+FIELD_CHARS_MAX = 2000  # of a text in a line
+NETWORK_BYTES = 8  # of an IPv6 address, of which each machine has as many as it likes
 
 
-def _without_repeats(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Drop lines that peers cause again and again; ``tell_left_out`` logs their number."""
+class LineLimit:
+    """Selects the lines that are written, so that no peer and no env makes the log grow without bound. Pure."""
+
+    def __init__(self) -> None:
+        self._until_s = -math.inf
+        self._lines: dict[str, Counter[str]] = {}  # of each event, by source
+        self._written: set[Hashable] = set()  # the events, sources and kinds of lines
+
+    def admits(self, event: str, source: str, kind: Hashable, now_s: float) -> bool:
+        """True if a line is written; of one ``kind``, unless that is None, there is one line in a period."""
+        if now_s >= self._until_s:
+            self._until_s, self._lines, self._written = now_s + LIMIT_S, {}, set()
+        lines = self._lines.setdefault(event, Counter())
+        source = source if source in lines or len(lines) < SOURCES_MAX else OTHERS
+        line = None if kind is None else (event, source, kind)
+        if lines[source] >= LINES_MAX or line in self._written:
+            return False
+        lines[source] += 1
+        if line is not None:
+            self._written.add(line)
+        return True
+
+
+def network_of(origin: str) -> str:
+    """The part of its origin that a peer cannot vary: user on this machine, IPv4 address, or network of an IPv6 one."""
+    if origin.startswith("localhost:"):  # by ipc; its process's number follows that of its user
+        return ":".join(origin.split(":")[:2])
+    # As an address of both families writes an IPv4 client; and the interface by which a link-local client comes.
+    origin = origin.removeprefix("::ffff:").partition("%")[0]
+    try:
+        return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, origin)[:NETWORK_BYTES] + bytes(8))
+    except OSError:
+        return origin
+
+
+_limit = LineLimit()
+
+
+def _limited(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Drop a line that is one too many, and shorten what a peer or an env may make long."""
     event = line["event"]
-    if event == LEFT_OUT:
-        return line
     repeated = LOG_EVENTS[event].repeats if event in LOG_EVENTS else None
-    kind = None if repeated is None else tuple(map(str, map(line.get, repeated)))
-    names = {"client": line["client"]} if "client" in line else {}
-    origin = network_of(str(line.get("host", line.get("uid", ""))))
-    lines_max = {} if repeated else {"lines_max": LINES_MAX}
-    if not _repeats.admits(event, names, origin, kind, time.monotonic(), **lines_max):
-        if event != _PROGRESS:
-            _on_left_out()
+    kind = None if repeated is None else tuple(str(line.get(name)) for name in repeated)
+    source = f"{line.get('client', '')}@{network_of(str(line.get('host', line.get('uid', ''))))}"
+    if not _limit.admits(event, source, kind, time.monotonic()):
         from structlog import DropEvent
 
         raise DropEvent
-    return {name: shortened(value) for name, value in line.items()}
-
-
-def on_left_out(called: Callable[[], None]) -> None:
-    """Set the function that is called whenever a line is left out, so that ``tell_left_out`` is called later."""
-    global _on_left_out
-    _on_left_out = called
-
-
-def tell_left_out(ends: bool = False) -> bool:
-    """Log the number of lines that were left out, if any; return True if there may be more later.
-
-    With ``ends`` this is the last call.
-    """
-    for fields in _repeats.take_left_out(math.inf if ends else time.monotonic()):
-        if fields["of"] != _PROGRESS:
-            Logger("envhub.hub").warning(LEFT_OUT, **fields)
-    return _repeats.pending
+    return {name: shortened(text, FIELD_CHARS_MAX) if isinstance(text, str) else text for name, text in line.items()}
 
 
 _level: int | None = None  # from which on lines are written; None where a program's own structlog writes them
@@ -113,7 +131,7 @@ def _own_logger() -> Any:
     return structlog.wrap_logger(
         structlog.WriteLogger(_stderr()),
         processors=[
-            _without_repeats,
+            _limited,
             processors.add_log_level,
             processors.TimeStamper(fmt="iso", utc=True),
             *rendering,
@@ -128,20 +146,13 @@ def _programs_logger(name: str) -> Any:
     return structlog.get_logger(name)
 
 
-def stamped(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the audit file, with its ``time``."""
-    from structlog.processors import TimeStamper
-
-    return dict(TimeStamper(fmt="iso", utc=True, key="time")(None, "", line))
-
-
 def writes_json() -> bool:
     """True if this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
     return _level is not None and not os.isatty(2)
 
 
 def json_line(event: str, **fields: Any) -> bytes:
-    """A line as the log has it, for what is written to another stream, or without a look at repeats."""
+    """A line as the log has it, for what is written to another stream, or without the limit."""
     from structlog.processors import JSONRenderer, TimeStamper
 
     line = TimeStamper(fmt="iso", utc=True)(None, "", {**fields, "event": event, "level": "info"})

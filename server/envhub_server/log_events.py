@@ -1,4 +1,4 @@
-"""Every event of the hub's log and of its audit file; ``server/docs/log_events.md`` is made of these tables.
+"""Every event of the hub's log; ``server/docs/log_events.md`` is made of this table.
 
 ``python -m envhub_server.log_events`` prints the page.
 """
@@ -26,20 +26,6 @@ class LogEvent:
     repeats: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class AuditEvent:
-    """One event of the audit file.
-
-    Attributes:
-        meaning: what has happened, as Markdown.
-        fields: of its line, besides ``time``, ``event``, ``client`` and ``from``.
-    """
-
-    meaning: str
-    fields: tuple[str, ...] = ()
-
-
-LEFT_OUT = "lines_left_out"
 _DEBUG, _INFO, _WARNING, _ERROR = ("debug",), ("info",), ("warning",), ("error",)
 
 LOG_EVENTS: Mapping[str, LogEvent] = {
@@ -63,19 +49,11 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         "The Python stack of a thread of the hub, after SIGUSR1 or SIGQUIT", _INFO, ("signal", "thread", "stack")
     ),
     "counters": LogEvent("The counters of `stats()`, after SIGUSR2", _INFO, ("signal", "...")),
-    LEFT_OUT: LogEvent(
-        "This number of `lines` of the event `of` was left out recently, of this client and origin if it names them",
-        _WARNING,
-        ("of", "lines", "client", "origin"),
-    ),
     "internal_error": LogEvent(
         "A bug in the hub: please report the line. A session that it concerns is ended",
         _ERROR,
         ("session", "op", "error", "history", "exception"),
         repeats=("error",),
-    ),
-    "audit_failed": LogEvent(
-        "A line of the audit file is lost, or its old file is written to", _ERROR, ("why",), repeats=("why",)
     ),
     "descriptors_short": LogEvent(
         "Too few descriptors are left: new clients wait until there are more", _ERROR, ("used", "limit", "note")
@@ -104,22 +82,37 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     ),
     "step_costs_unwritten": LogEvent("The file of what steps take cannot be written", _WARNING, ("path", "error")),
     # Clients and keys.
+    "connected": LogEvent(
+        "A client was let in, and has sent its first message",
+        _INFO,
+        ("client", "host", "audit"),
+        repeats=("client", "host"),
+    ),
+    "disconnected": LogEvent(
+        "The last connection of a client has ended", _INFO, ("client", "host", "audit"), repeats=("client", "host")
+    ),
     "client_refused": LogEvent(
         "A client was not let in: it has no key, or an unknown one, or one for another hub",
         _WARNING,
-        ("why", "host"),
+        ("host", "why", "audit"),
         repeats=("why", "host"),
+    ),
+    "request_refused": LogEvent(
+        "A request of a client was refused; one to another client's session has it as `owner`",
+        _WARNING,
+        ("client", "host", "op", "session", "owner", "why", "audit"),
+        repeats=("client", "op", "session", "why"),
     ),
     "handshake_unfinished": LogEvent(
         "A connection ended before its client had shown a key, or failed to: it may look whether its hub is back",
         _INFO,
-        ("host", "why"),
+        ("host", "why", "audit"),
         repeats=("why", "host"),
     ),
     "connection_ended": LogEvent(
         "The hub ended a connection, for the reason `why`",
         _WARNING,
-        ("client", "host", "why"),
+        ("client", "host", "why", "audit"),
         repeats=("client", "why"),
     ),
     "client_lost": LogEvent(
@@ -127,7 +120,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     ),
     "client_back": LogEvent("A session's client is heard again: its lease ends", _INFO, ("session",)),
     "reply_parked": LogEvent("A reply could not be sent; it is kept until the client asks for it", _DEBUG, ("error",)),
-    "keys_read": LogEvent("The keys were read again, since the folder has changed", _INFO, ("clients",)),
+    "keys_read": LogEvent("The file of a client's keys has changed; `why` says how", _INFO, ("client", "why", "audit")),
     "keys_unreadable": LogEvent(
         "A file of keys cannot be used: the keys read before stay, or the file is ignored, as `note` says",
         ("warning", "error"),
@@ -157,7 +150,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "session_made": LogEvent(
         "A client makes a session. `factories` is the SHA-256 of those that it sent",
         _INFO,
-        ("session", "env", "num_envs", "factories"),
+        ("session", "client", "host", "env", "num_envs", "factories", "audit"),
     ),
     "session_making": LogEvent(
         "The number of envs that a session has built, and what its workers do if that takes long",
@@ -171,12 +164,14 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         ("session", "num_workers", "why"),
     ),
     "session_taken_over": LogEvent(
-        "A client took a session over, whose name is `by` from now on", _INFO, ("session", "by")
+        "A client took the session of `owner` over, whose name is `by` from now on",
+        _INFO,
+        ("session", "client", "host", "owner", "by", "audit"),
     ),
     "session_unknown": LogEvent(
         "A client named a session that the hub has not, as after the hub was started again; nothing was done",
         _INFO,
-        ("client", "session", "why"),
+        ("client", "host", "session", "why", "audit"),
         repeats=("client", "why"),
     ),
     "session_expired": LogEvent("The lease of a session ran out: its envs are closed", _INFO, ("session", "lease_s")),
@@ -193,7 +188,9 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
         _WARNING,
         ("session", "note"),
     ),
-    "session_ended": LogEvent("A session has ended, and all that it had is freed", _INFO, ("session",)),
+    "session_ended": LogEvent(
+        "A session has ended, and all that it had is freed", _INFO, ("session", "client", "audit")
+    ),
     "request_failed": LogEvent(
         "A request failed; where an env raised, with the `env`, the class of the exception and its `replay`",
         _WARNING,
@@ -281,34 +278,11 @@ LOG_EVENTS: Mapping[str, LogEvent] = {
     "replay_not_kept": LogEvent("The replay of a failure is not kept", _WARNING, ("replay", "why"), repeats=("why",)),
 }
 
-AUDIT_EVENTS: Mapping[str, AuditEvent] = {
-    "connected": AuditEvent("A client was let in, and has sent its first message"),
-    "disconnected": AuditEvent("The last connection of a client has ended"),
-    "handshake_unfinished": AuditEvent(
-        "A connection ended before its client had shown a key, or failed to. Its `client` is empty", ("why",)
-    ),
-    "refused": AuditEvent(
-        "A client was not let in, or a request of it was refused; one to another client's session has it as `owner`",
-        ("why", "op", "session", "owner"),
-    ),
-    "connection_ended": AuditEvent("The hub ended a connection", ("why",)),
-    "keys_read": AuditEvent("The file of a client has changed; `why` says how", ("why",)),
-    "session_made": AuditEvent("A client makes a session", ("session", "env", "num_envs", "factories")),
-    "session_taken_over": AuditEvent(
-        "A client took the session `session` of `owner` over, whose name is `by` from now on",
-        ("session", "owner", "by"),
-    ),
-    "session_unknown": AuditEvent("A client wanted to take a session over that the hub has not", ("op", "why")),
-    "session_ended": AuditEvent("A session has ended", ("session",)),
-    LEFT_OUT: AuditEvent(
-        "This number of `lines` of the event `of` was left out recently", ("of", "lines", "op", "owner")
-    ),
-}
-
 _HEAD = """# Log events
 
 A hub writes a line to stderr for each of these events: JSON where stderr is no terminal. Each line has the `event`, its
-`level` and a `timestamp`. The fields below are there as far as they are known. A private hub writes errors only.
+`level` and a `timestamp`. The fields below are there as far as they are known. Lines with
+`audit` say who did what, see [keys](keys.md#the-audit). A private hub writes errors only.
 
 | event | level | meaning | fields |
 |---|---|---|---|
@@ -319,15 +293,6 @@ Of these events, lines that are equal in the fields named here are written once 
 | event | equal fields |
 |---|---|
 """
-_AUDIT = """
-## The audit file
-
-`--audit FILE` writes a line of JSON for each of these events. Each line has the `time`, the `event`, the `client` and
-`from` where it came. [Keys](keys.md#the-audit-file) says who a client without a name is.
-
-| event | meaning | fields |
-|---|---|---|
-"""
 
 
 def page() -> str:
@@ -336,8 +301,7 @@ def page() -> str:
         f"| `{name}` | {' or '.join(e.levels)} | {e.meaning} | {_listed(e.fields)} |" for name, e in LOG_EVENTS.items()
     ]
     repeated = [f"| `{name}` | {_listed(e.repeats)} |" for name, e in LOG_EVENTS.items() if e.repeats is not None]
-    audited = [f"| `{name}` | {e.meaning} | {_listed(e.fields)} |" for name, e in AUDIT_EVENTS.items()]
-    return "\n".join([_HEAD + "\n".join(logged), _BETWEEN + "\n".join(repeated), _AUDIT + "\n".join(audited), ""])
+    return "\n".join([_HEAD + "\n".join(logged), _BETWEEN + "\n".join(repeated), ""])
 
 
 def _listed(fields: tuple[str, ...]) -> str:

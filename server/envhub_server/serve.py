@@ -93,7 +93,6 @@ def serve(
     Raises:
         AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
         KeysError: the keys cannot be used, or let strangers in.
-        AuditError: the file of ``config.audit`` cannot be opened.
         DescriptorsShort: this process may open too few files to serve a client.
         EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         UnsafeFolder: an env would be imported from a folder that others may write to.

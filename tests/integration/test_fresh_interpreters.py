@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -105,36 +104,6 @@ def test_interpreter_with_the_options_of_another_has_its_flags(flags: list[str])
 
 
 # --- limits of a process ----------------------------------------------------------------------------------------------
-
-# A limit of the file's size makes a write short, as a full disk does, and refuses those after it.
-FULL = """
-import logging, pathlib, resource, sys
-from envhub_server import log
-from envhub_server.network.audit import Audit
-
-log.configure(logging.ERROR)
-audit = Audit(pathlib.Path(sys.argv[1]))
-limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
-for number in range(5):
-    audit.write("connected", f"client-{number}")
-resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-for number in (5, 6):
-    audit.write("connected", f"client-{number}")
-"""
-
-
-def test_line_after_a_full_disk_is_one_of_its_own_and_each_failure_is_logged_once(tmp_path: Path) -> None:
-    path = tmp_path / "audit"
-    ran = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    lines = path.read_text().splitlines()
-    whole = [json.loads(line) for line in lines if line.endswith("}")]
-    assert [line["client"] for line in whole] == ["client-0", "client-5", "client-6"]
-    assert len(lines) == 4  # and what there was room for of the second
-    logged = [json.loads(line) for line in ran.stderr.splitlines()]
-    assert [line["event"] for line in logged] == ["audit_failed"] * 2
-    assert "only a part of a line" in logged[0]["why"] and "too large" in logged[1]["why"]
 
 
 def test_older_libzmq_is_refused() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import recorded_sims
-from envhub_server.repeats import REPEAT_S
+from envhub_server.log import LIMIT_S
 from faulty import RAISE
 from hubs import ServedHub, kill_worker, lives, serve, stopped, wait_until
 from interpreters import FEW, Combination, interpreter
@@ -787,7 +787,7 @@ def test_envs_of_a_worker_that_tells_nonsense_are_recorded_no_more_and_the_log_s
     told_of = [(line["env"], line["num_envs"]) for line in lines]
     assert {*told_of} == {(0, 2), (1, 1)}
     # The second time is a repeat, which is told only where it comes late, as on a busy machine.
-    soon = [each for each, at_s in zip(told_of, told_s, strict=True) if at_s < told_s[0] + REPEAT_S - 0.5]
+    soon = [each for each, at_s in zip(told_of, told_s, strict=True) if at_s < told_s[0] + LIMIT_S - 0.5]
     assert len(soon) == len({*soon})
     assert {line["session"] for line in lines} == {told(hub, "recorded")[0]["session"]}
     assert all("is refused" in line["why"] and line["level"] == "warning" for line in lines)

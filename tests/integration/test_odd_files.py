@@ -76,10 +76,9 @@ def test_replay_of_a_pipe_or_of_an_endless_file_ends_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_pipe_is_no_hub_file_and_no_audit(tmp_path: Path) -> None:
+def test_pipe_is_no_hub_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in refused("serve", "--config", str(tmp_path / "pipe"))
-    assert "no regular file" in refused("serve", "CartPole-v1", "--audit", str(tmp_path / "pipe"))
 
 
 def test_pipe_among_the_leftovers_of_replays_holds_no_hub_up(tmp_path: Path) -> None:

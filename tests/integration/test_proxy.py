@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -161,14 +160,13 @@ def test_message_of_empty_frames_ends_its_connection_before_it_is_whole(
 
 
 @contextlib.contextmanager
-def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], Path]]:
-    """A hub with keys, an address for each of these clients, and its audit; only the first may do more than observe."""
-    keys, audit = KeyFolder(folder / "keys"), folder / "audit"
+def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str]]]:
+    """A hub with keys, and an address for each of these clients; only the first may do more than observe."""
+    keys = KeyFolder(folder / "keys")
     keys.make_secret()
     tokens = [admitted(keys, name, "use" if name == names[0] else "observe") for name in names]
-    arguments = ["counter=sims:counter", "--keys", str(keys.path), "--audit", str(audit)]
-    with serve(folder, *arguments) as hub:
-        yield hub, [address_of(token, hub.tcp) for token in tokens], audit
+    with serve(folder, "counter=sims:counter", "--keys", str(keys.path)) as hub:
+        yield hub, [address_of(token, hub.tcp) for token in tokens]
 
 
 @pytest.mark.long
@@ -183,7 +181,7 @@ def guarded(folder: Path, *names: str) -> Iterator[tuple[ServedHub, list[str], P
 def test_key_that_may_only_observe_ends_nothing_but_its_own_connections(
     tmp_path: Path, frames: int, peers: int
 ) -> None:
-    with guarded(tmp_path, "alice", "eve") as (hub, (alice, eve), audit), stepping(hub, alice) as envs:
+    with guarded(tmp_path, "alice", "eve") as (hub, (alice, eve)), stepping(hub, alice) as envs:
         before = malformed(hub)
         command = [sys.executable, "-c", ATTACK, eve, str(frames)]
         with grows_by_at_most(GROWN_MAX, hub):
@@ -192,8 +190,8 @@ def test_key_that_may_only_observe_ends_nothing_but_its_own_connections(
                 assert goes_on(envs)
         assert [attacker.communicate()[0].strip() for attacker in attackers] == ["ended"] * peers
         assert malformed(hub) == before
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
-    found = {(line["client"], line["from"], line["why"]) for line in lines if line["event"] == "connection_ended"}
+    lines = hub.audit
+    found = {(line["client"], line["host"], line["why"]) for line in lines if line["event"] == "connection_ended"}
     assert found == {("eve", "127.0.0.1", TOO_MANY)} and len(lines) < 20 + 2 * peers
 
 
@@ -210,7 +208,7 @@ def test_bytes_without_end_end_their_connection_at_the_limit(strangers: ServedHu
 @pytest.mark.long
 def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
     greeting = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0")).ljust(64, b"\0")
-    with guarded(tmp_path, "alice") as (hub, (alice,), audit), stepping(hub, alice) as envs:
+    with guarded(tmp_path, "alice") as (hub, (alice,)), stepping(hub, alice) as envs:
         with grows_by_at_most(4 * MIB, hub), contextlib.closing(connected(hub.tcp, 60)) as peer:
             with contextlib.suppress(ConnectionError):
                 peer.sendall(greeting + frame(bytes(32 * MIB), more=False))
@@ -218,7 +216,7 @@ def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
                 while peer.recv(1 << 16):
                     pass
             assert goes_on(envs)
-        assert wait_until(lambda: "it has sent too many bytes before it was let in" in audit.read_text())
+        assert wait_until(lambda: "it has sent too many bytes before it was let in" in hub.log)
 
 
 @pytest.mark.chaos
@@ -260,7 +258,7 @@ def test_large_values_pass_both_ways(tmp_path: Path, strangers: ServedHub, key: 
     with contextlib.ExitStack() as stack:
         address = strangers.tcp
         if key:
-            _, (address,), _ = stack.enter_context(guarded(tmp_path, "alice"))
+            _, (address,) = stack.enter_context(guarded(tmp_path, "alice"))
         large = np.arange(MIB, dtype=np.float64)
         envs = stack.enter_context(contextlib.closing(envhub.make_vec("counter", 1, hub=address, lane="wire")))
         envs.reset()
@@ -362,7 +360,7 @@ def _nonsense(generator: random.Random) -> bytes:
 
 @pytest.mark.long
 def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) -> None:
-    with guarded(tmp_path, "alice") as (hub, (alice,), _):
+    with guarded(tmp_path, "alice") as (hub, (alice,)):
         with contextlib.closing(envhub.make_vec("counter", 2, hub=alice, lane="wire", on_hub_loss="raise")) as envs:
             envs.reset()
             token = envs.token

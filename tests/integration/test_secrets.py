@@ -116,7 +116,7 @@ def hub(tmp_path: Path) -> Iterator[ServedHub]:
     (tmp_path / "hub.toml").write_text(f'record = "{tmp_path}/hub-recordings"\nreplays = "{tmp_path}/replays"\n')
     (tmp_path / "config").mkdir()
     (tmp_path / "keys").mkdir(mode=0o700)
-    files = ("--config", f"{tmp_path}/hub.toml", "--keys", f"{tmp_path}/keys", "--audit", f"{tmp_path}/audit")
+    files = ("--config", f"{tmp_path}/hub.toml", "--keys", f"{tmp_path}/keys")
     with serve(tmp_path, "counter=sims:counter", "naughty=sims:naughty", "CartPole-v1", *files) as served:
         yield served
 

@@ -51,7 +51,10 @@ def test_file_of_the_page_serves(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'?"),
-        ('audit = "/nowhere/audit"', "audit /nowhere/audit: No such file or directory"),
+        (
+            'audit = "audit"',
+            "hub.toml: unknown key 'audit'; there is no audit file any more: the lines of",
+        ),
     ],
 )
 def test_file_that_cannot_be_used_ends_the_hub_with_2_and_a_line(tmp_path: Path, text: str, why: str) -> None:

@@ -13,7 +13,7 @@ TARGETS: dict[str, list[str]] = {
     "server/envhub_server/network/access.py": ["test_access_rules", "test_access", "test_access_by_proxy"],
     "server/envhub_server/network/connections.py": ["test_access", "test_access_rules", "test_access_by_proxy"],
     "server/envhub_server/network/zmtp_framing.py": ["test_zmtp_framing"],
-    "server/envhub_server/repeats.py": ["test_repeats", "test_audit"],
+    "server/envhub_server/log.py": ["test_log_limit"],
     "server/envhub_server/memory/stand_ins.py": ["test_stand_ins", "test_session_memory"],
     "client/envhub_client/session/recovery.py": ["test_recovery"],
     "envhub/protocol/hub.py": _HUB_PROTOCOL,

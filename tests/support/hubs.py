@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import random
 import select
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import envhub_client
 import psutil
@@ -51,6 +52,11 @@ class ServedHub:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def audit(self) -> list[dict[str, Any]]:
+        """The whole lines of the log that say who did what."""
+        return [line for line in map(json.loads, self.log.splitlines()[: self.log.count("\n")]) if "audit" in line]
 
     def workers(self) -> list[psutil.Process]:
         return worker_processes(self.process.pid)

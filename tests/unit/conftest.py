@@ -7,6 +7,7 @@ import subprocess
 from typing import Any, NoReturn
 
 import pytest
+from envhub_server.log import Logger
 
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
@@ -19,3 +20,11 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess.Popen, "_execute_child", refuse)
     for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
         monkeypatch.setattr(os, name, refuse)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The lines that are logged from now on."""
+    logged: list[dict[str, Any]] = []
+    monkeypatch.setattr(Logger, "_log", lambda self, _, __, event, fields: logged.append({"event": event, **fields}))
+    return logged

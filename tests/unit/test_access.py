@@ -13,7 +13,6 @@ import pytest
 import zmq
 from envhub_server.network import network_peer
 from envhub_server.network.access import OTHERS_S, Access
-from envhub_server.network.audit import Audit
 from envhub_server.network.authenticator import DENIED_S
 from envhub_server.network.client_liveness import silent_s
 from envhub_server.network.connections import (
@@ -129,7 +128,7 @@ def test_messages_of_a_connection_that_the_hub_ends_are_cut_off_for_a_moment() -
 
 
 def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
-    access = Access(None, False, Audit(None), 100)
+    access = Access(None, False, 100)
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         ends = [access.malformed(b"peer", accepted.fileno(), 100.0) for _ in range(MALFORMED_MAX)]
@@ -138,7 +137,7 @@ def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
 
 
 def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
-    access = Access(None, False, Audit(None), 100)
+    access = Access(None, False, 100)
     with socket.socketpair()[0] as accepted:
         access.accepted(accepted.fileno(), 100.0)
         assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
@@ -323,7 +322,7 @@ def test_own_user_is_admitted_while_there_is_no_connection_of_another() -> None:
 
 @pytest.mark.parametrize("goes", [True, False])
 def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
-    access = Access(None, False, Audit(None), 100)
+    access = Access(None, False, 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
         access.guard(context, router)
         assert not access.asked() and not access.answer(100.0)
@@ -347,7 +346,7 @@ def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
 def test_client_with_an_unknown_key_counts_though_it_is_gone_before_it_was_told(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "keys")
     keys.make_secret()
-    access = Access(keys.path, False, Audit(None), 100)
+    access = Access(keys.path, False, 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
         access.guard(context, router)
         client.setsockopt(zmq.LINGER, 0)
@@ -360,7 +359,7 @@ def test_client_with_an_unknown_key_counts_though_it_is_gone_before_it_was_told(
 
 
 def test_asks_that_wait_keep_the_hub_from_no_sleep() -> None:
-    access = Access(None, False, Audit(None), 100)
+    access = Access(None, False, 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as clients:
         access.guard(context, router)
         assert access.authenticator is not None

@@ -55,7 +55,6 @@ def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, caps
     [
         ("serve", "--keys", ""),
         ("serve", "--config="),
-        ("serve", "--audit", ""),
         ("keys", "add", "alice", "--keys", ""),
         ("record", "CartPole-v1", ""),
     ],

@@ -19,31 +19,18 @@ ALICE = Holder("alice", quotas=Quotas(makes_per_minute_max=2, arena_bytes_max=10
 BOB = replace(ALICE, name="bob")
 
 
-class Memory:
-    """Memory of workers as it was measured: alice's have too much."""
-
-    planned = 0
-
-    def excess(self, name: str) -> str:
-        return "too much" if name == "alice" else ""
-
-    def plan(self) -> None:
-        self.planned += 1
-
-
 @pytest.fixture
 def usage() -> ClientUsage:
     """The usage of a hub on which alice has two sessions, one of them with a spare, and bob has one."""
     owned = [("alice", ready(3, 2, hosting=Hosting(spares=1))), ("bob", ready(4, 4)), ("alice", ready(1, 1))]
     directory: Any = SimpleNamespace(sessions=[SimpleNamespace(owner=owner, state=state) for owner, state in owned])
-    memory: Any = Memory()
-    return ClientUsage(ArenaBudget(1000), directory, memory)
+    return ClientUsage(ArenaBudget(1000), directory)
 
 
 def test_sessions_of_all_count_for_the_hub_and_the_own_ones_with_their_spares_for_a_client(usage: ClientUsage) -> None:
     of_hub = Usage(hub_sessions=3, hub_envs=8, busy_workers=7)
     assert usage.of(OWN_USER) == of_hub
-    assert usage.of(ALICE) == replace(of_hub, sessions=2, envs=4, processes=4, memory_excess="too much")
+    assert usage.of(ALICE) == replace(of_hub, sessions=2, envs=4, processes=4)
     assert usage.of(BOB) == replace(of_hub, sessions=1, envs=4, processes=4)
 
 
@@ -63,11 +50,3 @@ def test_memory_is_used_by_clients_apart_within_that_of_all_by_the_limit_of_the_
     assert usage.budget(replace(ALICE, quotas=Quotas(arena_bytes_max=70))).left == 10
     usage.budget(OWN_USER).use(930)
     assert usage.budget(BOB).left == 10
-
-
-def test_workers_are_measured_for_clients_with_quotas_alone(usage: ClientUsage) -> None:
-    memory: Any = usage._memory
-    usage.began(OWN_USER)
-    assert memory.planned == 0
-    usage.began(ALICE)
-    assert memory.planned == 1

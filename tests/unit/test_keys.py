@@ -253,6 +253,7 @@ def test_unreadable_file_is_named_and_the_old_list_stays(tmp_path: Path, text: s
         ('keys = ["{key}"]\nmya = "use"', "bob.toml: unknown key 'mya', did you mean 'may'? Keys here are: keys, may,"),
         ('keys = ["{key}"]\nmay = "all"', 'bob.toml: may = "all": expected "observe" or "use" or "deploy" or "admin"'),
         ('keys = ["{key}"]\n[quotas]\nsession_max = 3', "bob.toml: quotas: unknown key 'session_max', did you mean"),
+        ('keys = ["{key}"]\n[quotas]\nworker_memory_bytes_max = 1', "bob.toml: quotas: a key has no worker_memory_byt"),
         (
             'keys = ["{key}"]\n[quotas]\nsessions_max = -1',
             "bob.toml: quotas.sessions_max = -1: expected a whole number from 0 to 1125899906842624",

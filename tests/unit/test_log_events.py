@@ -1,4 +1,4 @@
-"""The tables of the log's and the audit file's events have what the code emits, and nothing else."""
+"""The table of the log's events has what the code emits, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from envhub_server import log_events
-from envhub_server.log_events import AUDIT_EVENTS, LOG_EVENTS
+from envhub_server.log_events import LOG_EVENTS
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "server/envhub_server").rglob("*.py"))]
@@ -46,13 +46,7 @@ def texts(node: ast.expr) -> list[str]:
     """The events that this may be, as far as the code names them there."""
     if isinstance(node, ast.IfExp):
         return texts(node.body) + texts(node.orelse)
-    if isinstance(node, ast.Name) and node.id in NAMED:
-        return [NAMED[node.id]]
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
-
-
-# Events that code names by a constant, or by a variable for one of several.
-NAMED = {"LEFT_OUT": log_events.LEFT_OUT, "KEYS_READ": "keys_read"}
 
 
 @cache  # and not when this is imported, which every process of a run of the tests does
@@ -70,14 +64,6 @@ def test_every_event_that_is_logged_is_in_the_table_with_its_level_and_fields() 
         calls = {each.by for each in logged() if each.event == event}
         levels = {LEVELS[by] for by in calls & LEVELS.keys()}
         assert not levels or "tell" in calls or levels == {*logged_as.levels}, event
-
-
-def test_every_line_of_the_audit_file_is_in_its_table() -> None:
-    audited = [*emitted({"write"}, ("audit", "_audit")), *emitted({"note"}, ("access", "_access"))]
-    events = {each.event for each in audited} | {log_events.LEFT_OUT}  # which ``Audit`` has itself
-    assert events == AUDIT_EVENTS.keys()
-    for each in audited:
-        assert each.fields <= {*AUDIT_EVENTS[each.event].fields}, each
 
 
 @pytest.mark.parametrize("event", [name for name, event in LOG_EVENTS.items() if event.repeats is not None])

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
-from envhub_server import repeats
 from envhub_server.catalog import hub_file
 from envhub_server.hub import recordings, replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
-from envhub_server.log import LINES_MAX
+from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import unread_memory
 from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
@@ -268,9 +267,8 @@ LIMITS = {
     "bytes that a client sends by the proxy before it is admitted": zmtp_framing.HANDSHAKE_BYTES_MAX,
     "clients with keys": key_folder.CLIENTS_MAX,
     "keys of a client": key_folder.KEYS_PER_CLIENT_MAX,
-    "lines of one event in 10 s, of one client and place, in the audit file": repeats.LINES_MAX,
-    "lines of one event in 10 s, in the log": LINES_MAX,
-    "a text in a line": repeats.FIELD_CHARS_MAX,
+    "lines of one event in 10 s, of one client and place": LINES_MAX,
+    "a text in a line": FIELD_CHARS_MAX,
     "making one env, and its first step": messages.Faults().init_s,
     "a reset of one env": messages.Faults().reset_s,
     "a step of one env": messages.Faults().step_s,
@@ -291,7 +289,7 @@ def limits(*titles: str) -> Iterator[tuple[str, float, str]]:
 
 
 SECTIONS = (
-    *("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log and audit"),
+    *("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log"),
     "The end of a hub",
 )
 

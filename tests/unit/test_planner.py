@@ -109,7 +109,6 @@ def test_folders_are_hidden_from_all_but_the_hubs_user_unless_its_operator_says(
         (Usage(sessions=2), "alice has 2 and wants 1 more, of sessions_max=2 of its key"),
         (Usage(envs=7), "alice has 7 and wants 4 more, of envs_max=10 of its key"),
         (Usage(processes=4), "alice has 4 and wants 3 more, of workers_max=6 of its key"),
-        (Usage(sessions=9, memory_excess="too much"), "too much"),
     ],
 )
 def test_quota_that_a_session_would_exceed_refuses_it(usage: Usage, why: str) -> None:

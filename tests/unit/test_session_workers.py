@@ -35,7 +35,7 @@ from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.failure_text import MIB, Overrun, WorkerLoss
+from envhub_server.session.failure_text import MIB, WorkerLoss
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.infos import KEPT_TEMPLATES_MAX
 from envhub_server.session.instructions import (
@@ -159,22 +159,6 @@ def test_worker_that_builds_its_envs_with_too_much_memory_is_ended() -> None:
     assert session.elapsed(MEMORY_S, memory={1: 101 * MIB}) == [Kill(1)]
     failed = only(Fail, session.exited(1))
     assert failed.failure.message.endswith("memory_max=104857600 bytes, and was ended while it built its envs")
-
-
-def test_worker_with_most_of_too_much_memory_of_a_client_is_ended_once_and_its_rows_are_told_why() -> None:
-    session = ready()
-    overrun = Overrun(200 * MIB, 100 * MIB, "alice", 300 * MIB)
-    assert session.handle(stimuli.QuotaOverrun(0, overrun)) == [Kill(0)]
-    assert (
-        session.supervision.overruns(0) and not session.supervision.overruns(1) and not session.supervision.overruns(9)
-    )
-    assert session.handle(stimuli.QuotaOverrun(0, overrun)) == []  # it is about to end
-    taken = only(TakeRows, session.exited(0))
-    told = env_failure(taken.loss)
-    assert told["cause"] == "memory" and "the most of the workers of alice, which had 300 MiB" in told["message"]
-    assert not session.supervision.overruns(0)
-    for gone in (0, 9):
-        assert session.handle(stimuli.QuotaOverrun(gone, overrun)) == []
 
 
 def test_memory_without_a_limit_is_not_measured() -> None:

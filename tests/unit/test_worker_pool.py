@@ -55,9 +55,6 @@ class Starter:
     def orphans(self) -> Mapping[int, Sequence[int]]:
         return {}
 
-    def inherited_bytes(self, pid: int) -> int:
-        return 0
-
 
 def pool_of(workers: int, spares: int = 0) -> tuple[WorkerPool, list[Process]]:
     """A pool whose first processes serve the slots of the same numbers."""

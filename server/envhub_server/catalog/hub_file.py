@@ -18,10 +18,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from envhub.hub_options import HubOptions
+from envhub.hub_options import RETIRED, HubOptions
 from envhub.option_kinds import options_of
 from envhub.regular_file import read_regular_file
-from envhub.transport.address import NO_ANNOUNCEMENTS
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
@@ -93,8 +92,8 @@ def _hint_of_hub(name: str, value: Any) -> str:
     """Describe an unknown key outside the tables of envs."""
     if get_close_matches(name, ["record", *OPTIONS], 1) == ["record"]:
         return ", did you mean 'record'?"
-    if name == "announce":
-        return f"; {NO_ANNOUNCEMENTS}."
+    if name in RETIRED:
+        return f"; {RETIRED[name]}."
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
         return ", did you mean 'envs'? An environment has a table such as [envs.NAME]."
     if isinstance(value, dict) and not get_close_matches(name, OPTIONS):

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import replace
 
 from envhub_server.hub.directory import Directory
-from envhub_server.hub.memory_quotas import MemoryQuotas
 from envhub_server.hub.planner import Usage
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.rights import Holder
@@ -20,9 +19,9 @@ class ClientUsage:
     It owns the budgets of shared memory, and the times of the last MAKEs.
     """
 
-    def __init__(self, budget: ArenaBudget, directory: Directory, memory: MemoryQuotas) -> None:
+    def __init__(self, budget: ArenaBudget, directory: Directory) -> None:
         """Count the sessions of ``directory``, within this budget of shared memory of all clients."""
-        self._budget, self._directory, self._memory = budget, directory, memory
+        self._budget, self._directory = budget, directory
         self._budgets: dict[str, ArenaBudget] = {}
         self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs and ATTACHes
 
@@ -37,8 +36,7 @@ class ClientUsage:
     def count_make(self, holder: Holder, now_s: float) -> str:
         """Note a MAKE or ATTACH of the client, with any outcome; returns why it is one too many, or an empty text.
 
-        An ATTACH counts because it gives the session another token, and each token has lines of its own in log and
-        audit file.
+        An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
         """
         if holder.quotas is None:
             return ""
@@ -49,11 +47,6 @@ class ClientUsage:
             return why
         times.append(now_s)
         return ""
-
-    def began(self, holder: Holder) -> None:
-        """Have the memory of a client that has one session more measured, if it has a quota of that."""
-        if holder.quotas is not None:
-            self._memory.plan()
 
     def of(self, holder: Holder) -> Usage:
         """Amounts in use when this client asks for a session."""
@@ -71,5 +64,4 @@ class ClientUsage:
             sessions=len(states),
             envs=sum(each.make.num_envs for each in states),
             processes=sum(each.processes for each in states),
-            memory_excess=self._memory.excess(holder.name),
         )

@@ -110,8 +110,8 @@ class ConnectionSupervisor:
                     copy.shutdown(socket.SHUT_RDWR)
             self._access.connections.disconnect(connection, self._loop.clock.now_s())
             self._access.connections_ended += 1
-            log.warning("connection_ended", client=connection.client, host=connection.origin, why=why)
-            self._access.audit.write("connection_ended", connection.client, connection.origin, why=why)
+            who = {"client": connection.client, "host": connection.origin}
+            log.warning("connection_ended", **who, why=why, audit=True)
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
         self._leases.plan()

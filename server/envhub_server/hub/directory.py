@@ -41,7 +41,7 @@ class Directory:
 
         Args:
             protocol: which is told of tokens that are not used any more.
-            access: which knows the clients, and writes the audit file.
+            access: which knows the clients.
             events: the queue of what happens to sessions.
         """
         self._protocol, self._access, self._events = protocol, access, events
@@ -59,20 +59,16 @@ class Directory:
     # --- beginning and end --------------------------------------------------------------------------------------------
 
     def add(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
-        """Enter a session that was just made for this request, and note that in the log and the audit file."""
+        """Enter a session that was just made for this request."""
         self.next_number = runtime.number + 1
         self.by_number[runtime.number] = self.by_token[request.token] = runtime
         make = runtime.state.make
         factories = {"factories": make.factories.hex()} if make.factories else {}
-        runtime.log.info("session_made", env=make.name[:200] or "factories", num_envs=make.num_envs, **factories)
-        made: dict[str, str | int] = {"env": make.name[:200], "num_envs": make.num_envs, **factories}
-        name = request.token.hex()[:8]
-        runtime.origin = self._access.note("session_made", holder, request.peer, session=name, **made)
+        made = {"env": make.name[:200] or "factories", "num_envs": make.num_envs, **factories}
+        runtime.log.info("session_made", **self._access.who(holder, request.peer), **made, audit=True)
 
     def remove(self, runtime: SessionRuntime) -> None:
         """Remove a session that has ended."""
-        name = runtime.token.hex()[:8]
-        self._access.audit.write("session_ended", runtime.owner, runtime.origin, session=name)
         self.forget(runtime.token)
         self.restarts_before += runtime.state.restarts
         self.steps_before += runtime.steps
@@ -94,7 +90,7 @@ class Directory:
         return matching[0] if len(matching) == 1 else None
 
     def find(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
-        """The session that the request names, if the client may see it; the audit file has it if it may not."""
+        """The session that the request names, if the client may see it; the log has it if it may not."""
         runtime = self.named(request.message.session, holder)
         if runtime is None or holder.owns(runtime.owner):
             return runtime
@@ -105,24 +101,23 @@ class Directory:
         """Note a request that is refused since the session is another client's; its sender learns of no session."""
         runtime = self.by_token.get(token)
         owner = "" if runtime is None else runtime.owner
-        named = {"op": op.name, "session": token.hex()[:8], "owner": owner}
-        self._access.note("refused", holder, peer, **named, why="another client's session")
+        named = {"op": op.name, "session": token.hex()[:8], "owner": owner, "why": "another client's session"}
+        log.warning("request_refused", **self._access.who(holder, peer), **named, audit=True)
 
-    def note_unknown(self, session: bytes, holder: Holder, why: str) -> None:
+    def note_unknown(self, peer: bytes, session: bytes, holder: Holder, why: str) -> None:
         """Log that a client names a session that this hub has not, as after the hub was started again."""
-        log.info("session_unknown", client=holder.name, session=session.hex()[:8], why=why)
+        who = self._access.who(holder, peer)
+        log.info("session_unknown", **who, session=session.hex()[:8], why=why, audit=True)
 
     def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:
         """Give a session to this client, within its budget of shared memory, or refuse that."""
         runtime = self.find(request, holder)
         if runtime is None or not runtime.state.attachable:
             return Failure("session_lost", "session", _NOT_ATTACHABLE)
-        session, by = runtime.token.hex()[:8], request.token.hex()[:8]
-        runtime.log.info("session_taken_over", by=by)
+        taken = {"owner": runtime.owner, "by": request.token.hex()[:8]}
+        runtime.log.info("session_taken_over", **self._access.who(holder, request.peer), **taken, audit=True)
         self.forget(runtime.token)
         self.by_token[request.token] = self.by_token.pop(runtime.token)
-        taken = {"session": session, "owner": runtime.owner, "by": by}
-        runtime.origin = self._access.note("session_taken_over", holder, request.peer, **taken)
         runtime.attach(request, holder.name, budget)
         return None
 

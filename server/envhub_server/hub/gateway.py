@@ -107,7 +107,9 @@ class Gateway:
             self._connections.update()
             self._connections.end(self._access.malformed(peer, connection, now_s))
         if self._protocol.failures["not_permitted"] > not_permitted:
-            self._access.note("refused", holder, peer, why="its key lets it observe only")
+            log.warning(
+                "request_refused", **self._access.who(holder, peer), why="its key lets it observe only", audit=True
+            )
         self._note_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
             self._leases.heard_late(peer)
@@ -122,7 +124,7 @@ class Gateway:
         for op, token in protocol.foreign:
             self._directory.note_foreign(peer, holder, op, token)
         for token in protocol.stale:
-            self._directory.note_unknown(token, holder, _OF_EARLIER_HUB)
+            self._directory.note_unknown(peer, token, holder, _OF_EARLIER_HUB)
         for token in protocol.returned:
             log.info("client_back", session=token.hex()[:8])
         for notes in (protocol.foreign, protocol.stale, protocol.returned):

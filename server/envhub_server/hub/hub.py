@@ -30,9 +30,8 @@ from functools import partial
 import envhub
 from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
-from envhub.protocol.messages import Failure, Op
+from envhub.protocol.messages import Op
 from envhub.values import codec
-from envhub_server import log as log_file
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, usable_cpus
@@ -45,8 +44,6 @@ from envhub_server.hub.holdings import Services
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests
 from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.leases import Leases
-from envhub_server.hub.left_out_lines import LeftOutLines
-from envhub_server.hub.memory_quotas import MemoryQuotas
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.proxy_runner import ProxyRunner
 from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S
@@ -64,7 +61,6 @@ from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
-from envhub_server.network.audit import Audit
 from envhub_server.network.rights import Holder
 from envhub_server.network.router import Router
 from envhub_server.network.side_socket import SideSocket
@@ -140,13 +136,8 @@ class Hub:
     def _make_network(self) -> None:
         """Make the components that know the clients."""
         config, loop = self.config, self._loop
-        self._left_out_lines = LeftOutLines(loop)
-        self._left_out_lines.add(log_file.tell_left_out)
-        log_file.on_left_out(self._left_out_lines.plan)
-        self._audit = Audit(config.audit, self._left_out_lines.plan)
-        self._left_out_lines.add(self._audit.tell_left_out)
         unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
-        access = self._access = Access(config.keys, config.insecure, self._audit, unfinished_bytes_max)
+        access = self._access = Access(config.keys, config.insecure, unfinished_bytes_max)
         headers = codec.KNOWN if config.private else codec.STRANGERS
         lease_s = config.lease
         protocol = self._protocol = HubProtocol(self.id, lease_s, config.sessions_max, headers)
@@ -161,8 +152,7 @@ class Hub:
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
         """Make the components that begin sessions and report them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
-        self._memory = MemoryQuotas(access, directory, self._loop)
-        usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory, self._memory)
+        usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
         self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
         services = Services(
@@ -250,11 +240,8 @@ class Hub:
         if self._router.is_open:
             self._router.close()
             self._connections.close()
-            self._audit.close()
             self._router.context.term()
             self._proxy.close()
-        log_file.on_left_out(lambda: None)
-        log_file.tell_left_out(ends=True)
 
     def _recording_grace_s(self, heard: signals.Signals) -> float:
         """The seconds for which recordings may write after the end of the loop; fewer once it is to end at once."""
@@ -358,9 +345,6 @@ class Hub:
             self._requests.handle(request, holder)
             return
         runtime.heard_ns = heard_ns
-        if request.op is Op.SET_ATTR and (why := self._memory.excess(runtime.owner)):
-            self._requests.fail(request, Failure("limit", "hub", why))
-            return
         if request.op is Op.STEP:
             self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
@@ -415,7 +399,7 @@ class Hub:
         self._connections.plan_unread()
         self._schedule.set(runtime.inputs.elapse, math.inf)
         self._costs.write()
-        log.info("session_ended", session=runtime.token.hex()[:8])
+        log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
 
     def _on_listing(self, event: WorkerEvent) -> None:
         self._offers.handle(event)

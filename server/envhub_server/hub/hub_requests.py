@@ -111,10 +111,12 @@ class HubRequests:
         missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
         unknown = bool(session) and missing
         if unknown:
-            self._directory.note_unknown(session, holder, failure.message)
+            self._directory.note_unknown(request.peer, session, holder, failure.message)
             self._protocol.fail(request, failure)
-        else:
-            self.fail(request, failure)
+            return
+        self.fail(request, failure)
         if request.op is not Op.OBSERVE:
-            named: dict[str, str | int] = {"op": request.op.name, "why": shortened(failure.message, 200)}
-            self._access.note("session_unknown" if unknown else "refused", holder, request.peer, **named)
+            why = shortened(failure.message, 200)
+            log.warning(
+                "request_refused", **self._access.who(holder, request.peer), op=request.op.name, why=why, audit=True
+            )

@@ -45,7 +45,6 @@ class Usage:
         hub_sessions, hub_envs: of all clients.
         busy_workers: of all clients, those whose envs are not known to wait longer than they compute.
         sessions, envs, processes: of the client that asks.
-        memory_excess: why the client may have no more memory in its workers; empty if it may.
     """
 
     hub_sessions: int = 0
@@ -54,7 +53,6 @@ class Usage:
     sessions: int = 0
     envs: int = 0
     processes: int = 0
-    memory_excess: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,8 +145,7 @@ def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
         return ""
     workers = min(make.num_workers or 1, make.num_envs) + spares
     return (
-        usage.memory_excess
-        or holder.over_quota("sessions", usage.sessions, 1, quotas.sessions_max)
+        holder.over_quota("sessions", usage.sessions, 1, quotas.sessions_max)
         or holder.over_quota("envs", usage.envs, make.num_envs, quotas.envs_max)
         or holder.over_quota("workers", usage.processes, workers, quotas.workers_max)
     )

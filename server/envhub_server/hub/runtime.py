@@ -7,7 +7,7 @@ as another stimulus; so the state machine is never re-entered, and a session's e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
-from envhub_server.session.failure_text import Overrun
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.stimuli import Requested, Stimulus
 
@@ -48,7 +47,6 @@ class SessionRuntime:
         """Run the state machine of what is ``held``, which has handled nothing yet."""
         self.number = held.number
         self.state = held.state
-        self.origin = ""
         self.heard_ns = 0
         self.deadline_s = math.inf
         self._held = held
@@ -104,12 +102,6 @@ class SessionRuntime:
         return self._held.steps if self._held.memory is None else self._held.memory.steps
 
     @property
-    def memory(self) -> Mapping[int, int]:
-        """Number of bytes each process has besides what it was forked with, without those that end for their memory."""
-        samples = self._held.pool.own_memory().items()
-        return {number: nbytes for number, nbytes in samples if not self.state.supervision.overruns(number)}
-
-    @property
     def quiescent(self) -> bool:
         """True if every row is done."""
         return self._held.quiescent
@@ -153,10 +145,6 @@ class SessionRuntime:
         if not reported:
             held.report(stimuli.Attached(held.quiescent))
 
-    def overrun(self, process: int, overrun: Overrun) -> None:
-        """Report that this process has too much memory, as the largest one of its client."""
-        self._held.report(stimuli.QuotaOverrun(process, overrun))
-
     def broke(self, error: Exception) -> None:
         """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
         self._held.broke(error)
@@ -175,7 +163,6 @@ class SessionRuntime:
         if isinstance(stimulus, Requested):
             held.under_way = held.arrived
         elif isinstance(stimulus, WorkerStarted):
-            held.pool.born(stimulus.pid)
             held.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
             return
         elif isinstance(stimulus, WorkerExited):

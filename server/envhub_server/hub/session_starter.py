@@ -60,15 +60,11 @@ class SessionStarter:
         self._features.add(runtime, planned.recipe.settings)
         self._directory.add(runtime, request, holder)
         runtime.start(request._replace(message=runtime.state.make))
-        self._usage.began(holder)
         return None
 
     def attach(self, request: Incoming, holder: Holder) -> Failure | None:
         """Give a session to this client, or refuse that."""
-        failure = self._refusal(request, holder) or self._directory.attach(request, holder, self._usage.budget(holder))
-        if failure is None:
-            self._usage.began(holder)
-        return failure
+        return self._refusal(request, holder) or self._directory.attach(request, holder, self._usage.budget(holder))
 
     def _refusal(self, request: Incoming, holder: Holder) -> Failure | None:
         """Refuse what needs no further look; done before all else, for each name that is not offered costs a search."""

@@ -45,7 +45,6 @@ class WorkerStarter(Protocol):
         """Start the workers of these numbers; errors as for ``Supervisor.start``."""
 
     def orphans(self) -> Mapping[int, Sequence[int]]: ...  # noqa: D102
-    def inherited_bytes(self, pid: int, /) -> int: ...  # noqa: D102
 
 
 class WorkerPool:
@@ -72,7 +71,6 @@ class WorkerPool:
         self._environ = environ
         self._handles: dict[int, StartedWorker] = {}
         self._serving: dict[int, StartedWorker] = {}  # by slot
-        self._inherited_bytes: dict[int, int] = {}  # of each process, by its process id
 
     def start(self, processes: Sequence[int], libraries: Sequence[str] = ()) -> None:
         """Ask for the processes of these numbers, which no other had, with these libraries.
@@ -98,8 +96,6 @@ class WorkerPool:
         handle = self._handles.pop(process, None)
         if handle is None:
             return
-        if handle.pid is not None:
-            self._inherited_bytes.pop(handle.pid, None)
         self._serving = {slot: each for slot, each in self._serving.items() if each is not handle}
 
     @property
@@ -112,15 +108,6 @@ class WorkerPool:
         pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
         orphans = self._supervisor.orphans()
         return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
-
-    def born(self, pid: int) -> None:
-        """Note what a process has of its zygote when it begins."""
-        self._inherited_bytes[pid] = self._supervisor.inherited_bytes(pid)
-
-    def own_memory(self) -> Mapping[int, int]:
-        """Memory as in ``memory``, without what the processes had of their zygote when they began."""
-        inherited = {number: self._inherited_bytes.get(each.pid or 0, 0) for number, each in self._handles.items()}
-        return {number: max(0, nbytes - inherited[number]) for number, nbytes in self.memory().items()}
 
     def output(self, process: int) -> str:
         """The last output of a process; empty once it has ended."""

@@ -14,13 +14,12 @@ from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.log import Logger
 from envhub_server.network import client_liveness, network_peer
-from envhub_server.network.audit import KEYS_READ, Audit
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import DENIED, EndedHandshake, PageEntry
-from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
+from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now
@@ -39,7 +38,6 @@ class Access:
     """Client of each connection of one hub, and the connections to end.
 
     Attributes:
-        audit: the audit file.
         authenticator: answers libzmq for tcp addresses; None while there are none.
         connections: those that there are.
         connections_ended: how many connections the hub has ended.
@@ -50,9 +48,8 @@ class Access:
         proxy: by which the connections to tcp addresses come that strangers may use; None where there is none.
     """
 
-    def __init__(self, keys: Path | None, insecure: bool, audit: Audit, unread_bytes_max: int) -> None:
+    def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
         """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
-        self.audit = audit
         self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
@@ -79,12 +76,6 @@ class Access:
         """Number of clients that were not let in: they had no key that is known, or others' connections did not end."""
         return 0 if self.authenticator is None else self.authenticator.refused
 
-    @property
-    def quotas(self) -> dict[str, Quotas]:
-        """Rights and quotas of each client with a key, by its name."""
-        holders = () if self._keys is None else self._keys.holders.values()
-        return {holder.name: holder.quotas for holder in holders if holder.quotas is not None}
-
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit.
 
@@ -104,7 +95,7 @@ class Access:
             self._keys.load()
             self._server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
-        self.authenticator = Authenticator(context, self._keys, self.audit, self._insecure)
+        self.authenticator = Authenticator(context, self._keys, self._insecure)
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:
@@ -162,16 +153,14 @@ class Access:
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
         for name, change in () if self._keys is None else self._keys.refresh():
-            self.audit.write(KEYS_READ, name, why=change)
+            log.info("keys_read", client=name, why=change, audit=True)
             self._keys_changed = True
             if change == CLIENT_REMOVED:
                 self.removed.append(name)
 
-    def note(self, event: str, holder: Holder, peer: bytes, **fields: str | int) -> str:
-        """Write an act of a client to the audit file; returns the origin of its peer, as ``Connections.origin``."""
-        origin = self.connections.origin(peer)
-        self.audit.write(event, holder.name, origin, **fields)
-        return origin
+    def who(self, holder: Holder, peer: bytes) -> dict[str, str]:
+        """The fields of a log line that say who did it, and from where."""
+        return {"client": holder.name, "host": self.connections.origin(peer)}
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -191,8 +180,7 @@ class Access:
             return  # one that was denied is noted as that
         if why := ended.why_unfinished:
             self.handshakes_unfinished += 1
-            log.info("handshake_unfinished", host=ended.host, why=why)
-            self.audit.write("handshake_unfinished", "", ended.host, why=why)
+            log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
         else:
             self.authenticator.handshake_failed(ended.host)
 
@@ -205,7 +193,7 @@ class Access:
         self._note_denial(connection)
         self.entries.pop(connection.peer, None)
         if connection.holder is not None and not self.connections.has(connection.client, connection.origin):
-            self.audit.write("disconnected", connection.client, connection.origin)
+            log.info("disconnected", client=connection.client, host=connection.origin, audit=True)
 
     def _note_denial(self, connection: KnownConnection) -> None:
         """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""
@@ -254,7 +242,7 @@ class Access:
         if connection.entry is not None:
             origin = connection.origin
         if connection.holder is None:
-            self.audit.write("connected", holder.name, origin)
+            log.info("connected", client=holder.name, host=origin, audit=True)
             connection.silent_until_s, connection.key, connection.origin = math.inf, key, origin
             connection.client = holder.name
             if why := self.connections.why_refused(holder):

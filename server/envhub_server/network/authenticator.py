@@ -18,7 +18,6 @@ from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, text_of
 from envhub_server.log import Logger
-from envhub_server.network.audit import Audit
 from envhub_server.network.key_folder import KeyFolder
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -36,13 +35,12 @@ class Authenticator:
     """The ZAP handler of one hub's context; ``descriptor`` is ready when libzmq asks."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, audit: Audit, insecure: bool = False
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, insecure: bool = False
     ) -> None:
         """Admit the holders of these keys; where there is no folder, the own user, or everybody."""
         self.refused = 0  # handshakes
         self._denials: deque[float] = deque()  # when unknown keys were denied, of which it is not noted yet from where
         self._insecure = insecure
-        self._audit = audit
         self._context = context
         self._folder = folder
         self._asked = context.socket(zmq.REP)
@@ -86,8 +84,11 @@ class Authenticator:
             if frames[5] == b"NULL" and not others_connected:
                 return OWN
             self.refused += 1
-            log.warning("client_refused", why="another user is connected; serve with --keys to admit others")
-            self._audit.write("refused", "", frames[3].decode("ascii", "replace"), why="another user is connected")
+            host, why = (
+                frames[3].decode("ascii", "replace"),
+                "another user is connected; serve with --keys to admit others",
+            )
+            log.warning("client_refused", host=host, why=why, audit=True)
             return ""
         if len(frames) != 7 or frames[5] != b"CURVE":
             return ""
@@ -100,8 +101,7 @@ class Authenticator:
     def handshake_failed(self, host: str, why: str = "no key, or one for another hub") -> None:
         """Note that a client from there was refused; by libzmq itself, if it has no key or not this hub's."""
         self.refused += 1
-        log.warning("client_refused", why=why, host=host)
-        self._audit.write("refused", "", host, why=why)
+        log.warning("client_refused", host=host, why=why, audit=True)
 
     def denied(self, host: str) -> None:
         """Note that a client from there was told that its key is not known."""

@@ -41,6 +41,7 @@ from envhub_server.toml_text import TomlError, read_toml
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 CLIENT_REMOVED = "removed"  # the change of a client whose file is gone
+NO_MEMORY_QUOTA = "a key has no worker_memory_bytes_max any more: memory_max of the hub limits each worker"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 log = Logger("envhub.hub")
@@ -133,8 +134,6 @@ class KeyFolder:
         problems = self._load()
         for problem in problems:
             log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
-        if self._read != before and not problems:
-            log.info("keys_read", clients=len(self._read))
         self._log_passed_over()
         changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]
         return [(name, _difference(before.get(name), self._read.get(name))) for name in changed]
@@ -348,7 +347,10 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = read_private(path)
     try:
-        table = table_from(read_toml(text), _ClientFile, Spot(f"{path}: "))
+        content = read_toml(text)
+        if "worker_memory_bytes_max" in content.get("quotas", ()):
+            raise KeysError(f"{path}: quotas: {NO_MEMORY_QUOTA}")
+        table = table_from(content, _ClientFile, Spot(f"{path}: "))
         keys = [key_of(each) for each in table.keys]
     except TableError as error:
         raise KeysError(str(error)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from envhub.option_kinds import Bytes, Count, Memory
+from envhub.option_kinds import Bytes, Count
 from envhub.protocol.messages import Op
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -24,7 +24,6 @@ class Quotas:
     arena_bytes_max: Bytes = 1 << 30
     connections_max: Count = 16
     makes_per_minute_max: Count = 60
-    worker_memory_bytes_max: Memory = 8 << 30  # of all its workers together, as it is measured; 0 for no limit
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,6 @@ def memory_bytes(*pids: int) -> int:
     return total
 
 
-def inherited_bytes(pid: int, *zygotes: int) -> int:
-    """Amount of of the memory of a worker, which was just forked, is that of one of these zygotes."""
-    return min(_memory_of(pid), max(map(_memory_of, zygotes), default=0))
-
-
-def _memory_of(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return _resident_bytes(pid)
-    return 0
-
-
 def _resident_bytes(pid: int) -> int:
     _, resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split()[:3]
     return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -23,7 +23,6 @@ from envhub_server.log import Logger, writes_json
 from envhub_server.loop.poller import Poller
 from envhub_server.processes.exit_cause import MemoryKills, own_counters
 from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
-from envhub_server.processes.memory_use import inherited_bytes
 from envhub_server.processes.orphan_reaper import OrphanReaper
 from envhub_server.processes.worker_events import Events
 from envhub_server.processes.worker_handle import WorkerHandle
@@ -224,10 +223,6 @@ class Supervisor:
         self.reap_orphans()
 
     # --- orphans ----------------------------------------------------------------------------------------------------
-
-    def inherited_bytes(self, pid: int) -> int:
-        """Amount of of the memory of this worker, which was just born, is its zygote's."""
-        return inherited_bytes(pid, *(zygote.pid for zygote in self._zygotes()))
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
         """The processes that left their worker's tree, by the pid of the worker."""

@@ -26,15 +26,10 @@ _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "
 
 @dataclass(frozen=True)
 class Overrun:
-    """A worker exceeded its memory limit ``bytes_max``.
-
-    With an ``owner``, the limit is that of all workers of this client, which had ``owner_bytes``.
-    """
+    """A worker exceeded its memory limit ``bytes_max``."""
 
     nbytes: int
     bytes_max: int
-    owner: str = ""
-    owner_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,11 +86,7 @@ def reason(why: Late | Overrun, first_env: int = 0) -> str:
     """The reason why the hub ended a worker, to follow the worker's name in a sentence."""
     if isinstance(why, Late):
         return f"env {first_env + why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
-    text = f"had {why.nbytes // MIB} MiB of memory, "
-    if why.owner:
-        text += f"the most of the workers of {why.owner}, which had {why.owner_bytes // MIB} MiB together, more "
-        return f"{text}than worker_memory_bytes_max={why.bytes_max} of its key"
-    return f"{text}more than memory_max={why.bytes_max} bytes"
+    return f"had {why.nbytes // MIB} MiB of memory, more than memory_max={why.bytes_max} bytes"
 
 
 def slow_to_close(make: Make, by_stack: Mapping[str, Sequence[int]], hide_folders: bool) -> str:

@@ -194,11 +194,6 @@ def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> I
     return [*instructions, *replacement.recycling.recycle(now_s)]
 
 
-def on_quota_overrun(state: SessionState, overrun: stimuli.QuotaOverrun, now_s: float) -> Instructions:
-    """End a process because its client's workers exceed the memory quota."""
-    return state.supervision.on_quota_overrun(overrun)
-
-
 def on_elapsed_over(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> Instructions:
     """Kill the processes that do not close in time; once all are killed, CLOSE is answered, though one may not end."""
     waited, instructions = state.closing.waits, state.closing.on_elapsed(elapsed.progress, now_s)

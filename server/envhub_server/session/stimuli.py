@@ -14,7 +14,6 @@ from typing import Any
 from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
-from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Progress
 
 
@@ -69,13 +68,6 @@ class Draining(SessionStimulus):
     by_s: float
     end_by_s: float
     quiescent: bool
-
-
-class QuotaOverrun(SessionStimulus):
-    """The workers of its client exceed their memory quota, and this worker has the most memory."""
-
-    process: int
-    overrun: Overrun
 
 
 class Abandoned(SessionStimulus):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from envhub.protocol.messages import Faults
-from envhub_server.session import failure_text, stimuli
+from envhub_server.session import failure_text
 from envhub_server.session import instructions as do
 from envhub_server.session.calls import QUESTIONS
 from envhub_server.session.deadlines import SAMPLE_S, Deadlines
@@ -102,28 +102,14 @@ class Supervision:
         killed: Instructions = []
         bytes_max = self._memory_bytes_max or math.inf
         for number, nbytes in memory.items():
-            if nbytes > bytes_max:
-                killed += self._end(number, Overrun(nbytes, int(bytes_max)))
+            process = self._slots.process(number)
+            if nbytes > bytes_max and process is not None and process.overrun is None:
+                process.overrun = Overrun(nbytes, int(bytes_max))
+                killed.append(do.Kill(number))
         return killed
-
-    def overruns(self, number: int) -> bool:
-        """True if this process is killed for its memory."""
-        process = self._slots.process(number)
-        return process is not None and process.overrun is not None
 
     def reason(self, number: int) -> str:
         """The reason why this process is killed; empty if it is not."""
         process = self._slots.process(number)
         why = None if process is None else process.killed_for
         return "" if why is None else failure_text.reason(why)
-
-    def on_quota_overrun(self, overrun: stimuli.QuotaOverrun) -> Instructions:
-        """End the process with the most memory among a client's workers."""
-        return self._end(overrun.process, overrun.overrun)
-
-    def _end(self, number: int, overrun: Overrun) -> Instructions:
-        process = self._slots.process(number)
-        if process is None or process.overrun is not None:
-            return []
-        process.overrun = overrun
-        return [do.Kill(number)]

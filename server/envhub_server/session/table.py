@@ -123,7 +123,6 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _row(stimuli.LeaseExpired, _by(client.on_lease_expired, _ENDING)),
         _row(stimuli.Draining, _by(client.on_draining, _ENDING)),
         _row(stimuli.Abandoned, _by(client.on_abandoned, _ENDING)),
-        _row(stimuli.QuotaOverrun, _by(process.on_quota_overrun, _to(_LIVE))),
         # Results of instructions.
         _row(stimuli.WorkersNotStarted, _by(process.on_not_started, _NOT_STARTED)),
         _row(

@@ -15,13 +15,16 @@ __all__ = ("main",)
 
 
 # They start a hub or processes, or read and write files of a hub.
-ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "conformance", "replays", "replay"}
+ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "replays", "replay"}
+NO_CONFORMANCE = "hubs and clients are tested from a clone of the repository: cd tests && python -m conformance.kit -h"
 
 
 def main() -> None:
     """Run the command line."""
     if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
         end(sys.argv[1], only_linux("this command"))
+    if sys.argv[1:2] == ["conformance"]:
+        end("conformance", NO_CONFORMANCE)
     with standard_streams():
         try:
             _run(sys.argv[1:])

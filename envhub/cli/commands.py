@@ -5,7 +5,7 @@ from __future__ import annotations
 import cyclopts
 from cyclopts import Parameter
 
-from envhub.cli import bench, conformance, fleet, hubs, keys, login, record, replays, serve
+from envhub.cli import bench, fleet, hubs, keys, login, record, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
 from envhub.secret import hidden
 
@@ -36,6 +36,6 @@ fleet_app.command(fleet.logs)
 fleet_app.command(fleet.down)
 for command in (
     *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs, record.record),
-    *(bench.demo, bench.bench, conformance.conformance, replays.replays, replays.replay),
+    *(bench.demo, bench.bench, replays.replays, replays.replay),
 ):
     app.command(command)

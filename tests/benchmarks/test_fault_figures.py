@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from chaos.chaos_proxy import proxy
-from envhub_client.tools.conformance.raw_peer import RawPeer
+from conformance.kit.raw_peer import RawPeer
 from hubs import HERE, ServedHub, lives, serve, wait_until
 from zmtp import ZmtpPeer
 

@@ -12,9 +12,9 @@ import threading
 from collections import Counter
 
 from chaos.mutations import HUB_REQUESTS, MAKE, RESET, SESSION_REQUESTS, Message, Mutator, on_the_wire, unreadable
+from conformance.kit.raw_peer import RawAnswer, RawPeer
 from envhub_client.connection.local_sockets import LocalSockets
 from envhub_client.lanes.attach import Attachment
-from envhub_client.tools.conformance.raw_peer import RawAnswer, RawPeer
 from envhub_server.network.connections import MALFORMED_MAX
 from zmtp import ZmtpPeer, connected
 

@@ -2,7 +2,7 @@
 
 ============  =========================================================================================================
 session       a whole session, whose frames fit each other: "A whole session" in PROTOCOL.md
-steps         the program `steps` of ``envhub conformance --client``: its requests and the replies, with all values
+steps         the program `steps` of the kit: its requests and the replies, with all values
 exchanges     a request and a reply of every kind, each by itself: the arrays in them are of no space
 values        a value of every kind
 says          what each of ``values`` is
@@ -11,7 +11,7 @@ refusals      messages to a hub in which the session of ``session`` was just mad
 bad_values    bytes that are no values, which a receiver refuses
 ============  =========================================================================================================
 
-python tests/conformance/golden.py > tests/conformance/golden.json
+cd tests && python -m conformance.golden > conformance/golden.json
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from envhub_client.tools.conformance.counting_envs import CHECK, NAME, NUM_ENVS, SEEDS, STEPS, CountingSession
+from conformance.kit.counting_envs import CHECK, NAME, NUM_ENVS, SEEDS, STEPS, CountingSession
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 

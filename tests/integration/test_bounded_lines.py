@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_client.tools.conformance.raw_peer import RawPeer
+from conformance.kit.raw_peer import RawPeer
 from envhub_server.log import LIMIT_S, LINES_MAX
 from envhub_server.network.key_folder import KeyFolder
 from hubs import serve, wait_until

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from envhub_client.tools.conformance.raw_peer import RawPeer
+from conformance.kit.raw_peer import RawPeer
 from hubs import ServedHub
 
 import envhub

@@ -20,9 +20,7 @@ import pytest
 import sims
 from combinations import each_value
 from envhub_client.frames import hide_frames, hiding_frames
-from envhub_client.tools.conformance import conformance
 from hubs import LANES, ServedHub, serve
-from rich.console import Console
 
 import envhub
 
@@ -353,9 +351,3 @@ print(transport.advice())  # the first look-up of a process reads files
 """
     ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert ran.stdout == "this process cannot look up the host '127.0.0.1': Too many open files\n"
-
-
-@pytest.mark.long
-def test_conformance_is_told_soon_that_no_hub_is_there() -> None:
-    with pytest.raises(envhub.HubUnreachable, match="within 3 s"):
-        conformance.run(Console(), "tcp://127.0.0.1:1", (), as_json=True)

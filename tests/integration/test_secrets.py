@@ -20,7 +20,6 @@ from typing import Any
 import gymnasium as gym
 import psutil
 import pytest
-from envhub_client.tools.conformance import conformance
 from envhub_server.network.key_folder import KeyFolder
 from hubs import HERE, ServedHub, serve, wait_until
 from zmq.utils import z85
@@ -207,7 +206,6 @@ def use_client(evidence: Evidence, address: str) -> Iterator[str]:
     parsed = addresses.parse(address)
     evidence.add_value("address", parsed)
     evidence.add_value("keys", parsed.keys)
-    evidence.add("conformance", next(iter(conformance.examine(address, ["CartPole-v1"]))))
 
 
 def make_mistakes(evidence: Evidence, address: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from envhub_client.tools.conformance.raw_peer import RawPeer
+from conformance.kit.raw_peer import RawPeer
 from hubs import ServedHub, serve, wait_until
 from zmtp import ZmtpPeer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.kit.raw_peer import RawPeer
 from envhub_client import deadline
-from envhub_client.tools.conformance.raw_peer import RawPeer
 from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub

@@ -14,7 +14,8 @@ import pytest
 import sims
 import vector_sims
 from combinations import each_value
-from envhub_client.tools.conformance.conformance import examine
+from conformance.kit.hub_checks import examine
+from conformance.kit.verdict import FAILED, NOT_SHOWN
 from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
@@ -494,8 +495,8 @@ def test_hub_of_vector_envs_keeps_the_contract(tmp_path: Path) -> None:
     entries = ("chatty=vector_sims:chatty", "CartPole-v1", "--vector")
     with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0"]) as hub:
         verdicts = [*examine(hub.tcp, ["chatty", "CartPole-v1"])]
-    assert not [verdict for verdict in verdicts if not verdict.passed]
-    skipped = {(verdict.env, verdict.check) for verdict in verdicts if verdict.skipped}
+    assert not [verdict for verdict in verdicts if verdict.result == FAILED]
+    skipped = {(verdict.case, verdict.rule) for verdict in verdicts if verdict.result == NOT_SHOWN}
     assert skipped == {("CartPole-v1", "resets can be masked"), ("CartPole-v1", "same-step autoreset")}
 
 

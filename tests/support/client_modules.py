@@ -21,7 +21,7 @@ ENTRIES = """
     envhub.cli envhub.fleet
 """
 # The commands that ``envhub.cli`` refuses on other systems, and what ``envhub.fleet`` does.
-REFUSED = {f"envhub.cli.{name}" for name in ("bench", "conformance", "keys", "record", "replays", "serve")}
+REFUSED = {f"envhub.cli.{name}" for name in ("bench", "keys", "record", "replays", "serve")}
 REFUSED.add("envhub.fleet.fleet")
 
 # Imported for what is portable in them; the rest is run by hubs, and by workers that are processes.

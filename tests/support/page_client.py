@@ -1,4 +1,4 @@
-"""A client of a page: ``ClientProtocol`` around a DEALER, and the programs of ``envhub conformance --client`` by it.
+"""A client of a page: ``ClientProtocol`` around a DEALER, and the programs of the kit by it.
 
 A test makes a client that is wrong in one way by a class that extends one of these two.
 """
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import zmq
-from envhub_client.tools.conformance.counting_envs import NAME, NUM_ENVS, SEEDS, STEPS
+from conformance.kit.counting_envs import NAME, NUM_ENVS, SEEDS, STEPS
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages

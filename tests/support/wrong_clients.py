@@ -1,4 +1,4 @@
-"""Clients that are wrong in one way, by the rule of ``envhub conformance --client`` that each one breaks."""
+"""Clients that are wrong in one way, by the rule of the kit that each one breaks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 import numpy as np
-from envhub_client.tools.conformance.client_cases import UNKNOWN_FIELD, UNKNOWN_PUSH
-from envhub_client.tools.conformance.counting_envs import NUM_ENVS, SEEDS
+from conformance.kit.client_cases import UNKNOWN_FIELD
+from conformance.kit.counting_envs import NUM_ENVS, SEEDS
 from page_client import ClientError, PageClient
 
 from envhub.protocol import messages
 from envhub.protocol.client import ClientProtocol, Reply
-from envhub.protocol.messages import REPLY, Attach, Hello, Make, Op, Receive, Reset
+from envhub.protocol.messages import REPLY, Make, Op, Receive, Reset
 from envhub.protocol.prelude import PRELUDE, Frames, Prelude
 from envhub.values import codec
 
@@ -100,46 +100,12 @@ class KnowsAllFields(ClientProtocol):
         return super().receive(frames, now_s)
 
 
-@breaks("int_for_float", "an integer is accepted where a float is wanted")
-class WantsFloats(ClientProtocol):
-    def receive(self, frames: Frames, now_s: float) -> Reply | None:
-        if type(header(frames).get("step_s")) is int:
-            raise ClientError("step_s is no float")
-        return super().receive(frames, now_s)
-
-
-@breaks("float_for_int", "a float is refused where an integer is wanted")
-class RoundsFloats(ClientProtocol):
-    def receive(self, frames: Frames, now_s: float) -> Reply | None:
-        fields = header(frames)
-        if isinstance(fields.get("num_envs"), float):
-            fields["num_envs"] = int(fields["num_envs"])
-            frames = [frames[0][: PRELUDE.size] + codec.encode(fields), *frames[1:]]
-        return super().receive(frames, now_s)
-
-
-@breaks("doubled_replies", "the second copy of a reply is dropped")
-class TakesSecondCopies(Mistaking):
-    def mistakes(self, found: Prelude) -> bool:
-        pending = self._pending
-        assert pending is not None
-        return found.op == REPLY | pending.op and found.seq == pending.seq - 1
-
-
-@breaks("odd_replies", "a reply to another request is dropped")
+@breaks("strangers", "what is no reply to the pending request is dropped")
 class TakesLaterReplies(Mistaking):
     def mistakes(self, found: Prelude) -> bool:
         pending = self._pending
         assert pending is not None
         return found.op == REPLY | pending.op and found.seq > pending.seq
-
-
-@breaks("unknown_push", "an unknown push is dropped")
-class KnowsAllOps(ClientProtocol):
-    def receive(self, frames: Frames, now_s: float) -> Reply | None:
-        if Prelude.unpack(frames[0]).op == UNKNOWN_PUSH:
-            raise ClientError("an op that is not known")
-        return super().receive(frames, now_s)
 
 
 class Forgiving(PageClient):
@@ -153,11 +119,7 @@ class Forgiving(PageClient):
         except ClientError as error:
             if (op, str(error)) != (self.op, f"{op.name}: {self.code}"):
                 raise
-            return Reply(op, self.instead(), [self._observations.tobytes(), bytes(10 * NUM_ENVS)])
-
-    def instead(self) -> Any:
-        """The message in place of the failure."""
-        return messages.Done()
+            return Reply(op, messages.Done(), [self._observations.tobytes(), bytes(10 * NUM_ENVS)])
 
 
 @breaks("unknown_code", "a failure with an unknown code is an error")
@@ -171,15 +133,7 @@ class FillsUp(PageClient):
         super().observe(frame.ljust(self._observations.nbytes, b"\0"))
 
 
-@breaks("refused_make", "a refused MAKE is an error")
-class IgnoresRefusedMake(Forgiving):
-    op, code = Op.MAKE, "limit"
-
-    def instead(self) -> Any:
-        return messages.Made(NUM_ENVS, 1, [], b"")
-
-
-@breaks("refused_make", "a refused MAKE is not sent again")
+@breaks("refused_make", "a refused MAKE is an error, and is not sent again")
 class MakesAgain(PageClient):
     def make(self) -> None:
         try:
@@ -191,16 +145,6 @@ class MakesAgain(PageClient):
 @breaks("unsupported_version", "another version is an error")
 class IgnoresVersion(Forgiving):
     op, code = Op.HELLO, "unsupported_version"
-
-
-@breaks("unsupported_version", "the HELLO is not sent again")
-class GreetsAgain(PageClient):
-    def hello(self) -> None:
-        try:
-            super().hello()
-        except ClientError:
-            self.wait(1.0)
-            self.ask(Op.HELLO, Hello("test"))
 
 
 # --- resilient --------------------------------------------------------------------------------------------------------
@@ -353,15 +297,6 @@ class DoesNotObserve(PageClient):
         super().observe(bytes(len(frame)) if self.protocol._session_seq == 0 else frame)
 
 
-@breaks("refused_attach", "a refused ATTACH is an error")
+@breaks("refused_attach", "a refused ATTACH is an error, and is not sent again")
 class IgnoresRefusedAttach(Forgiving):
     op, code = Op.ATTACH, "session_lost"
-
-
-@breaks("refused_attach", "a refused ATTACH is not sent again")
-class AttachesAgain(PageClient):
-    def join(self, session: bytes) -> None:
-        try:
-            super().join(session)
-        except ClientError:
-            self.ask(Op.ATTACH, Attach(session))

@@ -49,11 +49,6 @@ SOCKETS = [
     "server/envhub_server/hub/connection_supervisor.py",
     "server/envhub_server/network/authenticator.py",
 ]
-# These may import zmq inside functions.
-TOOLS = [
-    "client/envhub_client/tools/conformance/raw_peer.py",
-    "client/envhub_client/tools/conformance/scripted_hub.py",
-]
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -171,10 +166,7 @@ ROOMS = {
             *("connection", "lanes", "private_hub"),
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
-        "tools": {
-            *("connection", "envs", "session"),
-            *("envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
-        },
+        "tools": {"envs", "session", "envhub.protocol", "envhub.recording"},
         "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
         "make.py": {
@@ -291,7 +283,7 @@ def test_shared_code_imports_a_side_only_inside_functions(name: str) -> None:
 def test_zmq_is_imported_by_the_owners_of_sockets_only(name: str) -> None:
     if name not in SOCKETS:
         assert "zmq" not in packages_imported(name, at_module_level=True)
-    if name not in SOCKETS + TOOLS:
+    if name not in SOCKETS:
         assert "zmq" not in packages_imported(name)
 
 

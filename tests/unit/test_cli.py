@@ -69,26 +69,14 @@ def test_empty_path_is_not_the_current_folder(
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ((), "name the address of a hub"),
-        (("tcp://127.0.0.1:1", "--case", "plain"), "which --case and --run go with"),
-        (("--client", "tcp://127.0.0.1:1"), "it takes no address"),
-        (("--client", "--run", "a 'b"), "No closing quotation"),
-        (("--client", "--timeout", "0"), "a positive number of seconds"),
-        (("--client", "--case", "nope"), "no case or level is named nope"),
-        (("--client", "--bind", "ipc:///no/such"), "is no address of tcp"),
-        (("--client", "--case", "plain", "--run", "/no/such"), "cannot be run"),
-    ],
-    ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
-)
-def test_conformance_says_in_a_line_how_it_is_used(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
+def test_conformance_names_the_kit_of_a_clone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("conformance", *arguments) == terminal.EXIT_USAGE
-    found = capsys.readouterr().err.strip()
-    assert why in found and "Traceback" not in found
+    monkeypatch.setattr("sys.argv", ["envhub", "conformance", "tcp://127.0.0.1:1", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == terminal.EXIT_USAGE
+    assert "from a clone of the repository: cd tests && python -m conformance.kit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("output", ["/dev/full", None])
@@ -279,7 +267,6 @@ def test_help_shows_no_default_where_nothing_is_given(default: object, shown: st
         ),
         (["health", "tcp://127.0.0.1:1", "--timeout", "0"], "it takes a positive number of seconds, got 0"),
         (["envs", "tcp://127.0.0.1:1", "--timeout", "nan"], "it takes a positive number of seconds, got nan"),
-        (["conformance", "tcp://127.0.0.1:1", "--timeout=-1"], "it takes a positive number of seconds, got -1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

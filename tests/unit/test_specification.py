@@ -15,15 +15,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import zmq
+from conformance.kit import client_cases
 from envhub_client.connection import zeromq_transport
-from envhub_client.tools.conformance import client_cases, scripted_hub
 from envhub_server.config import HubConfig
 from envhub_server.network import access, connections, router
 from gymnasium import spaces as gym_spaces
-from protocol_document import TEXT, marked, names, section, table, tables, titles
+from protocol_document import TEXT, marked, names, table, tables, titles
 
 from envhub.arena import layout
-from envhub.cli import commands
 from envhub.env_failure import EnvFailure
 from envhub.protocol import hub as protocol_hub
 from envhub.protocol import messages, prelude, validation
@@ -203,14 +202,11 @@ def test_what_a_refused_client_sees_are_codes_and_events_that_there_are() -> Non
                 assert word in codes, word
 
 
-def test_cases_of_a_client_and_their_limits_are_the_codes() -> None:
+def test_cases_of_a_client_are_the_codes() -> None:
     told = {row[0]: names(row[1]) for row in table("Testing a client")}
     assert [*told] == [*client_cases.LEVELS] and {*told} < {row[0] for row in table("Levels")}
     of_level = {level: [name for name, case in client_cases.CASES.items() if case.level == level] for level in told}
     assert told == of_level
-    timeout_s = inspect.signature(commands.conformance.conformance).parameters["timeout"].default
-    limits = f"{scripted_hub.HEARD_MAX:,} messages or {scripted_hub.HEARD_BYTES_MAX >> 20} MiB"
-    assert f"`--timeout`, {timeout_s:g} s, and after {limits}." in section("Testing a client")
 
 
 def test_every_table_is_read_by_a_test() -> None:

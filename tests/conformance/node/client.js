@@ -444,8 +444,6 @@ function stateOf(first) {
 
 // --- The session ----------------------------------------------------------------------------------------------------
 
-const FAULT = { invalid_transition: true, env_failure: { cause: 'hub_lost', message: 'The hub was lost.' } };
-
 /**
  * A vector env on a hub.
  *
@@ -457,31 +455,28 @@ export class VectorEnv {
   #link;
   #plan;
   #last = null; // the last observations of object leaves, for rows that come without
-  #lastBytes = null; // those of the other leaves, for rows of a session that was made again
-  #unseen = new Set(); // such rows, until they have an observation of their own
 
   /**
    * Options: `kwargs` (of the env), `make` (further fields of Make, such as `num_workers` or `autoreset_mode`), `timeout` (of
-   * each request, in seconds), `helloTimeout`, `warn` (gets texts for the user), and `remake`: whether a session that was lost
-   * with its hub is made again at the hub that takes its place. Its episodes are truncated then, as those of an env that failed.
+   * each request, in seconds), `helloTimeout`, and `warn` (gets texts for the user).
    */
   static async make(address, id, numEnvs, options = {}) {
     const env = new VectorEnv();
     env.#plan = {
-      address, id, numEnvs, kwargs: null, make: {}, timeout: TIMEOUT, helloTimeout: 10, remake: false,
+      address, id, numEnvs, kwargs: null, make: {}, timeout: TIMEOUT, helloTimeout: 10,
       warn: (text) => process.emitWarning(text), ...options,
     };
-    await env.#open({});
+    await env.#open();
     return env;
   }
 
-  async #open(more) {
+  async #open() {
     const { address, id, numEnvs, kwargs, make, timeout, helloTimeout, warn } = this.#plan;
     const link = new Link(address, warn);
     try {
       this.welcome = await link.hello(helloTimeout);
       link.token = crypto.randomBytes(16); // whoever knows it can use the session, so it is never shown
-      const header = { num_envs: numEnvs, name: id, ...(kwargs && { kwargs: pack(kwargs) }), ...make, ...more };
+      const header = { num_envs: numEnvs, name: id, ...(kwargs && { kwargs: pack(kwargs) }), ...make };
       const { header: made } = await link.request(OP.MAKE, header, { timeout }).catch(async (error) => {
         // A MAKE that was given up may still run. CLOSE ends it, also if it comes later.
         if (error instanceof GivenUp) await link.request(OP.CLOSE, {}, { timeout: 5 }).catch(() => {});
@@ -496,23 +491,20 @@ export class VectorEnv {
     }
     this.numEnvs = numEnvs;
     this.#link = link;
-    if (more.fresh || more.lost) this.#unseen = new Set(Array(numEnvs).keys());
   }
 
   /** `seeds`: a number for the first env, from which the others count, or a list with a number or null per env. */
   async reset(seeds = null, { options = null, mask = [] } = {}) {
     const list = typeof seeds === 'number' ? Array.from({ length: this.numEnvs }, (_, row) => seeds + row) : (seeds ?? []);
     const header = { seeds: list, mask, ...(options && { options: pack(options) }) };
-    return this.#surviving(async () => this.#batch(await this.#request(OP.RESET, header), this.numEnvs, false, null, mask), { fresh: true });
+    return this.#batch(await this.#request(OP.RESET, header), this.numEnvs, false, null, mask);
   }
 
-  async step(actions) {
+  /** `timeout`, in seconds, is instead of that of the session. */
+  async step(actions, { timeout } = {}) {
     const { codes, frames, values } = this.actionSpace.encode(actions, this.numEnvs);
     if (values) frames.push(packRows(values));
-    return this.#surviving(
-      async () => this.#batch(await this.#request(OP.STEP, codes, frames), this.numEnvs, true),
-      { lost: pack(FAULT) },
-    );
+    return this.#batch(await this.#request(OP.STEP, codes, frames, timeout), this.numEnvs, true);
   }
 
   /** Calls a method of each env, or of `rows`, or reads an attribute. Resolves with a list of the results. */
@@ -556,36 +548,8 @@ export class VectorEnv {
     }
   }
 
-  #request(op, header, frames) {
-    return this.#link.request(op, header, { frames, timeout: this.#plan.timeout });
-  }
-
-  // With `remake`, does what is asked at the hub that has taken the place of a lost one. Once: two losses are the caller's.
-  async #surviving(ask, more) {
-    try {
-      return await ask();
-    } catch (error) {
-      if (!this.#plan.remake || !(error instanceof HubLost)) throw error;
-      this.#link.close();
-      this.#plan.warn(`${error.message}. The session is made again.`);
-      await this.#open(more);
-      return ask();
-    }
-  }
-
-  // "Envs that fail": puts the last observations of the lost session in place of those that the new one does not have.
-  #putLast(arrays, rows, isOwn) {
-    const { fixed } = this.observationSpace;
-    this.#lastBytes ??= fixed.map((leaf) => new Uint8Array(this.numEnvs * leaf.rowBytes));
-    rows.forEach((row, index) => {
-      if (isOwn(row, index)) this.#unseen.delete(row);
-      fixed.forEach(({ rowBytes }, leaf) => {
-        const found = arrays[leaf].bytes.subarray(index * rowBytes, (index + 1) * rowBytes);
-        const last = this.#lastBytes[leaf].subarray(row * rowBytes, (row + 1) * rowBytes);
-        if (this.#unseen.has(row)) found.set(last);
-        else last.set(found);
-      });
-    });
+  #request(op, header, frames, timeout = this.#plan.timeout) {
+    return this.#link.request(op, header, { frames, timeout });
   }
 
   // The frames of a reply to RESET, STEP or RECEIVE. `count` rows are in it, whose numbers are `rows`.
@@ -617,7 +581,6 @@ export class VectorEnv {
       }
       infos.push(info);
     }
-    this.#putLast(arrays, rows ?? [...Array(count).keys()], (row, index) => (results ? !infos[index].invalid_transition : mask.length === 0 || mask[row]));
     if (objects.length > 0) {
       this.#last ??= objects.map(() => []);
       values.forEach((column, leaf) => column.forEach((value, index) => { this.#last[leaf][rows ? rows[index] : index] = value; }));

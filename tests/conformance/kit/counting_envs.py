@@ -215,23 +215,3 @@ def made(**fields: Any) -> Made:
     space, action = gym_spaces.Box(0, 1000, (2,), np.float32), gym_spaces.Discrete(1000)
     described = [codec.encode(spaces.describe(each)) for each in (space, action)]
     return Made(NUM_ENVS, 1, described[:1], described[1], codec.encode({}), **fields)
-
-
-def values_text() -> str:
-    """The results of the program's steps, a line each, for people."""
-    envs = CountingEnvs(SEEDS)
-    lines = [f"  RESET   observations {_shown(envs.observations(range(NUM_ENVS)))}"]
-    for number in range(1, STEPS + 1):
-        frames = envs.step(range(NUM_ENVS))
-        rewards = np.frombuffer(frames[1], np.float64, NUM_ENVS).tolist()
-        flags = list(frames[1][-2 * NUM_ENVS :])
-        info = f", info of env {frames[2][0]} {{'n': {number}}}" if len(frames) > 2 else ""
-        results = f"rewards {rewards}, terminations {flags[:NUM_ENVS]}, truncations {flags[NUM_ENVS:]}"
-        lines.append(f"  STEP {number}  observations {_shown(frames)}, {results}{info}")
-    lines.append(f"  CALL    {CHECK}({envs._rewards}, {envs._ends}, {envs._numbers})")
-    return "\n".join(lines)
-
-
-def _shown(frames: Sequence[bytes]) -> list[list[float]]:
-    shown: list[list[float]] = np.frombuffer(frames[0], np.float32).reshape(NUM_ENVS, 2).tolist()
-    return shown

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from envhub_client.connection import known_hubs
+from envhub_client.connection.local_sockets import LocalSockets
+
 from envhub.errors import HubTimeout
 from envhub.protocol import messages
 from envhub.protocol.messages import REPLY, Failure, Hello, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, Prelude
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub_client.connection import known_hubs
-from envhub_client.connection.local_sockets import LocalSockets
 
 ANSWER_TIMEOUT_S = 30.0
 

@@ -10,18 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from envhub.errors import AddressError, RemoteProtocolError
+import zmq
+from conformance.kit.counting_envs import FRAME_BYTES_MAX, NAME, NUM_ENVS, CountingSession, made
+
+from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import REPLY, Failure, HeartbeatReply, Make, Op
 from envhub.protocol.prelude import FRAMES_MAX, PRELUDE, Frames, Prelude
-from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub_client.tools.conformance.counting_envs import FRAME_BYTES_MAX, NAME, NUM_ENVS, CountingSession, made
 
 QUEUE_MESSAGES_MAX = 16
-HEARD_MAX, HEARD_BYTES_MAX = 2000, 1 << 24  # of one case
-QUIET_S = 2.0  # after which a client without a connection does not come back
 LAST_S = 0.2  # after a program's end, for what it has sent
 _POLL_S = 0.1
 
@@ -59,7 +58,7 @@ class Record:
         fault: how many messages had come when the script first interfered; None if it has not.
         running: the seconds from and until which each request ran, by token and seq.
         status: the exit status of the client's program; None if it is not known.
-        limit: which limit of the case was reached; empty for none.
+        limit: why the case was ended; empty where the program ended by itself.
     """
 
     heard: list[Heard] = field(default_factory=list)
@@ -89,8 +88,15 @@ class Script:
         fault: the script has interfered.
     """
 
-    def __init__(self) -> None:
-        self.fault = False
+    def __init__(self, op: Op = Op.STEP, nth: int = 0) -> None:
+        """Interfere at the ``nth`` request of an op and at each of its copies; at each request of the op with 0."""
+        self.fault, self._op, self._nth = False, op, nth
+
+    def is_at(self, heard: Heard) -> bool:
+        """Whether this is the request at which it interferes, which it does then."""
+        matches = heard.op == self._op and self._nth in (0, heard.nth)
+        self.fault = self.fault or matches
+        return matches
 
     def arrives(self, heard: Heard) -> Sequence[bytes] | None:
         """The frames that reach the hub in place of this message; None if it is lost."""
@@ -129,29 +135,13 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         former_token: the token of a session that is there already, for a client that attaches.
     """
 
-    def __init__(self, bind: str) -> None:
-        """Listen at ``bind``, such as ``tcp://127.0.0.1:0`` for any free port.
-
-        Raises:
-            AddressError: this is no address of tcp, or it cannot be listened at.
-        """
-        import zmq
-
-        if not bind.startswith("tcp://"):
-            raise AddressError(f"{bind} is no address of tcp, such as tcp://127.0.0.1:0")
+    def __init__(self) -> None:
         self._context = zmq.Context()
         self._router = sockets.open_socket(self._context, zmq.ROUTER, FRAME_BYTES_MAX, QUEUE_MESSAGES_MAX)
         self._router.setsockopt(zmq.LINGER, 0)
         self._monitor = sockets.open_monitor(self._router, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._accepted_event = zmq.EVENT_ACCEPTED
         self.former_token = secrets.token_bytes(16)
-        try:
-            if not bind.endswith((":0", ":*")):
-                sockets.choose_family(self._router, addresses.parse(bind))
-            self._router.bind(bind)
-        except zmq.ZMQError as error:
-            self.__exit__()
-            raise AddressError(f"{bind} cannot be listened at: {error}") from error
+        self._router.bind("tcp://127.0.0.1:0")
         self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._connections: set[int] = set()  # the descriptors of those that have not ended
         self._ids: list[int] = []
@@ -163,26 +153,20 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._monitor.close()
         self._context.destroy(linger=0)
 
-    def run(self, script: Script, status: Status | None, seconds: float) -> Record:
-        """Serve one case until the client is done, or for ``seconds``; returns what came of the client.
+    def run(self, script: Script, status: Status, seconds: float) -> Record:
+        """Serve one case until the program ends, or for ``seconds``; returns what came of the client.
 
-        ``status`` returns the exit status of the client's program once it has ended, and None before. Where it is None,
-        the client is done when it has left.
+        ``status`` returns the exit status of the client's program once it has ended, and None before.
         """
         self._begin(script)
         deadline_s = time.monotonic() + seconds
-        while not self._record.limit:
+        while time.monotonic() < deadline_s:
             self._serve_once(min([_POLL_S, *(due_s - time.monotonic() for due_s, _, _ in self._due)]))
-            if status is None and self._has_left():
-                break
-            if status is not None and self._record.status is None:
-                self._record.status = status()
-                if self._record.status is not None:
-                    deadline_s = min(deadline_s, time.monotonic() + LAST_S)
-            if time.monotonic() >= deadline_s:
-                if self._record.status is None:
-                    self._record.limit = f"it did not end within {seconds:g} s"
-                break
+            if self._record.status is None and (ended := status()) is not None:
+                self._record.status = ended
+                deadline_s = min(deadline_s, time.monotonic() + LAST_S)
+        if self._record.status is None:
+            self._record.limit = f"it did not end within {seconds:g} s"
         return self._record
 
     def _begin(self, script: Script) -> None:
@@ -190,8 +174,6 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._former_ids.update(self._ids)
         self._ids.clear()
         self._asked: dict[tuple[bytes, int], Heard] = {}
-        self._count = self._bytes = 0
-        self._idle_since_s: float | None = None
         self._new_hub()
 
     def _new_hub(self) -> None:
@@ -206,20 +188,9 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._protocol.answer(former, made())
         self._protocol.outgoing.clear()
 
-    def _has_left(self) -> bool:
-        """True if the client has sent something, and has no connection and does not come back."""
-        if self._connections or not self._record.heard:
-            self._idle_since_s = None
-            return False
-        now_s = time.monotonic()
-        self._idle_since_s = self._idle_since_s or now_s
-        return bool(self._record.of(Op.CLOSE)) or now_s - self._idle_since_s >= QUIET_S
-
     # --- the socket -------------------------------------------------------------------------------------------------
 
     def _serve_once(self, wait_s: float) -> None:
-        import zmq
-
         self._router.poll(max(0, int(wait_s * 1000) + 1))
         self._read_monitor()
         try:
@@ -227,9 +198,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
             frames = sockets.receive(self._router, FRAMES_MAX)
         except zmq.Again:
             frames = []
-        if frames and frames[-1].more:
-            self._record.limit = f"a message has more than {FRAMES_MAX} frames"
-        elif frames:
+        if frames:
             self._hear(peer, sockets.connection_of(frames), tuple(frame.bytes for frame in frames))
         now_s = time.monotonic()
         for due in [due for due in self._due if due[0] <= now_s]:
@@ -239,7 +208,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
     def _read_monitor(self) -> None:
         while self._monitor.poll(0):
             event, descriptor = sockets.read_monitor(self._monitor)
-            change = self._connections.add if event == self._accepted_event else self._connections.discard
+            change = self._connections.add if event == zmq.EVENT_ACCEPTED else self._connections.discard
             change(descriptor)
 
     def _cut(self, connection: int) -> None:
@@ -259,11 +228,6 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
                 os.close(held)
 
     def _hear(self, peer: bytes, connection: int, message: tuple[bytes, ...]) -> None:
-        self._count += 1
-        self._bytes += sum(map(len, message))
-        if self._count > HEARD_MAX or self._bytes > HEARD_BYTES_MAX:
-            self._record.limit = f"it sent {self._count} messages of {self._bytes} bytes together"
-            return
         try:
             prelude = Prelude.unpack(message[0])
         except RemoteProtocolError as error:

@@ -1,4 +1,4 @@
-"""The programs that ``envhub conformance --client`` asks for, by this repository's client."""
+"""The programs of the kit, by this repository's client."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""``envhub conformance``: what is checked of a hub, from outside."""

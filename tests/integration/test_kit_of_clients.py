@@ -1,0 +1,212 @@
+"""The kit passes a client that keeps PROTOCOL.md, and fails one by the rule that it breaks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import zmq
+from conformance.kit.client_cases import CASES, FAULT_STEP, LEVELS
+from conformance.kit.client_checks import arguments, judged
+from conformance.kit.counting_envs import NAME, NUM_ENVS, SEEDS
+from conformance.kit.scripted_hub import Heard, Record, ScriptedHub
+from conformance.kit.verdict import FAILED, NOT_SHOWN, PASSED, Verdict
+from page_client import PageClient, execute
+from wrong_clients import WRONG
+
+from envhub.protocol import messages
+from envhub.protocol.messages import Op
+from envhub.protocol.prelude import NO_SESSION, Prelude
+from envhub.values import codec
+
+TESTS = Path(__file__).parents[1]
+CASE_S = 15.0
+STALL_S = 0.5  # of the machine, which may make a client fail by a rule about seconds
+TRIES = 3
+Result = TypeVar("Result")
+RULES = [(name, rule) for name, case in CASES.items() for rule in case.rules]
+
+
+def undisturbed(run: Callable[[], Result], is_right: Callable[[Result], bool]) -> Result:
+    """What this returns, where that is wrong and the machine has stalled meanwhile, in one of some tries.
+
+    Some rules are about seconds, and a client that keeps them fails if it, or its hub, has no CPU for so long.
+    """
+    for _ in range(TRIES):
+        with Stalls() as stalls:
+            result = run()
+        if is_right(result) or stalls.longest_s < STALL_S:
+            break
+    return result
+
+
+class Stalls:
+    """Sees, within the block, for how long this process has no CPU.
+
+    Attributes:
+        longest_s: the longest time.
+    """
+
+    def __enter__(self) -> Stalls:
+        self.longest_s = 0.0
+        self._ended, self._thread = threading.Event(), threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        before_s, ended = time.monotonic(), False
+        while not ended:
+            ended = self._ended.wait(0.05)
+            self.longest_s, before_s = max(self.longest_s, time.monotonic() - before_s), time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def examined(kind: type[PageClient], name: str) -> list[Verdict]:
+    """The verdicts on a client of this process in one case."""
+    ended, statuses = threading.Event(), []
+    case = CASES[name]
+    with ScriptedHub() as hub:
+        program, *others = arguments(case, hub)
+        thread = threading.Thread(target=lambda: statuses.append(execute(kind, program, others, ended)))
+        thread.start()
+        try:
+            record = hub.run(case.script(), lambda: statuses[0] if statuses else None, CASE_S)
+        finally:
+            ended.set()
+            thread.join()
+    assert statuses, "the client ended with an error of its own"
+    return judged(name, case, record)
+
+
+def results(kind: type[PageClient], names: Sequence[str] = tuple(CASES)) -> dict[tuple[str, str], Verdict]:
+    """The verdicts on a client by all rules of these cases, which run at the same time."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = [verdict for verdicts in pool.map(partial(examined, kind), names) for verdict in verdicts]
+    return {(verdict.case, verdict.rule): verdict for verdict in found}
+
+
+def kit(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "conformance.kit", "client", *options]
+    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)  # for each try about as long as its cases together
+def test_client_of_this_repository_keeps_the_protocol() -> None:
+    ran = undisturbed(lambda: kit(f"{sys.executable} conformance/kit/programs.py"), lambda ran: ran.returncode == 0)
+    assert (ran.returncode, len(ran.stdout.splitlines())) == (0, len(RULES)), ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("end", "why"), [("os.abort()", "crashed with status -6"), ("sys.exit(0)", "ended with status 0")]
+)
+def test_program_that_crashes_or_ends_as_if_nothing_had_failed_has_told_of_no_error(end: str, why: str) -> None:
+    program = "import os, sys; from conformance.kit import programs\n"
+    program += f"try: programs.steps(sys.argv[2])\nexcept Exception: {end}"
+    ran = kit("--case", "unknown_code", f'{sys.executable} -c "{program}"')
+    assert ran.returncode == 1 and ran.stdout.endswith(f"the program was to end with an error, and {why}\n")
+
+
+@pytest.mark.long
+def test_client_passes_by_each_rule_and_the_cases_are_of_the_levels() -> None:
+    def is_right(found: dict[tuple[str, str], Verdict]) -> bool:
+        return [*found] == RULES and {verdict.result for verdict in found.values()} == {PASSED}
+
+    found = undisturbed(lambda: results(PageClient), is_right)
+    assert is_right(found), {rule: (verdict.result, verdict.why) for rule, verdict in found.items()}
+    assert {case.level for case in CASES.values()} == {*LEVELS}
+
+
+def test_each_rule_has_a_client_that_breaks_it() -> None:
+    assert [*WRONG] == RULES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", RULES, ids=": ".join)
+def test_wrong_client_fails_by_the_rule_that_it_breaks(rule: tuple[str, str]) -> None:
+    def broken(found: dict[tuple[str, str], Verdict]) -> dict[tuple[str, str], str]:
+        return {key: verdict.why for key, verdict in found.items() if verdict.result == FAILED}
+
+    found = undisturbed(lambda: results(WRONG[rule], [rule[0]]), lambda found: rule in broken(found))
+    assert rule in broken(found)
+
+
+def sends(address: str, requests: Sequence[tuple[Op, bytes]], stale: int = 0) -> None:
+    """Send these requests of a session, one of them to another hub, after what no client sends."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        socket.send(b"HTTP" + bytes(50))
+        socket.send(Prelude(Op.HELLO, 0, NO_SESSION, 1).pack() + b"\xc1")
+        assert socket.poll(5000)
+        hub_id = Prelude.unpack(socket.recv()).hub_id
+        for seq, (op, header) in enumerate(requests, 1):
+            socket.send(Prelude(op, hub_id ^ (seq == stale), bytes(range(16)), seq).pack() + header)
+            assert socket.poll(5000)
+            socket.recv_multipart()
+
+
+def record_of(name: str, requests: Sequence[tuple[Op, bytes]], stale: int = 0) -> Record:
+    with ScriptedHub() as hub, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(sends, hub.address, requests, stale)
+        record = hub.run(CASES[name].script(), lambda: 1 if client.done() else None, CASE_S)
+        client.result()
+    return record
+
+
+RESET, RECEIVE = messages.pack(messages.Reset(SEEDS)), messages.pack(messages.Receive(1))
+
+
+def test_client_that_sends_garbage_is_told_what_was_wrong_and_does_not_end_the_hub() -> None:
+    requests = [
+        (Op.MAKE, messages.pack(messages.Make(1, NAME))),
+        (Op.RESET, RESET),
+        (Op.STEP, b""),
+        (Op.CALL, messages.pack(messages.Call("check", codec.encode([[np.zeros(2)] * 3, {}])))),
+        (Op.SEND, messages.pack(messages.Send([0, 0], b""))),
+        (Op.RECEIVE, RECEIVE),
+        (Op.CLOSE, b"\x80"),
+    ]
+    record = record_of("plain", requests)
+    begin = ["the first frame does not", "MAKE has num_envs 1, 2 was", "the action codes are ,"]
+    begin += ["the arguments of check are", "SEND names the rows [0, 0]", "RECEIVE waits for 1 rows, while []"]
+    assert [text.startswith(words) for text, words in zip(record.wrong, begin, strict=True)] == [True] * len(begin)
+    first, *_ = judged("plain", CASES["plain"], record)
+    assert first.result == FAILED and first.why.startswith("a header cannot be read")
+
+
+@pytest.mark.parametrize("name", ["short_frame", "foreign_row", "slow_step", "late_reply"])
+def test_client_whose_requests_are_refused_passes_by_no_rule_about_what_they_bring(name: str) -> None:
+    before = [(Op.MAKE, messages.pack(messages.Make(NUM_ENVS, NAME))), (Op.RESET, RESET)]
+    before += [*[(Op.STEP, b"")] * 2, *[(Op.RECEIVE, RECEIVE)] * 2]
+    requests = [*before, (Op.STEP, b""), (Op.RESET, RESET), (Op.CLOSE, b"\x80")]
+    record = record_of(name, requests, stale=len(before) + 1)
+    assert PASSED not in {verdict.result for verdict in judged(name, CASES[name], record)}
+
+
+def test_rule_is_not_shown_where_nothing_came() -> None:
+    for name, case in CASES.items():
+        assert {verdict.result for verdict in judged(name, case, Record())} == {NOT_SHOWN}, name
+
+
+def test_rule_about_a_request_that_the_hub_refused_is_not_shown() -> None:
+    prelude = Prelude(Op.STEP, 1, b"a" * 16, 9)
+    refused = Heard(1.0, 3, prelude, (prelude.pack() + b"\x04",), FAULT_STEP)
+    reset = Heard(2.0, 3, prelude._replace(op=Op.RESET), (prelude.pack(),), 1)
+    record = Record([refused, reset, reset], fault=1)
+    for name in ("slow_step", "late_reply"):
+        first, *_ = judged(name, CASES[name], record)
+        assert first.result == NOT_SHOWN and "the hub did not run it" in first.why, name

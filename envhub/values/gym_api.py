@@ -16,12 +16,6 @@ except ModuleNotFoundError:
     api = import_module("gym")
 
 _VECTORS = ("envpool.", "gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
-VEC_ENV, GYM3, FUNCTIONAL = "VecEnv", "env of gym3", "env of JAX functions"
-_VECTOR_PARTS = {
-    FUNCTIONAL: ("reset_env", "step_env", "default_params", "observation_space", "action_space"),
-    GYM3: ("act", "observe", "ob_space", "ac_space", "num"),
-    VEC_ENV: ("step_async", "step_wait", "num_envs", "observation_space", "action_space"),
-}
 
 GYMNASIUM, DM_ENV, PARALLEL = "env", "dm_env environment", "PettingZoo parallel env"
 _PARTS = {
@@ -56,25 +50,6 @@ def interface(made: Any) -> str:
     return DM_ENV if not hasattr(made, "observation_space") and hasattr(made, "observation_spec") else GYMNASIUM
 
 
-def _has(made: Any, name: str) -> bool:
-    """True if the object itself has this attribute; a wrapper is not asked, as it would search its env or warn."""
-    return hasattr(type(made), name) or name in getattr(made, "__dict__", {})
-
-
-def vector_interface(made: Any) -> str:
-    """The interface of a vector env of another library than Gymnasium; empty for any other object. Imports nothing.
-
-    It is ``VEC_ENV``, as in baselines, Stable-Baselines3 and gym before 0.26, whose steps have four values; ``GYM3``;
-    or ``FUNCTIONAL``, as in gymnax and craftax, whose envs may come in a pair with their parameters.
-    """
-    one = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-    kinds = [kind for kind, parts in _VECTOR_PARTS.items() if all(_has(one, part) for part in parts)]
-    if not kinds or (one is not made and kinds[0] != FUNCTIONAL):
-        return ""
-    modern = any(each.__module__.startswith(("gymnasium.", "envpool.")) for each in type(one).__mro__)
-    return "" if modern else kinds[0]
-
-
 def is_like_space(space: Any) -> bool:
     """True if it is a space of Gymnasium or gym, or has the fields of one, as in libraries that need neither."""
     if any(each.__name__ == "Space" for each in type(space).__mro__):
@@ -90,11 +65,10 @@ def takes_turns(made: Any) -> bool:
 def unfit(made: Any) -> str:
     """A description of ``made`` if a worker cannot host it as a single env; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
-    other = vector_interface(made)
-    if other or any(module.startswith(_VECTORS) for module in modules):
+    if hasattr(type(made), "step_async") or any(module.startswith(_VECTORS) for module in modules):
         return (
-            f"a vector env{f' ({other})' if other else ''}: pass vector=True (an operator says vector = true in the "
-            "env's table), and it gets num_envs; or give a single env, of which EnvHub makes the batch itself"
+            "a vector env: pass vector=True (an operator says vector = true in the env's table), and it gets num_envs; "
+            "or give a single env, of which EnvHub makes the batch itself"
         )
     if isinstance(made, type):
         return f"the class {made.__qualname__} in place of an env of that class"

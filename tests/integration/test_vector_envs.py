@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,7 @@ from same_run import assert_same_run, assert_step
 import envhub
 
 MODES = [mode.value for mode in AutoresetMode]
+EXAMPLES = Path(__file__).parents[2] / "client/examples"
 LANES = [{"lane": "auto"}, {"lane": "wire"}, {"num_workers": 0}]
 make_vector = functools.partial(gymnasium.make_vec, vectorization_mode="vector_entry_point")
 
@@ -387,18 +389,30 @@ def test_exception_is_raised_for_the_batch_and_a_reset_goes_on() -> None:
         assert envs.reset(seed=1)[0][:, 0].tolist() == [0, 0, 0]
 
 
-def test_rows_that_a_masked_reset_leaves_out_are_reset_by_the_next_one() -> None:
+def test_lost_envs_are_reset_together() -> None:
     with closing(envhub.make_vec(vector_sims.failing, 2, vector=True, autoreset_mode="Disabled")) as envs:
         envs.reset(seed=1)
         envs.step(np.array([0, EXIT]))
         assert envs.step(np.array([0, 0]))[3].all()  # not reset yet
-        observations, _ = envs.reset(options={"reset_mask": np.array([True, False])})
-        assert observations[0, 0] == 0
+        with pytest.raises(ValueError, match=r"its first reset has to name all of envs \[0, 1\]"):
+            envs.reset(options={"reset_mask": np.array([True, False])})
+        observations, _ = envs.reset(options={"reset_mask": np.array([True, True])})
+        assert observations[:, 0].tolist() == [0, 0] and not envs.step(np.array([0, 0]))[3].any()
+
+
+@pytest.mark.parametrize("lane", ["auto", "wire"])
+def test_reset_of_some_envs_of_a_lost_worker_leaves_the_loss_to_the_next_step(lane: str) -> None:
+    options = {"autoreset_mode": "Disabled", "lane": lane}
+    with closing(envhub.make_vec(vector_sims.failing, 2, vector=True, **options)) as envs:
+        envs.reset(seed=1)
+        before = envs.step(np.array([0, 0]))[0]
+        kill_worker(int(before[0, 2]))
+        observations, infos = envs.reset(options={"reset_mask": np.array([True, False])})
+        assert observations.tolist() == before.tolist() and not infos
         *_, truncations, infos = envs.step(np.array([0, 0]))
-        assert truncations.tolist() == [False, True] and infos["invalid_transition"].tolist() == [False, True]
-        envs.reset(options={"reset_mask": np.array([False, True])})
-        observations, _, _, truncations, _ = envs.step(np.array([0, 0]))
-        assert observations[:, 0].tolist() == [2, 1] and not truncations.any()
+        assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"crash"}
+        envs.reset(options={"reset_mask": truncations})
+        assert not envs.step(np.array([0, 0]))[3].any()
 
 
 # --- other libraries ------------------------------------------------------------------------------------------------
@@ -469,6 +483,78 @@ def test_ale_in_the_same_step_and_disabled_modes() -> None:
             done = envs.step(nothing)[3]
         envs.reset(options={"reset_mask": done})
         assert not envs.step(nothing)[3].any()
+
+
+class OldVecEnv:
+    """The interface of Stable-Baselines3: env ``n`` ends after ``n + 3`` steps, the second one by time."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(3)
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.random, self.counts = np.random.RandomState(0), np.zeros(num_envs, int)
+
+    def seed(self, seed: int | None) -> None:
+        self.random.seed(seed)
+
+    def reset(self) -> np.ndarray:
+        self.counts[:] = 0
+        return self.random.uniform(size=(self.num_envs, 2)).astype(np.float32)
+
+    def step(self, actions: np.ndarray) -> Any:
+        self.counts += 1
+        dones = self.counts % (np.arange(self.num_envs) + 3) == 0
+        seen, first = (self.random.uniform(size=(self.num_envs, 2)).astype(np.float32) for _ in range(2))
+        infos: list[dict[str, Any]] = [{"action": int(action)} for action in actions]
+        for env in np.flatnonzero(dones):
+            infos[env].update({"terminal_observation": seen[env].copy(), "TimeLimit.truncated": bool(env == 1)})
+        return np.where(dones[:, None], first, seen), actions.astype(np.float32) / 3, dones, infos
+
+    def step_async(self, actions: np.ndarray) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("how", LANES, ids=str)
+def test_vector_env_behind_gymnasiums_interface_gives_what_it_gives_directly(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    behind = importlib.import_module("other_vector_env").OtherVectorEnv
+
+    def factory(num_envs: int) -> Any:
+        return behind(OldVecEnv(num_envs))
+
+    direct = OldVecEnv(3)
+    direct.seed(5)
+    with closing(envhub.make_vec(factory, 3, vector=True, autoreset_mode="SameStep", **how)) as envs:
+        assert_same(envs.reset(seed=5)[0], direct.reset(), "reset")
+        for actions in np.random.default_rng(3).integers(0, 3, (12, 3)):
+            observations, rewards, terminations, truncations, infos = envs.step(actions)
+            wanted, of_direct, dones, told = direct.step(actions)
+            assert_same(observations, wanted, "observations")
+            assert rewards.tolist() == of_direct.tolist() and infos["action"].tolist() == actions.tolist()
+            assert (terminations | truncations).tolist() == dones.tolist()
+            for env in np.flatnonzero(dones):
+                assert truncations[env] == (env == 1)
+                assert_same(infos["final_obs"][env], told[env]["terminal_observation"], "final_obs")
+
+
+@pytest.mark.parametrize("how", [LANES[0], LANES[2]], ids=str)
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        (OldVecEnv, "which is no vector env: it has no single_observation_space"),
+        (lambda num_envs: object(), "which is no vector env"),  # such as one of gym3
+        (lambda: object(), "takes no num_envs"),  # such as functions of JAX
+    ],
+)
+def test_user_of_another_interface_reads_how_to_put_it_behind_gymnasiums(
+    how: dict[str, Any], factory: Any, told: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"{told}.* client/docs/vector_envs.md#other-interfaces shows how"):
+        envhub.make_vec(factory, 2, vector=True, **how)
+    assert "other_vector_env.py" in (EXAMPLES.parent / "docs/vector_envs.md").read_text()
 
 
 # --- served ---------------------------------------------------------------------------------------------------------

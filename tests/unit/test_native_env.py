@@ -105,6 +105,7 @@ class Pool(Env):
         (Env(3), "a vector env of 3 envs where num_envs=2"),
         (Single(), "a single env, which vector=True is not for"),
         (type("Old", (Single,), {"num_envs": 2})(), "which is no vector env: it has no single_observation_space"),
+        (type("Old", (Single,), {"num_envs": 2})(), "client/docs/vector_envs.md#other-interfaces shows"),
         (None, "None, which is no vector env: it has no num_envs"),
         (Pool(2), "with batch_size=1; EnvHub steps all"),
     ],

@@ -1,7 +1,8 @@
 """A vector env of a worker and its rows' places in the arena: it steps all of its rows in one call.
 
 An ``EnvBatch`` is a row group, as a ``Row`` is (see ``row``), of several rows, and stores the results of all of them at
-once. Its rows begin, step and end together. Only a masked reset, if the env supports it, treats them separately.
+once. Its rows begin, step and end together. Only a masked reset, if the env supports it, treats them separately, and
+only once all rows were reset: while the env is new, the ``needs_reset`` of all rows is the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Callable, Collection, Mapping, Sequence, Union
 import numpy as np
 
 from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, truncate
+from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING, truncate
 from envhub.reseeding import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
@@ -24,7 +25,7 @@ from envhub_server.worker.batch_actions import BatchActions
 from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.batch_results import BatchResults, Outcome
 from envhub_server.worker.info_place import InfoPlace
-from envhub_server.worker.native_env import NativeEnv
+from envhub_server.worker.native_env import NativeEnv, Options, Seeds
 from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
 from envhub_server.worker.slots import as_slice
@@ -44,7 +45,7 @@ class EnvBatch:
         self._be(rows)
         self._mode = autoreset_mode
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
-        self._new = True  # True until the first reset
+        self._new = True  # True until its first reset, which is of all rows
         self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
         self.first_seeds = self._seeds  # as of a ``Row``
         self.final_observations: list[Any] = [None] * len(rows)  # as in ``Row``; None if there is none
@@ -120,9 +121,8 @@ class EnvBatch:
         self._seeds = [seeds.get(row) for row in self.indices]
         self.first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
-        pending = self._needs_reset
-        if pending.min() > ENDED and pending.max() == REPORT_PENDING:
-            pending[:] = REPORT_PENDING  # a new env resets all of them in one step
+        if self._needs_reset.max() > ENDED:
+            self._needs_reset[:] = self._needs_reset.max()  # a row without a failure to report waits for the others
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
         """The targets of a call on these rows: their envs, which share one call."""
@@ -146,44 +146,34 @@ class EnvBatch:
         """
         if out_of_band:
             raise TypeError("a vector env takes actions of numbers in arrays only")
-        pending = self._needs_reset.copy()
-        if pending.max() > ENDED:
-            self._step_new(pending)
+        if self._needs_reset[0] > ENDED:
+            self._begin()
             return
         self.turn = self.index
-        outcome = self._stepped(pending)
+        outcome = self._stepped()
         self._plan.steps_left -= 1
         if not self._plan.steps_left:
             self._check_space(outcome.observations)
         self._results.store(outcome)
 
-    def _step_new(self, pending: np.ndarray) -> None:
-        """Store the results of a step before which some rows, mostly all, were not reset since their env is new."""
-        lost = pending == REPORT_PENDING
-        if lost.any():
-            self._needs_reset[lost] = FRESH
+    def _begin(self) -> None:
+        """Store the results of a new env's first step, which does not step the env."""
+        if self._needs_reset[0] == REPORT_PENDING:
+            self._needs_reset[:] = FRESH
             if self._pending_failure is not None:
                 raise self._pending_failure
-        fresh = pending == FRESH
-        if fresh.all() and self._mode != DISABLED:
-            self._reset_new()
-            return
-        live = ~(lost | fresh)
-        if live.any():  # a reset did not name these rows
-            self._results.store(_only(self._stepped(np.where(live, pending, ONGOING)), live), live)
-        self._truncate_some(lost, self._pending_info)
-        if self._mode == DISABLED:
-            self._truncate_some(fresh, _INVALID)
-        elif fresh.any():
+            self.truncate(self._pending_info)
+        elif self._mode == DISABLED:
+            self.truncate(_INVALID)
+        else:
             self._note_first_seeds()
-            outcome = self.env.reset_some(fresh, self.first_seeds, None)
-            self._forget_first_seeds(fresh)
-            self._results.store(self._of_reset(*outcome, self._rows[fresh]), fresh)
+            self._results.store(self._first_reset(self.first_seeds, None, rebuilt=True))
 
-    def _forget_first_seeds(self, chosen: np.ndarray) -> None:
-        """Forget the seeds of these rows, which were reset, and seeds that the env cannot take for single rows."""
-        kept = ~chosen & self.env.seeds_each
-        self.first_seeds = [first if keeps else None for first, keeps in zip(self.first_seeds, kept.tolist())]
+    def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
+        """Reset all envs by these seeds; arguments as of ``NativeEnv.reset``."""
+        reset = self.env.reset(seeds, self._arena.layout.rows, options, rebuilt)
+        self._new, self.first_seeds = False, self._none()
+        return self._of_reset(*reset, self._rows)
 
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)
@@ -192,21 +182,14 @@ class EnvBatch:
         for observer in self.observers:
             observer.first_reset(self, self.first_seeds)
 
-    def _reset_new(self) -> None:
-        self._note_first_seeds()
-        outcome = self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
-        self._new = False
-        self.first_seeds = self._none()
-        self._results.store(self._of_reset(*outcome, self._rows))
-
     def _reset_early(self) -> None:
         if self._new:  # an older env's rows were all reset with the first one
             self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
-    def _stepped(self, pending: np.ndarray) -> Outcome:
+    def _stepped(self) -> Outcome:
         """The results of a step; rows whose episode ends have the results of the session's autoreset mode."""
-        if self._mode == DISABLED and pending.any():
-            ended = self._numbers(self._rows[pending == ENDED])
+        if self._mode == DISABLED and self._needs_reset.any():
+            ended = self._numbers(self._rows[self._needs_reset == ENDED])
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
         observation, rewards, terminations, truncations, infos = self.env.step(self._actions.read())
         arrays = self._checked(observation, len(self.indices))
@@ -251,37 +234,35 @@ class EnvBatch:
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
         """Reset the rows that ``seeds`` names, and repeat the last observations of the others.
 
+        A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
+
         Raises:
             ValueError: the env resets only all of its rows, or cannot be seeded like this.
             Exception: the env raised it.
         """
         chosen = np.array([row in seeds for row in self.indices])
-        if not chosen.any():
+        if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):
             self.repeat_last()
             return
-        wanted, options = [seeds.get(row) for row in self.indices], options_of(self.index)
-        if own := self.seeds_of_first(seeds):
-            self._note_first_seeds()
-        given = [{**seeds, **own}.get(row) for row in self.indices]
-        if chosen.all() or (self._new and self.env.takes_masks):
-            given = [seed if named else first for seed, named, first in zip(given, chosen, self.first_seeds)]
-            reset = self.env.reset(given, self._arena.layout.rows, options, rebuilt=self._new and bool(own))
-            self._new = False
-            outcome = self._of_reset(*reset, self._rows)
-            self._results.store(_only(outcome, chosen), chosen)
+        given, options = [seeds.get(row) for row in self.indices], options_of(self.index)
+        if chosen.all():
+            own = bool(self.seeds_of_first(seeds))
+            if own:
+                self._note_first_seeds()
+            self._results.store(self._first_reset(self.first_seeds if own else given, options, rebuilt=own))
+        elif self._new:
+            raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")
         else:
             reset = self.env.reset_some(chosen, given, options)
             self._results.store(self._of_reset(*reset, self._rows[chosen]), chosen)
-        self._repeat(~chosen)
-        self._forget_first_seeds(chosen)
-        self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, wanted)]
+            self._repeat(~chosen)
+        self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, given)]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
         """The seeds, as in ``Row``; empty if the request has a seed for any row."""
-        if any(seeds.get(row) is not None for row in self.indices):
-            return {}
-        awaiting = zip(self.indices, self.first_seeds, (self._needs_reset > ENDED).tolist())
-        return {row: first for row, first, awaits_first_reset in awaiting if awaits_first_reset and row in seeds}
+        given = [seeds.get(row, 0) for row in self.indices]
+        awaits_first_reset = self._needs_reset[0] > ENDED and given == self._none()
+        return dict(zip(self.indices, self.first_seeds)) if awaits_first_reset else {}
 
     def _of_reset(self, observation: Any, infos: Any, rows: np.ndarray) -> Outcome:
         count = len(rows)
@@ -306,12 +287,9 @@ class EnvBatch:
 
     def truncate(self, info: bytes) -> None:
         """End the episodes of all rows without a transition of the env, which is reset before their next step."""
-        self._truncate_some(np.ones(len(self.indices), bool), info)
-
-    def _truncate_some(self, chosen: np.ndarray, info: bytes) -> None:
-        for number in np.flatnonzero(chosen).tolist():
-            template, nbytes = self._infos[number].put(info)
-            truncate(self._arena, self.indices[number], nbytes, template)
+        for row, place in zip(self.indices, self._infos):
+            template, nbytes = place.put(info)
+            truncate(self._arena, row, nbytes, template)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -360,16 +338,6 @@ class EnvBatch:
 
 
 RowGroup = Union[Row, EnvBatch]
-
-
-def _only(outcome: Outcome, chosen: np.ndarray) -> Outcome:
-    """The entries of the envs in the mask ``chosen``."""
-    if chosen.all():
-        return outcome
-    infos = outcome.infos if isinstance(outcome.infos, list) else batch_infos.by_env(outcome.infos, len(chosen))
-    flags = (outcome.terminations[chosen], outcome.truncations[chosen])
-    picked = [info for info, wanted in zip(infos, chosen) if wanted]
-    return Outcome([array[chosen] for array in outcome.observations], outcome.rewards[chosen], *flags, picked)
 
 
 def _with_rewards(infos: Any, axes: np.ndarray) -> Any:

@@ -15,10 +15,14 @@ from envhub.errors import shown
 from envhub.values.gym_api import api
 from envhub_server.worker import batch_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
-from envhub_server.worker.vector_interfaces import FunctionalEnv, as_vector_env
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
 _ONLY_MODE = NEXT_STEP if api.__name__ == "gymnasium" and api.__version__.startswith("1.0.") else None
+# A user of a VecEnv of Stable-Baselines3, of gym3 or of functions of JAX reads this, too.
+OTHERS = (
+    "vector=True takes a function of num_envs that returns a gymnasium.vector.VectorEnv, of ALE or an EnvPool; "
+    "client/docs/vector_envs.md#other-interfaces shows how another one is put behind that interface"
+)
 Seeds = Sequence[Optional[int]]
 Options = Optional[Dict[str, Any]]
 Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
@@ -63,13 +67,12 @@ class NativeEnv:
         share: which envs of the session it has.
         knows_masks: whether envs of its class take a mask of those that a reset is for.
         takes_masks: whether some of its envs can be reset without the others.
-        seeds_each: whether each of them takes a seed of its own then.
     """
 
-    knows_masks = seeds_each = False
+    knows_masks = False
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
-        """Around an env that ``make`` has made; errors as for ``checked``."""
+        """Around an env that ``make`` has made."""
         self.made, self.share, self._make = made, share, make
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
@@ -92,7 +95,7 @@ class NativeEnv:
         name, own = type(self.made).__name__, self.autoreset_mode
         if own not in (NEXT_STEP, SAME_STEP, DISABLED):
             text = f"{name} does not say in metadata['autoreset_mode'] when it resets its envs, but {own!r}"
-            return f"{text}; vector envs of gym, and of Gymnasium before 1.0, never say it"
+            return f"{text}, as Gymnasium does since 1.0; {OTHERS}"
         possible = {own}
         if self.takes_masks and own != SAME_STEP:
             possible |= {SAME_STEP, DISABLED}
@@ -201,7 +204,7 @@ class NativeEnv:
 class EachSeededEnv(NativeEnv):
     """Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``: a seed per env."""
 
-    knows_masks = seeds_each = True
+    knows_masks = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs, each by its own seed."""
@@ -287,14 +290,11 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
         TypeError: it makes something else.
         ValueError: the env cannot be had with this autoreset mode.
     """
-    num_envs = len(share.rows)
-    made = as_vector_env(_made(make, num_envs, autoreset_mode), num_envs, lambda: _made(make, num_envs, autoreset_mode))
+    made = _made(make, len(share.rows), autoreset_mode)
     if problem := unfit_batch(made, len(share.rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
     kind = NativeEnv
-    if isinstance(made, FunctionalEnv) or _is_of(
-        made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"
-    ):
+    if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
         kind = EachSeededEnv
     elif _is_of(made, "ale_py.vector_env"):
         kind = AleEnv
@@ -307,8 +307,8 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
 
 
 def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
-    if not takes(make, "num_envs", by_name=False) and _takes_nothing(make):
-        return make()  # an env of functions has any number of envs
+    if not takes(make, "num_envs", by_name=False):
+        raise TypeError(f"{shown(make, 100)} takes no num_envs; {OTHERS}")
     if not takes(make, "autoreset_mode") or not hasattr(api.vector, "AutoresetMode"):
         return make(num_envs=num_envs)
     try:
@@ -326,7 +326,7 @@ def unfit_batch(made: Any, num_envs: int) -> str:
     if missing:
         is_single = hasattr(made, "step") and not hasattr(made, "num_envs")
         single = "a single env, which vector=True is not for: " if is_single else ""
-        return f"{single}{shown(made, 100)}, which is no vector env: it has no {', '.join(missing)}"
+        return f"{single}{shown(made, 100)}, which is no vector env: it has no {', '.join(missing)}; {OTHERS}"
     if made.num_envs != num_envs:
         return f"a vector env of {made.num_envs} envs where num_envs={num_envs} was given to it"
     config = getattr(made, "config", None)  # of EnvPool
@@ -337,21 +337,12 @@ def unfit_batch(made: Any, num_envs: int) -> str:
 
 
 def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
-    """True if a function has an argument of this name; without ``by_name`` also if it takes any."""
+    """True if a function has an argument of this name; without ``by_name`` also if it may take any."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):  # some functions in C have none
-        return False
+        return not by_name
     return name in parameters or (not by_name and any(each.kind is each.VAR_KEYWORD for each in parameters.values()))
-
-
-def _takes_nothing(make: Callable[..., Any]) -> bool:
-    """True if a function can be called without arguments, as far as its signature tells."""
-    try:
-        inspect.signature(make).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _is_of(made: Any, *modules: str) -> bool:

@@ -90,7 +90,7 @@ def served(package: Package, python: str) -> Iterator[str]:
 
 def made(package: Package, python: str, address: str | None) -> Any:
     """A vector env over a private hub, or by a served one."""
-    options: dict[str, Any] = {"env_kwargs": dict(package.kwargs), "autoreset_mode": package.mode}
+    options: dict[str, Any] = {"env_kwargs": dict(package.kwargs)}
     if address is not None:
         name = package.env.partition(":")[2] if package.by_id else "tried"
         return envhub.make_vec(name, NUM_ENVS, hub=address, **options)

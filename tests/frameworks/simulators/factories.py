@@ -411,88 +411,8 @@ def kaggle_connectx() -> Any:
 # --- vector envs ------------------------------------------------------------------------------------------------------
 
 
-def gymnax_cartpole() -> Any:
-    import gymnax
-
-    return gymnax.make("CartPole-v1")
-
-
-def craftax_symbolic() -> Any:
-    from craftax.craftax_env import make_craftax_env_from_name
-
-    return make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
-
-
-def functional_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
-    """A plain loop over functions of JAX, mapped over the envs as they are meant to be: alone they round otherwise."""
-    import jax
-
-    made = make()
-    env, params = made if isinstance(made, tuple) else (made, made.default_params)
-    reset = jax.jit(jax.vmap(lambda key: env.reset_env(key, params)))
-    step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)))
-    late = jax.jit(jax.vmap(lambda state: env.is_truncated(state, params))) if hasattr(env, "is_truncated") else None
-    keys = jax.numpy.stack([jax.random.PRNGKey(seed + number) for number in range(num_envs)])
-    keys = jax.vmap(jax.random.split)(keys)
-    observations, states = reset(keys[:, 1])
-    batches, ended, keys = [observations], np.zeros(num_envs, bool), keys[:, 0]
-    for action in actions:
-        keys = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
-        observations, states, rewards, terminated, _ = step(keys[:, 1], states, action)
-        truncated = np.zeros(num_envs, bool) if late is None else np.asarray(late(states))
-
-        def chosen(one: Any, other: Any, ended: np.ndarray = ended) -> Any:
-            return jax.numpy.where(ended.reshape((-1,) + (1,) * (one.ndim - 1)), one, other)
-
-        first = reset(keys[:, 2])
-        observations, states = jax.tree_util.tree_map(chosen, first, (observations, states))
-        flags = np.asarray(terminated) & ~ended, truncated & ~ended
-        batches.append((observations, np.where(ended, 0, rewards), *flags))
-        ended, keys = flags[0] | flags[1], keys[:, 0]
-    return _runs(batches, num_envs)
-
-
-gymnax_cartpole_directly = craftax_symbolic_directly = functional_directly
-
-
-def brax_ant(num_envs: int) -> Any:
-    from brax import envs
-    from brax.envs.wrappers.gym import VectorGymWrapper
-
-    return VectorGymWrapper(envs.create("inverted_pendulum", episode_length=20, batch_size=num_envs))
-
-
-def brax_ant_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
-    """The vector env itself, which is seeded by one seed."""
-    env = make(num_envs=num_envs)
-    env.seed(seed)
-    batches = [env.reset()]
-    for action in actions:
-        observations, rewards, dones, infos = env.step(action)
-        dones, late = np.asarray(dones).astype(bool), np.asarray(infos["truncation"]).astype(bool)
-        batches.append((observations, rewards, dones & ~late, dones & late))
-    return _runs(batches, num_envs)
-
-
 def _runs(batches: list[Any], num_envs: int) -> list[Any]:
     return [[_row(batch, env) for batch in batches] for env in range(num_envs)]
-
-
-def gym3_coinrun(num_envs: int) -> Any:
-    from procgen import ProcgenGym3Env
-
-    return ProcgenGym3Env(num=num_envs, env_name="coinrun", start_level=0, num_levels=1, rand_seed=3)
-
-
-def gym3_coinrun_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
-    """The vector env itself."""
-    env = make(num_envs=num_envs)
-    batches: list[Any] = [env.observe()[1]]
-    for action in actions:
-        env.act(action)
-        rewards, observations, first = env.observe()
-        batches.append((observations, rewards.copy(), first.copy(), np.zeros(num_envs, bool)))
-    return _runs(batches, num_envs)
 
 
 def envpool_cartpole(num_envs: int, seed: Any = 0) -> Any:

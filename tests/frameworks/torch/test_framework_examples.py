@@ -44,6 +44,12 @@ def test_example_learns(example: str) -> None:
     assert ran(example) >= LEARNED
 
 
+def test_vec_env_of_sb3_is_stepped_behind_gymnasiums_interface() -> None:
+    command = [sys.executable, EXAMPLES / "other_vector_env.py"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(output.split()[0]) > 100
+
+
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_program_of_a_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

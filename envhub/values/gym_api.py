@@ -17,6 +17,7 @@ except ModuleNotFoundError:
 
 _VECTORS = ("envpool.", "gymnasium.vector.", "gym.vector.", "stable_baselines3.common.vec_env.")
 
+MULTI_AGENT = "envhub.multi_agent"  # in the metadata of a parallel env of PettingZoo that a worker hosts
 GYMNASIUM, DM_ENV, PARALLEL = "env", "dm_env environment", "PettingZoo parallel env"
 _PARTS = {
     GYMNASIUM: ("observation_space", "action_space", "reset", "step"),

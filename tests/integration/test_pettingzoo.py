@@ -1,8 +1,7 @@
-"""Multi-agent envs of a hub: equal to the envs themselves in a plain loop, by agent and batched, and after failures."""
+"""Multi-agent envs of a hub: equal to the envs themselves in a plain loop, and after failures."""
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import other_sims
 import pytest
@@ -21,10 +19,9 @@ from hubs import ServedHub, serve, wait_until
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 import envhub
-from envhub.pettingzoo import HubParallelEnv, HubParallelVectorEnv
+from envhub.pettingzoo import HubParallelEnv
 
 LANES = ["in-process", "shared", "wire", "tcp"]
-MODES = ["NextStep", "SameStep", "Disabled"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -175,42 +172,9 @@ def test_what_is_no_parallel_env_is_refused(teams: ServedHub) -> None:
     before = len(teams.workers())
     with pytest.raises(TypeError, match="is no PettingZoo parallel env"):
         envhub.pettingzoo.make("CartPole-v1", hub=teams.tcp)
-    with pytest.raises(TypeError, match="is no PettingZoo parallel env"):
-        envhub.pettingzoo.make_vec("CartPole-v1", 2, hub=teams.tcp)
     with pytest.raises(TypeError, match="two agents of one text"):
         envhub.pettingzoo.make(lambda: team_envs.Team(("1", 1, 2, 3)), num_workers=0)
     assert wait_until(lambda: len(teams.workers()) <= before)  # one that lists what the hub offers may have been born
-
-
-def test_agents_that_infos_of_a_batch_cannot_tell_apart_are_refused() -> None:
-    twins = functools.partial(team_envs.Team, ("a", "_a", "b", "c"))
-    with closing(envhub.pettingzoo.make(twins, num_workers=0)) as env:
-        assert played(env, twins) > 0
-    with pytest.raises(ValueError, match="agents 'a' and '_a' have one place in infos; rename one"):
-        envhub.pettingzoo.make_vec(twins, 2, num_workers=0)
-
-
-class LikeATeam(gym.Env):  # type: ignore[type-arg]
-    """An env of Gymnasium that has agents, and no infos of them."""
-
-    possible_agents = ["a"]
-    observation_space = action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(2)})
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return {"a": 1}, {}
-
-
-class OfOtherKeys(LikeATeam):
-    possible_agents = ["b"]
-
-
-def test_env_that_does_not_say_which_agents_are_alive_is_refused() -> None:
-    for make in (envhub.pettingzoo.make, envhub.pettingzoo.make_vec):
-        refused = pytest.raises(envhub.RequestRefused, match="do not say which agents are alive")
-        with closing(make(LikeATeam, num_workers=0)) as made, refused:
-            made.reset()
-    with pytest.raises(TypeError, match=r"with the agents \['b'\] has the observations .* which are not by agent"):
-        envhub.pettingzoo.make(OfOtherKeys, num_workers=0)
 
 
 def test_episode_without_agents_is_told(teams: ServedHub) -> None:
@@ -277,142 +241,19 @@ def test_exception_of_the_env_truncates_the_living_agents_where_the_policy_says_
         assert played(env, "team") == 2 * team_envs.LENGTH
 
 
-# --- batched ----------------------------------------------------------------------------------------------------------
-
-NUM_ENVS, STEPS = 3, 25
-
-
-class Loop:
-    """Envs in a plain loop, with the autoreset of Gymnasium."""
-
-    def __init__(self, name: str, mode: str) -> None:
-        self.envs, self.mode = [alone_of(name)() for _ in range(NUM_ENVS)], mode
-        self.ended = [False] * NUM_ENVS
-
-    def reset(self, seed: int | None) -> list[Any]:
-        self.ended = [False] * NUM_ENVS
-        return [env.reset(seed=None if seed is None else seed + row)[0] for row, env in enumerate(self.envs)]
-
-    def step(self, actions: Any) -> list[Any]:
-        """Of each env what it gave, and the last observations of an episode."""
-        return [self._step(row, actions) for row in range(NUM_ENVS)]
-
-    def _step(self, row: int, actions: Any) -> Any:
-        env = self.envs[row]
-        if self.ended[row]:
-            self.ended[row] = False
-            return env.reset()[0], {}, {}, {}, {}, None
-        results = env.step({agent: actions[agent][row] for agent in env.agents})
-        self.ended[row] = not env.agents
-        if self.ended[row] and self.mode == "SameStep":
-            self.ended[row] = False
-            return (env.reset()[0], *results[1:], results[0])
-        return (*results, None)
-
-
-def same_row(batch: Any, row: int, value: Any) -> bool:
-    if isinstance(batch, dict):
-        return all(same_row(batch[key], row, value[key]) for key in batch)
-    return bool(np.array_equal(batch[row], value))
-
-
-@pytest.mark.parametrize(
-    ("lane", "mode", "name"),
-    [
-        ("in-process", "NextStep", "numbers"),
-        ("tcp", "SameStep", "team"),
-        ("shared", "Disabled", "team"),
-        *(pytest.param(lane, mode, "team", marks=pytest.mark.long) for lane in LANES for mode in MODES),
-    ],
-)
-def test_batch_is_equal_to_the_envs_in_a_plain_loop(lane: str, mode: str, name: str, teams: ServedHub) -> None:
-    factory = name if lane == "tcp" else alone_of(name)
-    loop = Loop(name, mode)
-    made = envhub.pettingzoo.make_vec(factory, NUM_ENVS, autoreset_mode=mode, **options_of(lane, teams))
-    with closing(made) as envs:
-        agents = loop.envs[0].possible_agents
-        assert envs.possible_agents == agents and envs.num_envs == NUM_ENVS
-        spaces = [seeded(envs.action_space(agent), 1) for agent in agents]
-        observations, _ = envs.reset(seed=7)
-        check_observations(envs, observations, loop.reset(seed=7))
-        ends = 0
-        for _ in range(STEPS):
-            actions = {agent: space.sample() for agent, space in zip(agents, spaces, strict=True)}
-            before, results = envs.alive, loop.step(actions)
-            observations, rewards, terminations, truncations, infos = envs.step(actions)
-            check_observations(envs, observations, [each[0] for each in results])
-            for agent in agents:
-                assert (rewards[agent].dtype, truncations[agent].dtype) == (np.float64, np.bool_)
-                assert rewards[agent].tolist() == [each[1].get(agent, 0.0) for each in results]
-                assert terminations[agent].tolist() == [each[2].get(agent, False) for each in results]
-                assert truncations[agent].tolist() == [each[3].get(agent, False) for each in results]
-                assert not (terminations[agent] | truncations[agent])[~before[agent]].any()
-            assert set(infos) <= {"agent_infos", "_agent_infos", "final_obs", "_final_obs", "final_info", "_final_info"}
-            for row, (*_, final) in enumerate(results):
-                told = infos["final_info"] if final is not None else infos
-                for agent, info in results[row][4].items():
-                    assert told["agent_infos"][agent]["total"][row] == info["total"]
-                assert (final is not None) == bool(infos.get("_final_obs", [False] * NUM_ENVS)[row])
-                if final is not None:
-                    assert all(same_row({0: [infos["final_obs"][row][agent]]}, 0, {0: final[agent]}) for agent in final)
-            ends += int(envs.ended.sum())
-            if mode == "Disabled" and envs.ended.any():
-                ended = envs.ended
-                observations, _ = envs.reset(options={"reset_mask": ended})
-                assert ended.all() and not envs.ended.any()
-                check_observations(envs, observations, loop.reset(None))
-        assert ends == NUM_ENVS * (STEPS // (team_envs.LENGTH + (mode == "NextStep")))
-
-
-def check_observations(envs: HubParallelVectorEnv, observations: Any, expected: list[Any]) -> None:
-    for agent in envs.possible_agents:
-        assert envs.observation_space(agent).contains(observations[agent])
-        for row, each in enumerate(expected):
-            assert agent not in each or same_row(observations[agent], row, each[agent])
-            alive = envs.alive[agent][row]
-            assert not alive or agent in each
-
-
-@pytest.mark.parametrize("mode", [*MODES[:2], pytest.param("Disabled", marks=pytest.mark.long)])
-def test_a_batch_goes_on_when_a_process_ends(mode: str, teams: ServedHub) -> None:
-    made = envhub.pettingzoo.make_vec(team_envs.Team, 2, autoreset_mode=mode, num_workers=2, restart_wait=60.0)
-    with closing(made) as envs:
-        envs.reset(seed=7)
-        actions = {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
-        envs.step(actions)
-        envs.envs.set_attr("dies_at", 2, [1])
-        before = envs.alive
-        _, rewards, terminations, truncations, infos = envs.step(actions)
-        assert infos["invalid_transition"].tolist() == [False, True] == envs.ended.tolist()
-        assert infos["env_failure"][1].cause == "crash"
-        for agent in envs.possible_agents:
-            assert truncations[agent].tolist() == [False, before[agent][1]] and not terminations[agent].any()
-            assert rewards[agent][1] == 0.0 and not envs.alive[agent][1]
-        envs.envs.set_attr("dies_at", -1, [1])
-        if mode == "Disabled":
-            envs.reset(options={"reset_mask": envs.ended})
-        else:
-            envs.step(actions)
-        assert [bool(alive[1]) for alive in envs.alive.values()] == [True, True, False, True]
-        assert [bool(alive[0]) for alive in envs.alive.values()] == [True, True, mode != "Disabled", True]
-        assert not envs.ended.any()
-
-
-def test_actions_of_a_batch_that_do_not_fit_are_refused_with_their_agents_name(teams: ServedHub) -> None:
-    with closing(envhub.pettingzoo.make_vec(team_envs.Team, 2, num_workers=0)) as envs:
-        envs.reset(seed=1)
-        actions = {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
-        for changed, problem in [
-            ({"guard": None}, "no actions of agent 'guard', which is alive in envs [0, 1]; no env has moved"),
-            ({"nobody": [1, 2]}, "actions of 'nobody', which is no agent of these envs"),
-            ({"quitter": np.zeros((2, 3), int)}, "the actions of agent 'quitter' is of shape (2, 3)"),
-        ]:
-            wrong = {agent: batch for agent, batch in {**actions, **changed}.items() if batch is not None}
-            with pytest.raises(envhub.SpaceMismatch, match=re.escape(problem)):
-                envs.step(wrong)
-        assert envs.envs.get_attr("steps") == (0, 0)
-        del actions["late"]  # which is alive nowhere
-        envs.step(actions)
+def test_user_of_batches_reads_which_way_is_left(teams: ServedHub) -> None:
+    before = len(teams.workers())
+    makes: list[Any] = [
+        lambda: envhub.make_vec("team", 2, hub=teams.tcp),
+        lambda: envhub.make_vec(team_envs.Team, 1, num_workers=0),
+        lambda: envhub.AsyncVectorEnv([team_envs.Team]),
+    ]
+    for make in makes:
+        with pytest.raises(TypeError, match=r"multi-agent envs are not batched: envhub.pettingzoo.make gives one as a"):
+            make()
+    assert wait_until(lambda: len(teams.workers()) <= before)
+    with pytest.raises(AttributeError, match=r"not batched: envhub.pettingzoo.make gives one as a PettingZoo Parallel"):
+        envhub.pettingzoo.make_vec(team_envs.Team, 2)  # type: ignore[attr-defined]
 
 
 def test_pettingzoo_is_imported_when_it_is_used() -> None:

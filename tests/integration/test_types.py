@@ -85,7 +85,6 @@ SHOWN = {
 
 # What ``envs`` is in the text of a page, where it is no ``envhub.HubVectorEnv``.
 ENVS = {
-    "multi_agent": "envhub.pettingzoo.HubParallelVectorEnv",
     "minari": "envhub.minari.Recorder",
     "tianshou": "envhub.tianshou.HubVectorEnv",
 }

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex
 import numpy as np
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
@@ -21,6 +21,7 @@ from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
 from envhub.values.actions import pack
+from envhub.values.gym_api import MULTI_AGENT
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
 from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
@@ -34,6 +35,11 @@ from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
 from envhub_client.session.options import InfoMode, checked_info_mode
 from envhub_client.session.pending import STILL_PENDING
+
+NOT_BATCHED = (
+    "multi-agent envs are not batched: envhub.pettingzoo.make gives one as a PettingZoo ParallelEnv "
+    "(client/docs/multi_agent.md)"
+)
 
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
@@ -59,7 +65,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         """Use the envs of this session, which the vector env closes; ``origin`` says what the program asked for.
 
         Raises:
-            ValueError, TypeError: its spaces cannot be batched as its observation mode says; the session is closed.
+            ValueError, TypeError: its spaces cannot be batched as its observation mode says, or they are multi-agent
+                envs; the session is closed.
         """
         self._session = session
         try:
@@ -77,6 +84,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self.autoreset_mode = description.autoreset_mode
         self._info_mode = session.options.info_mode
         self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
+        if MULTI_AGENT in self.metadata and (self.num_envs, self.autoreset_mode) != (1, AutoresetMode.DISABLED):
+            raise TypeError(NOT_BATCHED)  # ``make`` makes one, which nothing resets
         self.render_mode = description.render_mode
         self.env_spec = description.env_spec
         self.named = description.named

@@ -1,4 +1,4 @@
-"""Multi-agent envs of a hub: a ``ParallelEnv`` of PettingZoo, and a batched one.
+"""Multi-agent envs of a hub, each a ``ParallelEnv`` of PettingZoo.
 
 A worker hosts a parallel env as one env of Gymnasium, with dicts by agent for spaces (server/docs/serve.md, Envs of
 dm_env and PettingZoo). Here its parts are given back to the agents, under their own keys.
@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Box, Dict
-from gymnasium.vector import AutoresetMode
+from gymnasium.spaces import Box
 from pettingzoo import ParallelEnv
 from typing_extensions import Unpack
 
-from envhub.errors import RequestRefused, SpaceMismatch, shown
+from envhub.errors import SpaceMismatch, shown
 from envhub.values import spaces
+from envhub.values.gym_api import MULTI_AGENT
 from envhub.values.misfit import misfit
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
-from envhub_client.envs.vector_env import HubVectorEnv, Options
 from envhub_client.frames import hiding_frames
-from envhub_client.frameworks.decided_options import refuse_decided
-from envhub_client.option_keywords import MakeKeywords, SessionKeywords
+from envhub_client.option_keywords import SessionKeywords
 
 ByAgent = dict[Any, Any]
 Spaces = dict[Any, Space[Any]]
@@ -63,37 +61,6 @@ def make(
         raise
 
 
-@hiding_frames
-def make_vec(
-    env: making.EnvLike,
-    num_envs: int = 1,
-    *,
-    autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | AutoresetMode = AutoresetMode.NEXT_STEP,
-    **options: Unpack[MakeKeywords],
-) -> HubParallelVectorEnv:
-    """``num_envs`` multi-agent envs in a hub, batched by agent.
-
-    Args:
-        env: a factory that returns a parallel env, or a list of one per env, ``"module:factory"``, or a name that the
-            hub offers.
-        num_envs: how many; all have the same possible agents and spaces.
-        autoreset_mode: when an env is reset in whose episode no agent is alive any more, as in Gymnasium.
-        **options: as for ``envhub.make_vec``.
-
-    Raises:
-        TypeError: they are no parallel envs of PettingZoo, or ``info_mode`` is given: their infos are batched.
-        ValueError: the name of an agent is that of another after an underscore.
-        Exception: as for ``envhub.make_vec``.
-    """
-    refuse_decided(options, "a vector env of multi-agent envs", "info_mode")
-    envs = making.make_vec(env, num_envs, autoreset_mode=autoreset_mode, **options)
-    try:
-        return HubParallelVectorEnv(envs)
-    except BaseException:
-        envs.close(terminate=True)
-        raise
-
-
 class HubParallelEnv(ParallelEnv[Any, Any, Any]):
     """One multi-agent env in a hub; ``make`` makes it.
 
@@ -117,9 +84,12 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
     def __init__(self, hub_env: HubEnv) -> None:
         self.hub_env = hub_env
-        self.metadata = hub_env.metadata
+        self.metadata = dict(hub_env.metadata)
         self.render_mode = hub_env.render_mode
-        self._keys = _keys_of(hub_env.observation_space, hub_env.get_wrapper_attr)
+        if not self.metadata.pop(MULTI_AGENT, False):
+            seen = shown(hub_env.observation_space, 200)
+            raise TypeError(f"an env with the observations {seen} is no PettingZoo parallel env")
+        self._keys = {agent: str(agent) for agent in hub_env.get_wrapper_attr("possible_agents")}
         self._names = {key: agent for agent, key in self._keys.items()}
         self.possible_agents = [*self._keys]
         self.agents: list[Any] = []
@@ -142,12 +112,10 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
         Raises:
             ValueError: the env has no agent after its reset.
-            RequestRefused: the infos do not say which agents are alive; the hub is too old.
             Exception: as for ``HubVectorEnv.reset``.
         """
         self.agents = []
         observation, info = self.hub_env.reset(seed=seed, options=options)
-        _check_tells(info)
         self.agents, self._was_reset = self._agents_of(info["alive"]), True
         observed = self._agents_of(info["observed"])
         return self._entries(observation, observed), self._infos(info, observed)
@@ -253,212 +221,9 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         return self.hub_env.get_wrapper_attr(name)
 
 
-class HubParallelVectorEnv:
-    """Multi-agent envs in a hub, stepped together; ``make_vec`` makes it.
-
-    It is for a policy per agent: what goes in and comes out is a dict with an entry for every possible agent, and an
-    entry is a batch with a row per env. ``alive`` says which rows count. An observation is for an agent's next action
-    where ``alive[agent]`` is True after the step. A reward and flags are for its last action where ``alive[agent]`` was
-    True before the step. An agent that is not alive has zeros, or what its space has nearest to them.
-
-    Attributes:
-        alive: by agent, bool ``(num_envs,)``: where the agent takes the next action. New arrays after each reset and
-            step.
-        ended: bool ``(num_envs,)``: whose episode ended in the last step, because no agent was alive any more, or by a
-            failure; False after a reset.
-        envs: the ``HubVectorEnv`` behind it, for ``call``, ``get_attr``, ``set_attr`` and what else it has.
-        num_envs: how many envs there are.
-        possible_agents: the agents of each env.
-        autoreset_mode: as in Gymnasium. The next step resets an env of ``ended`` (NEXT_STEP), or the last step has done
-            so (SAME_STEP), or the caller does so by ``reset(options={"reset_mask": envs.ended})`` (DISABLED).
-    """
-
-    def __init__(self, envs: HubVectorEnv) -> None:
-        self.envs = envs
-        self.num_envs, self.autoreset_mode = envs.num_envs, envs.autoreset_mode
-        self.metadata, self.render_mode = envs.metadata, envs.render_mode
-        self._keys = _keys_of(envs.single_observation_space, lambda name: envs.call_some([0], name)[0])
-        keys = {*self._keys.values()}
-        if hidden := [key for key in keys if f"_{key}" in keys]:  # in infos, "_a" says which envs have "a"
-            raise ValueError(f"agents {hidden[0]!r} and '_{hidden[0]}' have one place in infos; rename one of them")
-        self._names = {key: agent for agent, key in self._keys.items()}
-        self.possible_agents = [*self._keys]
-        self._single_observations: Spaces = _by_agent(self._keys, envs.single_observation_space)
-        self._single_actions: Spaces = _by_agent(self._keys, envs.single_action_space)
-        self._batched_observations: Spaces = _by_agent(self._keys, envs.observation_space)
-        self._batched_actions: Spaces = _by_agent(self._keys, envs.action_space)
-        self._idle = _sampled(envs.action_space)
-        self._note_alive(np.zeros((self.num_envs, len(self._keys)), np.bool_))
-        self.ended = np.zeros(self.num_envs, np.bool_)
-
-    def single_observation_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's observations in one env."""
-        return self._single_observations[agent]
-
-    def single_action_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's actions in one env."""
-        return self._single_actions[agent]
-
-    def observation_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's observations in all envs."""
-        return self._batched_observations[agent]
-
-    def action_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's actions in all envs."""
-        return self._batched_actions[agent]
-
-    @hiding_frames
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
-    ) -> tuple[ByAgent, dict[str, Any]]:
-        """Reset every env, or those of ``options["reset_mask"]``.
-
-        Args:
-            seed: as for ``HubVectorEnv.reset``.
-            options: as for ``HubVectorEnv.reset``.
-
-        Returns:
-            Observations by agent, of shape ``(num_envs, *shape)``; of envs left out, their last ones, and they keep
-            their ``alive``. Infos as of ``step``.
-
-        Raises:
-            RequestRefused: the infos do not say which agents are alive; the hub is too old.
-            Exception: as for ``HubVectorEnv.reset``.
-        """
-        observations, infos = self.envs.reset(seed=seed, options=options)
-        _check_tells(infos)
-        mask = options.get("reset_mask") if isinstance(options, dict) else None
-        reset = np.ones(self.num_envs, np.bool_) if mask is None else mask
-        self._note_alive(np.where(reset[:, np.newaxis], self._taken(infos, "alive"), self._alive))
-        self.ended = self.ended & ~reset
-        return _by_agent(self._keys, observations), self._rest(infos)
-
-    @hiding_frames
-    def step(self, actions: Mapping[Any, Any]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, Any]]:
-        """Step every env once and wait for all of them.
-
-        Args:
-            actions: by agent, a batch of ``action_space(agent)``. What is in rows where the agent is not alive is
-                ignored, and so is an agent that is alive nowhere, which may be left out. Not checked against bounds.
-
-        Returns:
-            By agent: observations of shape ``(num_envs, *shape)``, rewards float64, terminations and truncations bool,
-            all ``(num_envs,)``. A flag is True in the step in which the agent ends.
-
-            Infos are Gymnasium's, without what is returned otherwise: ``agent_infos`` by agent, ``final_obs`` of ended
-            envs with SAME_STEP (an object array of dicts by agent), ``final_info``. Where a failure cut an episode
-            short, ``invalid_transition`` is True and ``env_failure`` an ``envhub.EnvFailure``; agents that were alive
-            are truncated, with their last observation and reward 0.
-
-        Raises:
-            SpaceMismatch: an agent that is alive in an env has no actions, they do not fit its space in shape, or
-                another key has some; no env has moved.
-            Exception: as for ``HubVectorEnv.step``.
-        """
-        packed = self._packed(actions)
-        try:
-            observations, _, terminations, truncations, infos = self.envs.step(packed)
-        except SpaceMismatch as error:
-            named = ((f"the actions of agent {agent!r}", agent) for agent in actions)
-            why = [misfit(self.action_space(agent), actions[agent], name) for name, agent in named]
-            raise SpaceMismatch(f"{next(filter(None, why), error)}; no env has moved") from error
-        failed = infos.get("invalid_transition", np.False_) & self._alive.T
-        reported = self._taken(infos, "reported").T  # the worker's flags stay until the reset
-        rewards = self._of_agents(infos, "rewards", np.float64)
-        terminated = self._of_agents(infos, "terminations", np.bool_)
-        truncated = self._of_agents(infos, "truncations", np.bool_)
-        for agent, has_flags, lost in zip(self._keys, reported, failed, strict=True):
-            terminated[agent] &= has_flags
-            truncated[agent] = truncated[agent] & has_flags | lost
-        self._note_alive(self._taken(infos, "alive"))
-        self.ended = terminations | truncations
-        return _by_agent(self._keys, observations), rewards, terminated, truncated, self._rest(infos)
-
-    def _packed(self, actions: Mapping[Any, Any]) -> dict[str, Any]:
-        if strangers := [agent for agent in actions if agent not in self._keys]:
-            raise SpaceMismatch(f"actions of {strangers[0]!r}, which is no agent of these envs; no env has moved")
-        for agent in self._keys:
-            if agent not in actions and self.alive[agent].any():
-                rows = np.flatnonzero(self.alive[agent]).tolist()
-                raise SpaceMismatch(
-                    f"no actions of agent {agent!r}, which is alive in envs {shown(rows, 60)}; no env has moved"
-                )
-        return {**self._idle, **{self._keys[agent]: batch for agent, batch in actions.items()}}
-
-    def _note_alive(self, alive: np.ndarray) -> None:
-        self._alive = alive
-        self.alive = dict(zip(self._keys, np.ascontiguousarray(alive.T), strict=True))
-
-    def _taken(self, infos: dict[str, Any], name: str) -> np.ndarray:
-        """These masks, with a row per env and a column per agent."""
-        return _sum(_parts(infos, name), (self.num_envs, len(self._keys)), np.bool_)
-
-    def _of_agents(self, infos: dict[str, Any], name: str, dtype: Any) -> ByAgent:
-        """These numbers by agent, each ``(num_envs,)``."""
-        parts = _parts(infos, name)
-        return {agent: _sum([part[key] for part in parts], self.num_envs, dtype) for agent, key in self._keys.items()}
-
-    def _rest(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The infos without what is returned otherwise, with the agents' own keys."""
-        _parts(infos, "observed")
-        for part in (infos, infos.get("final_info", {})):
-            if each := part.get("agent_infos"):
-                part["agent_infos"] = {self._names.get(key, key): info for key, info in each.items()}
-        for row in np.flatnonzero(infos.get("_final_obs", ())).tolist():
-            infos["final_obs"][row] = _by_agent(self._keys, infos["final_obs"][row])
-        return infos
-
-    def render(self) -> tuple[Any, ...]:
-        """The frame of every env; as ``HubVectorEnv.render``."""
-        return self.envs.render()
-
-    def close(self, **kwargs: Any) -> None:
-        """End the session; as ``HubVectorEnv.close``."""
-        self.envs.close(**kwargs)
-
-
-def _keys_of(space: Space[Any], ask: Callable[[str], Any]) -> dict[Any, str]:
-    """The key in the spaces of each possible agent, in their order; ``ask`` reads an attribute of the env.
-
-    Raises:
-        TypeError: the env is no parallel env of PettingZoo.
-    """
-    try:
-        agents = ask("possible_agents")
-    except AttributeError as error:
-        raise TypeError(f"an env with the observations {shown(space, 200)} is no PettingZoo parallel env") from error
-    keys = [str(agent) for agent in agents]
-    if not isinstance(space, Dict) or [*space.spaces] != keys:
-        text = f"an env with the agents {shown(keys, 200)} has the observations {shown(space, 200)}"
-        raise TypeError(f"{text}, which are not by agent")
-    return dict(zip(agents, keys, strict=True))
-
-
 def _by_agent(keys: Mapping[Any, str], by_key: Any) -> ByAgent:
     """These entries under the agents' own keys."""
     return {agent: by_key[key] for agent, key in keys.items()}
-
-
-def _check_tells(infos: Mapping[str, Any]) -> None:
-    if "alive" not in infos:
-        raise RequestRefused(
-            "the infos of a reset do not say which agents are alive: the hub is older than this client (upgrade EnvHub "
-            "there), or the env is no PettingZoo parallel env"
-        )
-
-
-def _parts(infos: dict[str, Any], name: str) -> list[Any]:
-    """Take these entries out of infos: those of envs that go on, and those of envs that ended with SAME_STEP."""
-    parts = []
-    for part in (infos, infos.get("final_info", {})):
-        part.pop(f"_{name}", None)
-        parts.append(part.pop(name, None))
-    return [part for part in parts if part is not None]
-
-
-def _sum(parts: Sequence[np.ndarray], shape: Any, dtype: Any) -> np.ndarray:
-    """The rows of these parts together: a row has its values in one of them, and zeros in the other."""
-    return functools.reduce(np.add, parts) if parts else np.zeros(shape, dtype)
 
 
 def _sampled(space: Space[Any]) -> dict[str, Any]:

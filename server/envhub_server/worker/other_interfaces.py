@@ -14,7 +14,7 @@ import numpy as np
 
 from envhub.errors import shown
 from envhub.values import spaces
-from envhub.values.gym_api import DM_ENV, PARALLEL, api, interface, takes_turns, unfit
+from envhub.values.gym_api import DM_ENV, MULTI_AGENT, PARALLEL, api, interface, takes_turns, unfit
 from envhub.values.leaf import OBJECT
 
 # The parts of a converted env that are not those of the object it was made of.
@@ -226,7 +226,7 @@ class ParallelEnv(Converted):
         self._absent = {key: _zeros(space, key) for key, space in each}
         acts = [(key, spaces.native(env.action_space(agent))) for agent, key in self._keys.items()]
         super().__init__(env, api.spaces.Dict(each), api.spaces.Dict(acts))
-        self.metadata = dict(getattr(env, "metadata", None) or {})
+        self.metadata = {**(getattr(env, "metadata", None) or {}), MULTI_AGENT: True}
         self.render_mode = getattr(env, "render_mode", None)
         self._terminations: dict[str, bool] = {}
         self._truncations: dict[str, bool] = {}

@@ -82,22 +82,9 @@ class LoopedDmEnv(Looped):
         return self._observation(timestep), 0.0 if reward is None else reward, terminated, ended and not terminated
 
 
-class LoopedAgents(Looped):
-    """A parallel env of PettingZoo, whose reward is the sum of its agents'."""
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
-        """As of any."""
-        observations, rewards, terminations, _, _ = self.env.step(action)
-        ended = not self.env.agents
-        terminated = ended and all(terminations.values())
-        return observations, float(sum(rewards.values())), terminated, ended and not terminated
-
-
 def looped(env: Any, kind: str) -> Looped:
     """The plain loop for envs of this kind."""
-    if kind.startswith("dm_env"):
-        return LoopedDmEnv(env)
-    return LoopedAgents(env) if kind.startswith("PettingZoo") else Looped(env)
+    return LoopedDmEnv(env) if kind.startswith("dm_env") else Looped(env)
 
 
 def vector_records(
@@ -375,12 +362,6 @@ def jumanji_snake() -> Any:
     return JumanjiToDMEnvWrapper(jumanji.make("Snake-v1"))
 
 
-def spread() -> Any:
-    from mpe2 import simple_spread_v3
-
-    return simple_spread_v3.parallel_env(max_cycles=20)
-
-
 class ConnectX:
     """The game of kaggle-environments, against a player that takes the first column that is not full."""
 
@@ -425,10 +406,3 @@ def envpool_cartpole_directly(make: Callable[..., Any], num_envs: int, seed: int
     """The vector env itself, which is seeded when it is made."""
     env = make(num_envs=num_envs, seed=[seed + number for number in range(num_envs)])
     return _runs([env.reset()[0], *(env.step(action)[:4] for action in actions)], num_envs)
-
-
-def stacked_spread() -> Any:
-    import supersuit
-    from mpe2 import simple_spread_v3
-
-    return supersuit.pad_observations_v0(simple_spread_v3.parallel_env(max_cycles=20))

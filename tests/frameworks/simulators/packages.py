@@ -153,7 +153,6 @@ PACKAGES = [
         special="takes Python's ints only, also by SyncVectorEnv, and draws globally: its factory converts and seeds",
     ),
     Package("gym-anm", "gym_anm:ANM6Easy-v0"),
-    Package("mpe2", "spread", "PettingZoo, parallel"),
     Package("evogym", "evogym.envs:Walker-v0", special="is built with cmake and the headers of Xorg (`xorg-dev`)"),
     Package("minatar", "minatar_breakout"),
     Package(
@@ -174,5 +173,4 @@ PACKAGES = [
     ),
     Package("gym-simplegrid", "gym_simplegrid:SimpleGrid-8x8-v0"),
     Package("kaggle-environments", "kaggle_connectx", "its own, with `.train()`", apart=True, special=NO_SPACES),
-    Package("supersuit", "stacked_spread", "PettingZoo, parallel", ("mpe2", "pettingzoo")),
 ]

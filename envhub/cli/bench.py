@@ -18,12 +18,11 @@ def bench(
     seconds: float = 1.0,
     repeats: int = 3,
     json: bool = False,
-    budget: bool = False,
 ) -> None:
     """Time the ways to step your env on this machine, and say which is fastest, and why.
 
     The ways are Gymnasium's SyncVectorEnv and AsyncVectorEnv, a private hub, and a hub over ipc and over tcp; by shared
-    memory and by messages. They are timed in turn, in one run.
+    memory, and over tcp by messages. They are timed in turn, in one run.
 
     Parameters
     ----------
@@ -38,9 +37,7 @@ def bench(
     repeats
         Number of times that every way is measured; medians are shown, and how far the repeats differ.
     json
-        Print one JSON object per way and number of envs instead of a table.
-    budget
-        Print instead where the time of one step through a hub goes, hop by hop.
+        Print one JSON object for each env and number of envs instead of a table.
     """
     try:
         sizes = [int(size) for size in num_envs.split(",")]
@@ -48,15 +45,10 @@ def bench(
         sizes = []
     if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
         end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
-    if budget and json:
-        end("bench", "--budget prints no JSON")
-    from envhub_client.tools.bench.bench import run, run_budget
+    from envhub_client.tools.bench import run
 
     with errors_in_a_line("bench"):
-        if budget:
-            run_budget(console, env, sizes)
-        else:
-            run(console, env, sizes, seconds, repeats, json)
+        run(console, env, sizes, seconds, repeats, json)
 
 
 def demo() -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_client.tools.bench.entrant import ALONE, PROCESSES_MAX, Task, alone_entrant
-from envhub_client.tools.bench.timing import Summary
 from rich.console import Console
 from side_by_side import __main__ as command
 from side_by_side import plot
 from side_by_side.contest import MeasuredContest, Measurement
+from side_by_side.entrant import ALONE, PROCESSES_MAX, Summary, Task, alone_entrant
 from side_by_side.report import records, table
 from side_by_side.rivals import FORKING, THREADED, Rival
 

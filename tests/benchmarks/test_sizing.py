@@ -13,9 +13,8 @@ from functools import partial
 
 import pytest
 from envhub_client.private_hub.process import private_hub
-from envhub_client.tools.bench.contest import Contest
-from envhub_client.tools.bench.entrant import ASYNC, Task, async_entrant, vector_entrant
-from envhub_client.tools.bench.served_hub import served_hub
+from envhub_client.tools.served_hub import served_hub
+from side_by_side.entrant import ASYNC, Contest, Task, async_entrant, vector_entrant
 from side_by_side.workloads import entry
 
 import envhub

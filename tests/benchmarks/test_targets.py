@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 from envhub_client.private_hub.process import private_hub
-from envhub_client.tools.bench import entrant as entrants
-from envhub_client.tools.bench.entrant import ASYNC, PRIVATE, SYNC, TCP, Task
-from envhub_client.tools.bench.served_hub import ServedHub, served_hub
+from envhub_client.tools.served_hub import ServedHub, served_hub
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from side_by_side import entrant as entrants
 from side_by_side.contest import ECHO, ONE_WAY, MeasuredContest, Measurement, wire_bytes
+from side_by_side.entrant import ASYNC, PRIVATE, SYNC, TCP, Task
 from side_by_side.workloads import BUSY_S, busy, entry, images
 
 import envhub

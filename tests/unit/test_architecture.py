@@ -166,7 +166,7 @@ ROOMS = {
             *("connection", "lanes", "private_hub"),
             *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
         },
-        "tools": {"envs", "session", "envhub.protocol", "envhub.recording"},
+        "tools": {"envhub.recording"},
         "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
         "make.py": {

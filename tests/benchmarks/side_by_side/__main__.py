@@ -11,21 +11,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from functools import partial
 from pathlib import Path
 
 from envhub_client.private_hub.process import private_hub
-from envhub_client.tools.bench import entrant as entrants
-from envhub_client.tools.bench.bench import machine_line
-from envhub_client.tools.bench.entrant import PROCESSES_MAX, Task, sized
-from envhub_client.tools.bench.served_hub import ServedHub, served_hub
+from envhub_client.tools.bench import machine_line
 from envhub_client.tools.progress import counting_bar
+from envhub_client.tools.served_hub import ServedHub, served_hub
 from rich.console import Console
 from rich.progress import Progress
 
+from side_by_side import entrant as entrants
 from side_by_side import plot
 from side_by_side.contest import MeasuredContest, Measurement
+from side_by_side.entrant import PROCESSES_MAX, Task, sized
 from side_by_side.report import EXPLANATION, records, table
 from side_by_side.rivals import FORKING, THREADED
 from side_by_side.workloads import OWN, entry
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None, console: Console | None = None) -> 
     asked = parser().parse_args(arguments)
     if asked.plot:
         plot.check(asked.plot)
-    machine = machine_line(os.getloadavg())  # before this itself is the load
+    machine = machine_line()  # before this itself is the load
     aside = Console(stderr=True, highlight=False) if asked.json else console
     results: dict[str, list[dict[str, Measurement]]] = {env: [] for env in asked.envs}
     failures: list[str] = []

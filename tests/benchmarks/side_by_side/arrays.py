@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from envhub_client.tools.bench.entrant import Task
 from gymnasium import spaces
+
+from side_by_side.entrant import Task
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-from envhub_client.tools.bench.contest import Contest
-from envhub_client.tools.bench.entrant import PROCESSES_MAX, Entrant, Task
-from envhub_client.tools.bench.timing import Summary
 
 from envhub.arena.layout import RESULT_BYTES
 from envhub.values import spaces
 from side_by_side.echo import echo, one_way
+from side_by_side.entrant import PROCESSES_MAX, Contest, Entrant, Summary, Task
 from side_by_side.resources import Memory, added_mb, cpu_seconds_of_others, memory
 from side_by_side.rivals import CannotHost, Rival, SpinningEntrant
 

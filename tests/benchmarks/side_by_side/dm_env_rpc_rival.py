@@ -10,9 +10,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, factory
 
 from side_by_side.arrays import only_arrays
+from side_by_side.entrant import SEED, Entrant, Task, cycled, factory
 from side_by_side.peer import announce, peer
 
 ACTION, OBSERVATION, REWARD = 1, 1, 2  # the numbers that the server gives them

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, factory
 
 from side_by_side.arrays import only_arrays
+from side_by_side.entrant import SEED, Entrant, Task, cycled, factory
 from side_by_side.peer import announce, peer
 
 

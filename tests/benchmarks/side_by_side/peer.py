@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-from envhub_client.tools.bench.served_hub import stop
+from envhub_client.tools.served_hub import stop
 
 from envhub.errors import HubUnreachable
 

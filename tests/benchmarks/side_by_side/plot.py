@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, IPC, PRIVATE, PRIVATE_WIRE, SYNC, TCP, sized
-
 from side_by_side.contest import Measurement
+from side_by_side.entrant import ALONE, ASYNC, IPC, PRIVATE, PRIVATE_WIRE, SYNC, TCP, sized
 from side_by_side.report import times
 
 SUFFIXES = (".png", ".svg")

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from envhub_client.tools.bench.entrant import ALONE, ASYNC, PROCESSES_MAX, sized
-from envhub_client.tools.bench.report import duration
 from rich import box
 from rich.table import Table
 
 from side_by_side.contest import ECHO, ONE_WAY, Measurement
+from side_by_side.entrant import ALONE, ASYNC, PROCESSES_MAX, sized
 
 EXPLANATION = (
     "steps/s are of envs, the median of the repeats, and spread is how far they go; p50 and p99 are of one step of the "
@@ -62,6 +61,14 @@ def cells(measured: Measurement, ratio: float | None) -> list[str]:
     spread = f"{min(summary.rates) / summary.rate - 1:+.0%} {max(summary.rates) / summary.rate - 1:+.0%}"
     shown = "" if ratio is None else times(ratio)
     return [str(measured.processes), *used, f"{summary.rate:,.0f}", spread, *latency, shown]
+
+
+def duration(us: float) -> str:
+    """Microseconds to three digits, in the unit that suits them: at most 7 characters."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= 0.9995 * size:
+            return f"{us / size:#.3g} {unit}".replace(". ", " ")
+    return f"{us:.0f} µs"
 
 
 def times(ratio: float) -> str:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from envhub_client.tools.bench.entrant import SEED, Entrant, Task, cycled, ended
 
 from side_by_side import dm_env_rpc_rival, openenv_rival
 from side_by_side.arrays import CannotHost, only_arrays
+from side_by_side.entrant import SEED, Entrant, Task, cycled, ended
 from side_by_side.resources import physical_cpus
 
 

@@ -1,19 +1,26 @@
-"""Times of the hops of one batched step: ``envhub bench --budget``."""
+"""Prints where the time of one batched step goes, hop by hop, on the shared lane, by wire over ipc, and over tcp.
+
+cd tests/benchmarks
+python -m hops 64
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 import time
-from collections.abc import Mapping
 
 import numpy as np
-from rich import box
-from rich.table import Table
-
-from envhub.protocol.messages import Hops, HopsRequest, Op
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.session.session import Session
-from envhub_client.tools.bench.entrant import sized
+from envhub_client.tools.served_hub import served_hub
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import envhub
+from envhub.protocol.messages import Hops, HopsRequest, Op
 
 STEPS = 300
 WARM_UP_STEPS = 50
@@ -70,9 +77,17 @@ def _one_step(envs: HubVectorEnv) -> dict[str, int]:
     return {**dict(zip(names, spent, strict=True)), "step": end - start}
 
 
-def budget_table(env: str, num_envs: int, by_way: Mapping[str, Mapping[str, float]]) -> Table:
-    """One row per hop, one column per way."""
-    title = f"{env}: µs of one step of {sized(num_envs)}, medians of {STEPS}"
+def main(num_envs: int, env: str = "CartPole-v1") -> None:
+    with served_hub(env) as hub:
+        by_way: dict[str, dict[str, float]] = {}
+        for way, address, lane in (
+            ("shared", hub.ipc, "auto"),
+            ("wire, ipc", hub.ipc, "wire"),
+            ("tcp", hub.tcp, "wire"),
+        ):
+            with contextlib.closing(envhub.make_vec(env, num_envs, hub=address, lane=lane)) as envs:
+                by_way[way] = budget(envs)
+    title = f"{env}: µs of one step of {num_envs} envs, medians of {STEPS}"
     rows = Table(title=title, box=box.SIMPLE, padding=0)
     rows.add_column("hop", no_wrap=True)
     for way in by_way:
@@ -80,4 +95,8 @@ def budget_table(env: str, num_envs: int, by_way: Mapping[str, Mapping[str, floa
     for hop in (*WIRE_HOPS, "step"):
         cells = [f"{spent[hop]:,.0f}" if hop in spent else "" for spent in by_way.values()]
         rows.add_row(f"[bold]{hop}" if hop == "step" else hop, *cells)
-    return rows
+    Console().print(rows, *(f"{hop}: {meaning}" for hop, meaning in MEANINGS.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

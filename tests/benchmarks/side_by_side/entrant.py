@@ -1,21 +1,23 @@
-"""Entrants of a contest, each of which is ready to step envs, and the task that they step."""
+"""A contest: ways to step the same envs, all made ready first, then timed in turn, so that other load hits all."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
+from envhub_client.tools.bench import factory
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import envhub
-from envhub.errors import RequestRefused
-from envhub_client.tools.named_function import named_function
 
 ASYNC, SYNC, ALONE = "AsyncVectorEnv", "SyncVectorEnv", "env alone"
 PRIVATE, PRIVATE_WIRE = "private hub", "private, wire"
@@ -24,6 +26,8 @@ IPC, IPC_WIRE, TCP = "hub over ipc", "ipc, wire", "hub over tcp"
 PROCESSES_MAX = 256  # a way that takes a process for each env is left out where it would take more
 ACTION_BATCHES = 16
 SEED = 1
+FIRST_STEPS_S = 0.02
+WARM_UP = 0.1  # of the time of a measurement
 
 Factory = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -31,22 +35,6 @@ Factory = Callable[[], gymnasium.Env[Any, Any]]
 def sized(num_envs: int) -> str:
     """The number with its noun."""
     return f"{num_envs} {'env' if num_envs == 1 else 'envs'}"
-
-
-def factory(entry: str) -> Factory:
-    """Factory of the env that ``envhub serve`` offers by this entry.
-
-    Raises:
-        RequestRefused: the entry is no env, or has a factory that does not exist.
-    """
-    name, is_factory, place = entry.partition("=")
-    if not name or "*" in name:
-        raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")
-    return named_function(place, "factory") if is_factory else functools.partial(_by_id, entry)
-
-
-def _by_id(name: str) -> gymnasium.Env[Any, Any]:
-    return gymnasium.make(f"ale_py:{name}" if name.startswith("ALE/") else name)
 
 
 class Task:
@@ -98,13 +86,11 @@ class Entrant:
         step: makes one batched step.
         env_steps: the number of steps of an env that it is.
         processes: the number of processes that the envs are in; 0 is this one, None where there are no envs.
-        sizing: the reason for the number of processes, where a hub has chosen it.
     """
 
     step: Callable[[], object]
     env_steps: int
     processes: int | None
-    sizing: str = ""
 
 
 def cycled(step: Callable[[Any], object], choices: Sequence[Any]) -> Callable[[], object]:
@@ -180,6 +166,110 @@ def vector_entrant(task: Task, make: Callable[[], VectorEnv[Any, Any, Any]]) -> 
         envs.reset(seed=SEED)
         step = cycled(envs.step, task.batches)
         if isinstance(envs, envhub.HubVectorEnv):
-            yield Entrant(step, task.num_envs, envs.num_workers, envs.sizing.reason)
+            yield Entrant(step, task.num_envs, envs.num_workers)
         else:
             yield Entrant(step, task.num_envs, 0)
+
+
+# --- timing
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Rate of one way to that of another: the median of the repeats, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of the repeats of one way."""
+
+    rates: tuple[float, ...]  # env-steps/s of each repeat, in order
+    p50_us: float  # microseconds of a batched step, the median over all repeats
+    p99_us: float  # the 99th percentile of the same
+
+    @property
+    def rate(self) -> float:
+        """Env-steps/s, the median of the repeats."""
+        return float(np.median(self.rates))
+
+    def ratio_to(self, other: Summary) -> Ratio:
+        """Number of times as fast as another way in the same turns."""
+        ratios = np.array(self.rates) / np.array(other.rates)
+        return Ratio(float(np.median(ratios)), float(ratios.min()), float(ratios.max()))
+
+
+def summarize(env_steps: int, repeats: list[np.ndarray]) -> Summary:
+    """Summarize seconds per batched step, one array per repeat; a batched step is of ``env_steps``."""
+    rates = tuple(env_steps * len(seconds) / float(seconds.sum()) for seconds in repeats)
+    p50, p99 = np.percentile(np.concatenate(repeats), [50, 99]) * 1e6
+    return Summary(rates, float(p50), float(p99))
+
+
+def interleave(
+    ways: Mapping[str, Callable[[], object]],
+    seconds: float,
+    repeats: int,
+    turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> dict[str, list[np.ndarray]]:
+    """Time every way in turn, ``repeats`` times over, each for ``seconds`` after a warm-up.
+
+    Each measurement with its warm-up is made within ``turn`` of the way's name. Returns by name the seconds of every
+    batched step, one array per repeat.
+    """
+    times: dict[str, list[np.ndarray]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, step in ways.items():
+            with turn(name):
+                step_times(step, WARM_UP * seconds)
+                times[name].append(step_times(step, seconds))
+    return times
+
+
+def step_times(step: Callable[[], object], seconds: float) -> np.ndarray:
+    """The seconds of each call of ``step``, at least one, until ``seconds`` have passed."""
+    times: list[float] = []
+    before_s = time.perf_counter()
+    end_s = before_s + seconds
+    while not times or before_s < end_s:
+        step()
+        now_s = time.perf_counter()
+        times.append(now_s - before_s)
+        before_s = now_s
+    return np.array(times)
+
+
+class Contest(contextlib.ExitStack):
+    """Ways to step envs; use it in ``with``, ``add`` the ways, then ``run`` it.
+
+    Attributes:
+        entrants: by way, in the order in which they were added.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any way."""
+        super().__init__()
+        self.entrants: dict[str, Entrant] = {}
+
+    def add(self, way: str, entrant: AbstractContextManager[Entrant]) -> None:
+        """Make a way ready, and take its first steps.
+
+        Raises:
+            Exception: what the envs raise; the way does not take part then.
+        """
+        with contextlib.ExitStack() as stack:
+            ready = stack.enter_context(entrant)
+            step_times(ready.step, FIRST_STEPS_S)
+            self.entrants[way] = ready
+            self.push(stack.pop_all())
+
+    def run(
+        self, seconds: float, repeats: int, turn: Callable[[str], AbstractContextManager[object]] = nullcontext
+    ) -> dict[str, Summary]:
+        """Time every way for ``seconds`` in each of ``repeats`` turns, each within ``turn`` of its name."""
+        steps = {way: entrant.step for way, entrant in self.entrants.items()}
+        times = interleave(steps, seconds, repeats, turn)
+        return {way: summarize(self.entrants[way].env_steps, repeated) for way, repeated in times.items()}

@@ -35,42 +35,32 @@ class ServedHub:
 def served_hub(*envs: str) -> Iterator[ServedHub]:
     """Serve ``envs``, as for ``envhub serve``, on loopback tcp and on ipc until the block is left.
 
-    The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP. Nothing can be done against
-    SIGKILL: the hub lives on then, as one that a user had started.
+    The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP.
 
     Raises:
         HubUnreachable: it did not start; the message holds what it wrote to stderr.
     """
     with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
         folder = Path(name)
-        process = _start(folder, envs)
+        binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
+        # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "envhub", "serve", *envs, *binds],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C on the terminal is the program's, which ends the hub in good order
+            )
         try:
-            tcp, ipc = _await_addresses(process, folder)
-            yield ServedHub(tcp, ipc, process.pid)
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            while len(printed := addresses((folder / "stdout").read_text())) < 2:
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
+                time.sleep(POLL_S)
+            yield ServedHub(printed[0], printed[1], process.pid)
         finally:
             stop(process, STOP_TIMEOUT_S)
-
-
-def _start(folder: Path, envs: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
-    # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
-    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", "envhub", "serve", *envs, *binds],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # Ctrl-C on the terminal is the program's, which ends the hub in good order
-        )
-
-
-def _await_addresses(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while len(printed := addresses((folder / "stdout").read_text())) < 2:
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
-        time.sleep(POLL_S)
-    return printed
 
 
 def stop(process: subprocess.Popen[Any], timeout: float) -> None:

@@ -24,11 +24,11 @@ from envhub.secret import Secret
 from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.values import codec
+from envhub_client.connection.members import all_members, stands_for_several
 from envhub_client.envs.origin import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.session import FederatedSession
-from envhub_client.fleet.members import all_members, stands_for_several
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant, refused_keyword
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords

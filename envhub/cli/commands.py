@@ -32,7 +32,7 @@ app.command(fleet_app)
 fleet_app.command(fleet.ls)
 fleet_app.command(fleet.up)
 fleet_app.command(fleet.scale)
-fleet_app.command(fleet.logs)
+fleet_app.command(fleet.logs, show=False)
 fleet_app.command(fleet.down)
 for command in (
     *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs, record.record),

@@ -20,8 +20,11 @@ from envhub.transport.address import NO_ANNOUNCEMENTS
 if TYPE_CHECKING:
     from envhub.fleet import Fleet
 
-RAY = "auto"
 HubCount = Annotated[int, Parameter(validator=Number(gte=1))]
+RayAddress = Annotated[
+    str,
+    Parameter(help="Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine."),
+]
 
 
 def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
@@ -38,7 +41,7 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
         Seconds for the answers of all hubs together.
     """
     import msgspec
-    from envhub_client.fleet.report import reports, table
+    from envhub_client.tools.fleet_listing import reports, table
 
     from envhub.errors import EnvHubError
     from envhub.transport import address
@@ -70,7 +73,7 @@ def up(
     hubs: HubCount = 1,
     cpus_per_hub: float = 1.0,
     config: Path | None = None,
-    ray: str = RAY,
+    ray: RayAddress = "auto",
     announce: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Start a fleet on a Ray cluster, and wait until all of its hubs serve. Needs the extra "ray".
@@ -90,8 +93,6 @@ def up(
         Number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
     config
         A configuration file of ``envhub serve``. Paths in it are those of the nodes.
-    ray
-        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
     """
     if announce is not None:
         end("fleet up", NO_ANNOUNCEMENTS)
@@ -101,7 +102,7 @@ def up(
         console.print(f'connect with hub="ray://{name}"')
 
 
-def scale(name: str, hubs: HubCount, *, ray: str = RAY) -> None:
+def scale(name: str, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
     """Change the number of hubs of a fleet: start some, or drain those of the highest numbers.
 
     Parameters
@@ -110,8 +111,6 @@ def scale(name: str, hubs: HubCount, *, ray: str = RAY) -> None:
         Name of the fleet.
     hubs
         Number of hubs that it then has.
-    ray
-        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
     """
     with connected_to_ray("fleet scale", ray) as fleets:
         fleet = fleets(name)
@@ -119,34 +118,18 @@ def scale(name: str, hubs: HubCount, *, ray: str = RAY) -> None:
         _print_hubs(fleet)
 
 
-def logs(name: str, *, hub: int = 0, lines: int = 100, ray: str = RAY) -> None:
-    """Print the last lines of the log of a hub of a fleet.
-
-    Parameters
-    ----------
-    name
-        Name of the fleet.
-    hub
-        Number of the hub.
-    lines
-        Number of lines; 2000 are kept.
-    ray
-        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
-    """
-    with connected_to_ray("fleet logs", ray) as fleets:
-        for line in fleets(name).logs(hub, lines):
-            console.print(line, markup=False, soft_wrap=True)
+def logs(*_: str) -> None:
+    """Say where logs are."""
+    end("fleet logs", "Ray keeps the logs of hubs: `ray logs actor --id ID`, with an ID of `ray list actors`")
 
 
-def down(name: str, *, ray: str = RAY) -> None:
+def down(name: str, *, ray: RayAddress = "auto") -> None:
     """Drain the hubs of a fleet, and end it.
 
     Parameters
     ----------
     name
         Name of the fleet.
-    ray
-        Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.
     """
     with connected_to_ray("fleet down", ray) as fleets:
         fleets(name).down()

@@ -10,8 +10,7 @@ from envhub.errors import HubUnreachable
 from envhub.systems import only_linux
 
 if TYPE_CHECKING:
-    from envhub.fleet.fleet import Fleet
-    from envhub.fleet.reports import FleetHub
+    from envhub.fleet.fleet import Fleet, FleetHub
 
 __all__ = ["Fleet", "FleetHub"]
 

@@ -1,8 +1,15 @@
-"""``Fleet``: hubs of one name on the nodes of a Ray cluster."""
+"""``Fleet``: hubs of one name on the nodes of a Ray cluster.
+
+Run as a program, it prints what clients connect to a fleet with, keys too, for a program that is not connected to Ray.
+That one reads it from a pipe, so that its own call of ``ray.init``, if there is to be one, can still say how.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +17,9 @@ from typing import Any
 
 import ray
 
-from envhub.errors import AddressError, HubUnreachable
-from envhub.fleet.hub_actor import CALLS_MAX, HubActor
-from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, fleet_of, index_of
-from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings, read_config
+from envhub.errors import AddressError, EnvHubError, HubUnreachable
+from envhub.fleet.hub_actor import CALLS_MAX, FleetHub, HubAccess, HubActor, HubSettings
+from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, hub_of
 from envhub.secret import hidden
 from envhub.transport.keys import shown
 
@@ -23,8 +28,6 @@ ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place 
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
 ACTOR_TIMEOUT_S = 30.0  # for Ray to end actors
 POLL_S = 0.2
-LINES_SHOWN = 20  # of the log of a hub that cannot start
-FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 
 __all__ = ["Fleet", "FleetHub"]
 
@@ -83,7 +86,7 @@ class Fleet:
         _check_count(hubs)
         settings = HubSettings(
             tuple(envs),
-            read_config(tuple(envs), str(config or "")),
+            _text_of(config, tuple(envs)),
             cpus_per_hub,
             *(dict(given or {}) for given in (runtime_env, resources)),
         )
@@ -96,12 +99,13 @@ class Fleet:
 
     def ls(self) -> list[FleetHub]:
         """Report on each hub, in the order of their numbers."""
-        answers = self._ask("report")
-        return [FleetHub(index) if each is None else each for index, each in answers.items()]
+        indices = self._indices()
+        answers = self._ask("report", indices)
+        return [answers.get(index, FleetHub(index)) for index in indices]
 
     def access(self) -> dict[int, HubAccess]:
         """Return what clients connect with, by the numbers of the hubs that serve now."""
-        return {index: each for index, each in self._ask("access").items() if each is not None}
+        return {index: each for index, each in self._ask("access", self._indices()).items() if each is not None}
 
     def scale(self, hubs: int, timeout: float = START_TIMEOUT_S) -> None:
         """Change the number of hubs: start some and wait until they serve, or drain those of the highest numbers.
@@ -115,20 +119,10 @@ class Fleet:
         indices = self._indices()
         self._end([index for index in indices if index >= hubs])
         if missing := [index for index in range(hubs) if index not in indices]:
-            self._start(missing, self._settings(), timeout)
-
-    def logs(self, hub: int = 0, lines: int = 100) -> list[str]:
-        """Return the last lines of the log of the hub of this number, the newest last; at most 2000 are kept.
-
-        Raises:
-            HubUnreachable: there is no such hub, or it does not answer now.
-        """
-        if (actor := self._actor(hub)) is None:
-            raise HubUnreachable(f"the fleet {self.name!r} has no hub {hub}")
-        (answer,) = _answers([actor.log.remote(lines)], ANSWER_TIMEOUT_S)
-        if answer is None:
-            raise HubUnreachable(f"the actor of hub {hub} of {self.name!r} does not answer; `ray logs` has its log")
-        return list(answer)
+            settings = next(iter(self._ask("settings", indices).values()), None)
+            if settings is None:
+                raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
+            self._start(missing, settings, timeout)
 
     def down(self) -> None:
         """Drain all hubs, and end the fleet.
@@ -141,26 +135,25 @@ class Fleet:
     # --- actors -------------------------------------------------------------------------------------------------------
 
     def _indices(self) -> list[int]:
-        indices = (index_of(name, self.name) for name in _actor_names())
-        return sorted(index for index in indices if index is not None)
-
-    def _actor(self, index: int) -> Any:
-        """Return the actor of this hub; None if there is none."""
-        try:
-            return ray.get_actor(actor_name(self.name, index), NAMESPACE)
-        except ValueError:
-            return None
+        return sorted(index for fleet, index in _hubs() if fleet == self.name)
 
     def _actors(self, indices: Iterable[int]) -> dict[int, Any]:
         """Return the actors of these hubs, without those that have ended."""
-        actors = ((index, self._actor(index)) for index in indices)
-        return {index: actor for index, actor in actors if actor is not None}
+        actors = {}
+        for index in indices:
+            with contextlib.suppress(ValueError):
+                actors[index] = ray.get_actor(actor_name(self.name, index), NAMESPACE)
+        return actors
 
-    def _ask(self, question: str) -> dict[int, Any]:
-        """Call a method of the actor of each hub, and return the results by number; None where none comes in time."""
-        actors = self._actors(self._indices())
-        answers = _answers([getattr(actor, question).remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
-        return dict(zip(actors, answers, strict=True))
+    def _ask(self, question: str, indices: Iterable[int], timeout_s: float = ANSWER_TIMEOUT_S) -> dict[int, Any]:
+        """Call a method of the actors of these hubs; returns the results that come in time, by number."""
+        calls = {getattr(actor, question).remote(): index for index, actor in self._actors(indices).items()}
+        late = ray.wait([*calls], num_returns=len(calls), timeout=timeout_s)[1] if calls else []
+        answers = {}
+        for call in calls.keys() - {*late}:
+            with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError):  # it has ended
+                answers[calls[call]] = ray.get(call)
+        return dict(sorted(answers.items()))
 
     def _start(self, indices: Iterable[int], settings: HubSettings, timeout_s: float) -> None:
         """Start hubs, and wait until they serve; raises as ``up``, after they have ended."""
@@ -190,57 +183,29 @@ class Fleet:
     def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
         """Wait until the hubs of these numbers serve; raises as ``up``."""
         deadline_s = time.monotonic() + timeout_s
-        while late := self._late(actors):
-            for hub in late:
-                if hub.failures >= FAILURES_MAX:
-                    raise HubUnreachable(self._why_broken(hub))
-                self._check_lives(hub.index, actors[hub.index])
-            if time.monotonic() > deadline_s:
+        late = {actor.await_serving.remote(): index for index, actor in actors.items()}
+        while late:
+            done, _ = ray.wait([*late], timeout=max(0.0, deadline_s - time.monotonic()))
+            if not done:
+                index = min(late.values())
+                state = next((hub.state for hub in self.ls() if hub.index == index), "ended")
                 raise HubUnreachable(
-                    f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s: hub {late[0].index} is "
-                    f"{late[0].state}; `ray status` shows what the nodes have left"
+                    f"{len(late)} hubs of {self.name!r} do not serve after {timeout_s:g} s: hub {index} is {state}; "
+                    "`ray status` shows what the nodes have left"
                 )
-            time.sleep(POLL_S)
-
-    def _late(self, indices: Iterable[int]) -> list[FleetHub]:
-        """Return the reports of the hubs of these numbers that do not serve."""
-        hubs = {hub.index: hub for hub in self.ls()}
-        reports = (hubs.get(index, FleetHub(index)) for index in indices)
-        return [each for each in reports if each.state != HubState.SERVING.value]
-
-    def _check_lives(self, index: int, actor: Any) -> None:
-        """Raise if Ray has given the actor of this hub up, as where ``runtime_env`` cannot be set up.
-
-        Raises:
-            HubUnreachable: it has.
-        """
-        if index not in self._indices():
+            index = late.pop(done[0])
             try:
-                ray.get(actor.report.remote(), timeout=ANSWER_TIMEOUT_S)
-            except ray.exceptions.GetTimeoutError:
-                return
-            except ray.exceptions.RayError as error:
+                why = ray.get(done[0])
+            except ray.exceptions.RayError as error:  # as where ``runtime_env`` cannot be set up
                 raise HubUnreachable(f"Ray cannot start hub {index} of {self.name!r}: {error}") from error
-
-    def _why_broken(self, hub: FleetHub) -> str:
-        """Say why a hub cannot start, with the end of its log."""
-        text = f"hub {hub.index} of {self.name!r} cannot start: {hub.why}; its log ends with:"
-        return "\n".join([text, *self.logs(hub.index, LINES_SHOWN)])
-
-    def _settings(self) -> HubSettings:
-        """Return the settings of the hubs, from the first of them that answers."""
-        answers = self._ask("settings").values()
-        settings: HubSettings | None = next((each for each in answers if each is not None), None)
-        if settings is None:
-            raise HubUnreachable(f"no hub of {self.name!r} answers now; try again when `envhub fleet ls` shows one")
-        return settings
+            if why:
+                raise HubUnreachable(f"hub {index} of {self.name!r} cannot start: {why}")
 
     def _end(self, indices: Sequence[int]) -> None:
         """Drain these hubs and end their actors; raises as ``down``."""
+        placed = self._ask("report", indices)
+        self._ask("drain", placed, DRAIN_TIMEOUT_S)
         actors = self._actors(indices)
-        reports = _answers([actor.report.remote() for actor in actors.values()], ANSWER_TIMEOUT_S)
-        placed = [actor for actor, report in zip(actors.values(), reports, strict=True) if report is not None]
-        _answers([actor.drain.remote() for actor in placed], DRAIN_TIMEOUT_S)
         for actor in actors.values():
             ray.kill(actor)
         deadline_s = time.monotonic() + ACTOR_TIMEOUT_S
@@ -268,28 +233,40 @@ def fleets() -> list[str]:
     Raises:
         HubUnreachable: the program is not connected to Ray.
     """
-    return sorted({fleet for name in _actor_names() if (fleet := fleet_of(name)) is not None})
+    return sorted({fleet for fleet, _ in _hubs()})
 
 
-def _actor_names() -> list[str]:
+def _hubs() -> list[tuple[str, int]]:
+    """Return the fleet and the number of each hub, by the names of Ray's actors."""
     if not ray.is_initialized():  # Ray would start a cluster of its own
         raise HubUnreachable('this program is not connected to Ray: call ray.init(address="auto") first')
-    return [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    hubs = [hub_of(each["name"]) for each in actors if each["namespace"] == NAMESPACE]
+    return [hub for hub in hubs if hub is not None]
 
 
-def _answers(refs: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Return the results of calls of actors, in their order; None for those that do not come in time."""
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s) if refs else ([], [])
-    return [_answer(ref) if ref in done else None for ref in refs]
+def _text_of(config: str | Path | None, envs: tuple[str, ...]) -> str:
+    """Return the text of a configuration file for hubs that offer these envs; empty for no file.
 
+    Raises:
+        ValueError: it cannot be used, or sets what the fleet sets.
+    """
+    from envhub_server.serve import config_of
 
-def _answer(ref: Any) -> Any:
-    try:
-        return ray.get(ref)
-    except (ray.exceptions.RayActorError, ray.exceptions.RuntimeEnvSetupError):  # the actor has ended, or never began
-        return None
+    read = config_of(envs, None, Path(config) if config else None)
+    if read.bind or read.keys is not None:
+        raise ValueError(f"{config}: the hubs of a fleet have addresses and keys of their own; leave out bind and keys")
+    return Path(config).read_text() if config else ""
 
 
 def _check_count(hubs: int) -> None:
     if not 1 <= hubs <= HUBS_MAX:
         raise ValueError(f"a fleet has 1 to {HUBS_MAX} hubs, got {hubs}")
+
+
+if __name__ == "__main__":
+    try:
+        connect()
+        print(json.dumps(Fleet(sys.argv[1]).access()))
+    except EnvHubError as failure:
+        sys.exit(f"{failure}")

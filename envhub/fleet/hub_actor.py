@@ -1,28 +1,74 @@
-"""The actor of Ray that keeps a hub of a fleet."""
+"""The actor of Ray that keeps a hub of a fleet, and what it says of the hub."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
 from envhub.core_files import write_no_core_file
 from envhub.fleet.hub_folder import HubFolder
-from envhub.fleet.kept_hub import KeptHub
+from envhub.fleet.kept_hub import KeptHub, take_priority_of
 from envhub.fleet.names import hub_name
-from envhub.fleet.priority import take_priority_of
-from envhub.fleet.reports import FleetHub, HubAccess, HubState
-from envhub.fleet.settings import HubSettings
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, token_of
 
 CALLS_MAX = 16  # that are answered at one time
+FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """Settings of each hub of a fleet, as ``Fleet.up`` takes them; none is secret, for Ray keeps them.
+
+    ``config`` is the text of a configuration file of ``envhub serve``, or empty.
+    """
+
+    envs: tuple[str, ...] = ()
+    config: str = ""
+    cpus: float = 1.0
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FleetHub:
+    """State of a hub of a fleet.
+
+    Attributes:
+        index: number of the hub in its fleet.
+        state: ``placing`` while Ray has no place for it, ``starting``, or ``serving`` if clients can connect.
+        address: where it listens, without keys; empty if it does not.
+        pid: of its process; 0 without one.
+        starts: number of times that its process was started, since its actor was.
+        why: how its process ended the last time; empty if it has not.
+    """
+
+    index: int
+    state: str = "placing"
+    address: str = ""
+    pid: int = 0
+    starts: int = 0
+    why: str = ""
+
+
+class HubAccess(NamedTuple):
+    """Addresses of a hub that serves: ``tcp`` has the secret key of the fleet's clients, ``ipc`` is its socket."""
+
+    tcp: str
+    ipc: str
+
+    def __repr__(self) -> str:
+        return f"HubAccess(ipc={self.ipc!r})"
 
 
 class HubActor:
@@ -35,23 +81,28 @@ class HubActor:
     def __init__(self, fleet: str, index: int, settings: HubSettings) -> None:
         write_no_core_file()
         self._name, self._index, self._settings = hub_name(fleet, index), index, settings
-        self._node = _node_address()
         self._folder = HubFolder()
         # The hub has the descriptor, too: its keys and its configuration are those of this folder at each start.
         inside = Path(f"/proc/self/fd/{self._folder.descriptor}")
         self._keys = _make_keys(inside / "keys")
-        binds = f"tcp://{self._node}:0", f"ipc://{self._folder.path / 'hub.sock'}"
-        environ = _environment(_own_variables())
-        self._hub = KeptHub(self._arguments(inside), binds, environ, [self._folder.descriptor])
+        binds = f"tcp://{_node_address()}:0", f"ipc://{self._folder.path / 'hub.sock'}"
+        self._hub = KeptHub(self._arguments(inside), binds, _environment(), [self._folder.descriptor])
         # A hub ends with the thread that started it, so that is none of Ray's, which may end before the actor.
         threading.Thread(target=self._keep, name="hub", daemon=True).start()
 
     def report(self) -> FleetHub:
         """Return what the hub does."""
         hub, addresses = self._hub, self._hub.addresses
-        state = HubState.SERVING if addresses else hub.state
-        address = addresses[0] if addresses else ""
-        return FleetHub(self._index, state.value, self._node, address, hub.pid, hub.starts, hub.why, hub.failures)
+        state, address = ("serving", addresses[0]) if addresses else ("starting", "")
+        return FleetHub(self._index, state, address, hub.pid, hub.starts, hub.why)
+
+    def await_serving(self) -> str:
+        """Wait until the hub serves; returns why it cannot, with the end of its log, if it ends again and again."""
+        while not self._hub.addresses:
+            if self._hub.failures >= FAILURES_MAX:
+                return "\n".join([f"{self._hub.why}; its log ends with:", *self._hub.lines])
+            time.sleep(POLL_S)
+        return ""
 
     def access(self) -> HubAccess | None:
         """Return what a client connects with; None if the hub does not listen now."""
@@ -63,10 +114,6 @@ class HubActor:
     def settings(self) -> HubSettings:
         """Return the settings of each hub of the fleet."""
         return self._settings
-
-    def log(self, lines: int) -> list[str]:
-        """Return the last lines of the hub's log, the newest last."""
-        return self._hub.log(lines)
 
     def drain(self) -> None:
         """Drain the hub, wait for its end, and leave no file."""
@@ -83,8 +130,8 @@ class HubActor:
 
     def _keep(self) -> None:
         try:
-            for line in take_priority_of(os.getppid()):
-                self._hub.say(line)
+            if why := take_priority_of(os.getppid()):
+                self._hub.say(why)
             self._hub.run()
         except BaseException:
             traceback.print_exc()
@@ -110,14 +157,9 @@ def _make_keys(folder: Path) -> HubKeys:
     return HubKeys(hub, secret)
 
 
-def _own_variables() -> dict[str, str]:
-    """Return the variables that the fleet's user has set for its hubs."""
-    variables: dict[str, Any] = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
-    return {name: str(value) for name, value in variables.items()}
-
-
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return the environment of the hub: this process's, without what Ray adds for its workers."""
+    own: Mapping[str, Any] = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
     added = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
     kept = {name: value for name, value in os.environ.items() if name not in added and not name.startswith("RAY_")}
-    return {**kept, **variables}
+    return {**kept, **{name: str(value) for name, value in own.items()}}

@@ -1,33 +1,48 @@
-"""A hub that is started again when it ends."""
+"""A process of ``envhub serve`` that is started again when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
 
-from envhub.fleet.hub_process import HubProcess
-from envhub.fleet.reports import HubState
-
-LINES_MAX = 2000  # of its log that are kept
+LINES_MAX = 20  # of its log that are kept, for an error
+LINE_BYTES_MAX = 1 << 14
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 30.0
 STABLE_S = 10.0  # a process that ran for so long is started again at once
 STOP_TIMEOUT_S = 30.0  # for the hub to drain
+READ_TIMEOUT_S = 1.0  # for its last lines: a process that an env has left may hold the pipe
+LISTENING = "listening on "
+
+# The kernel kills the hub when the thread that started it ends, and the hub is an ``envhub serve`` as any other. It has
+# a process group of its own, and no session of its own: Linux shares the CPUs among sessions first.
+_BOOT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.setpgid(0, 0)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.executable, [sys.executable, "-m", "envhub", "serve", *sys.argv[2:]])
+"""
 
 
 class KeptHub:
     """A hub that ``run`` keeps.
 
     Attributes:
-        state: of the hub.
+        pid: of its process; 0 without one.
         starts: number of times that it was started.
         why: how it ended the last time; empty if it has not.
         failures: number of times in a row that it ended without listening.
+        lines: the last ones of its log.
     """
 
     def __init__(
@@ -37,43 +52,38 @@ class KeptHub:
 
         The first of ``binds`` may be on port 0, and is on the port that it got from then on.
         """
-        self.state = HubState.STARTING
-        self.starts = 0
+        self.pid = self.starts = self.failures = 0
         self.why = ""
-        self.failures = 0
+        self.lines: deque[str] = deque(maxlen=LINES_MAX)
         self._arguments, self._binds, self._environ, self._files = arguments, binds, environ, files
-        self._process: HubProcess | None = None
-        self._lines: deque[str] = deque(maxlen=LINES_MAX)
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._listening: list[str] = []
+        self._lock = threading.Lock()  # while it is held, ``pid`` is the number of no other process
         self._stopping, self._stopped = threading.Event(), threading.Event()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses at which it listens; empty if it does not."""
-        process = self._process
-        return process.addresses if process is not None else ()
-
-    @property
-    def pid(self) -> int:
-        """Pid of its process; 0 without one."""
-        process = self._process
-        return process.pid if process is not None else 0
-
-    def log(self, lines: int) -> list[str]:
-        """Return the last lines of its log, the newest last."""
-        return [*self._lines][-lines:] if lines > 0 else []
+        """The addresses at which it listens; empty before it listens at all of them."""
+        listening = tuple(self._listening)
+        return listening if len(listening) == len(self._binds) else ()
 
     def say(self, line: str) -> None:
-        """Add a line to its log, which is also on this process's stderr."""
-        self._lines.append(line)
+        """Add a line to its log, which is this process's stderr."""
+        self.lines.append(line)
         with contextlib.suppress(OSError):  # such as of a full disk, which ends no hub
             print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Let the hub drain, and wait until its process has ended."""
         self._stopping.set()
-        os.write(self._stop_write, b"x")
-        self._stopped.wait()
+        self._signal(signal.SIGTERM)
+        if not self._stopped.wait(STOP_TIMEOUT_S):
+            self._signal(signal.SIGKILL)
+            self._stopped.wait()
+
+    def _signal(self, number: int) -> None:
+        with self._lock:
+            if self.pid:
+                os.kill(self.pid, number)
 
     def run(self) -> None:
         """Keep the hub until ``stop`` is called; the process ends with the thread that calls this."""
@@ -85,21 +95,59 @@ class KeptHub:
             binds = [*addresses[:1], *self._binds[1:]] if addresses else self._binds
             is_stable = time.monotonic() - started_s > STABLE_S
             backoff_s = 0.0 if is_stable else min(max(2 * backoff_s, BACKOFF_MIN_S), BACKOFF_MAX_S)
-        self.state = HubState.STOPPED
         self._stopped.set()
 
     def _run_once(self, binds: Sequence[str]) -> tuple[str, ...]:
         """Run a process to its end; returns the addresses that it had."""
-        self.state = HubState.STARTING
+        with self._lock:
+            if self._stopping.is_set():
+                return ()
+            process = self._started(binds)
+            self.pid = process.pid
         self.starts += 1
-        process = self._process = HubProcess(self._arguments, binds, self._environ, self._files)
-        try:
-            status = process.attend(self.say, self._stop_read, STOP_TIMEOUT_S)
-        finally:
-            self._process, self.state = None, HubState.WAITING
+        reader = threading.Thread(target=self._read, args=(process.stdout, self._listening), daemon=True)
+        reader.start()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # before it is reaped, after which another may have its number
+            status, self.pid = process.wait(), 0
+        reader.join(READ_TIMEOUT_S)
+        addresses, self._listening = self.addresses, []
         if not self._stopping.is_set():
             how = f"exited with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
             self.why = f"the hub {how}"
-            self.failures = 0 if process.addresses else self.failures + 1
+            self.failures = 0 if addresses else self.failures + 1
             self.say(f"{self.why} and is started again")
-        return process.addresses
+        return addresses
+
+    def _started(self, binds: Sequence[str]) -> subprocess.Popen[bytes]:
+        options = [part for bind in binds for part in ("--bind", bind)]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOT, str(os.getpid()), *self._arguments, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**self._environ, "PYTHONUNBUFFERED": "1"},
+            pass_fds=self._files,
+        )
+
+    def _read(self, output: IO[bytes], listening: list[str]) -> None:
+        """Take the addresses from the lines that the hub prints first; the others are its log."""
+        with output:
+            while line := output.readline(LINE_BYTES_MAX):
+                text = line.decode(errors="replace").rstrip("\n")
+                if text.startswith(LISTENING) and len(listening) < len(self._binds):
+                    listening.append(text.removeprefix(LISTENING))
+                else:
+                    self.say(text)
+
+
+def take_priority_of(pid: int) -> str:
+    """Give this thread and its children the niceness and the OOM score of another process; returns why not, if so."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
+        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    except PermissionError:
+        return "the hub runs behind other processes: start Ray with RAY_worker_niceness=0, or raise `ulimit -e`"
+    return ""

@@ -8,9 +8,9 @@ from envhub.errors import AddressError
 from envhub.transport.keys import shown
 
 NAMESPACE = "envhub"  # of Ray, so that programs in any namespace have the same fleets
-SCHEME = "ray://"
 HUBS_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,55}")  # a hub's name, with its number, has 64 characters
+_ACTOR = re.compile(r"envhub:([^:]*):([0-9]+)")
 
 
 def check_fleet_name(name: str) -> None:
@@ -35,13 +35,7 @@ def hub_name(fleet: str, index: int) -> str:
     return f"{fleet}/{index}"
 
 
-def index_of(actor: str, fleet: str) -> int | None:
-    """Return the number of the hub that this actor keeps; None if it keeps no hub of the fleet."""
-    prefix, _, index = actor.rpartition(":")
-    return int(index) if prefix == f"envhub:{fleet}" and index.isdecimal() else None
-
-
-def fleet_of(actor: str) -> str | None:
-    """Return the fleet of this actor; None if it keeps no hub."""
-    parts = actor.split(":")
-    return parts[1] if len(parts) == 3 and parts[0] == "envhub" and parts[2].isdecimal() else None
+def hub_of(actor: str) -> tuple[str, int] | None:
+    """Return the fleet and the number of the hub that this actor keeps; None if it keeps none."""
+    match = _ACTOR.fullmatch(actor)
+    return None if match is None else (match[1], int(match[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -18,8 +19,7 @@ from hubs import lives
 
 import envhub
 from envhub.fleet.hub_folder import HubFolder
-from envhub.fleet.kept_hub import KeptHub
-from envhub.fleet.priority import take_priority_of
+from envhub.fleet.kept_hub import LINE_BYTES_MAX, KeptHub, take_priority_of
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -57,7 +57,7 @@ def test_hub_that_is_killed_comes_back_at_its_port_and_is_drained_at_the_end(tmp
             assert client.health()["status"] == "ok"
         last = hub.pid
     assert not psutil.pid_exists(last)
-    assert any('"stopping"' in line for line in hub.log(10))
+    assert any('"stopping"' in line for line in hub.lines)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -66,7 +66,7 @@ def test_hub_that_cannot_start_is_tried_again_and_says_why() -> None:
     with kept(KeptHub(["one=no_such_sims:make"], ["tcp://127.0.0.1:0"], os.environ)) as hub:
         await_(lambda: hub.failures >= 2)
         assert hub.why == "the hub exited with status 2" and not hub.addresses
-        assert any("No module named 'no_such_sims'" in line for line in hub.log(10))
+        assert any("No module named 'no_such_sims'" in line for line in hub.lines)
         started_s = time.monotonic()
     assert time.monotonic() - started_s < 20.0  # it does not wait for the next try
 
@@ -105,13 +105,13 @@ def test_killed_keeper_takes_its_hub_along_and_the_next_one_removes_its_folder(
 
 
 def test_hub_takes_the_priority_of_another_process_or_says_that_it_may_not() -> None:
-    program = f"import sys; from envhub.fleet.priority import *; print(take_priority_of({os.getpid()}))"
+    program = f"import sys; from envhub.fleet.kept_hub import take_priority_of; print(take_priority_of({os.getpid()}))"
     program += "; import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
     ran = subprocess.run(["nice", "-n", "5", sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = ran.stdout.splitlines()
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert lines == ["[]", str(own)] or "RAY_worker_niceness" in lines[0]
-    assert take_priority_of(os.getpid()) == []
+    assert lines == ["", str(own)] or "RAY_worker_niceness" in lines[0]
+    assert take_priority_of(os.getpid()) == ""
 
 
 def test_line_that_cannot_be_written_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +119,13 @@ def test_line_that_cannot_be_written_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     with open("/dev/full", "w", buffering=1) as full, open(os.devnull, "w") as null:
         monkeypatch.setattr(sys, "stderr", full)
         hub.say("line")
-        assert hub.log(9) == ["line"]
+        assert [*hub.lines] == ["line"]
         os.dup2(null.fileno(), full.fileno())  # which takes what is left when it is closed
+
+
+def test_lines_of_its_output_are_taken_whole_and_a_long_one_in_parts() -> None:
+    hub, listening = KeptHub([], ["tcp://127.0.0.1:0"], {}), list[str]()
+    text = b"listening on a\nlistening on b\n" + b"x" * (LINE_BYTES_MAX + 1) + b"\n\xff\nlast"
+    hub._read(io.BytesIO(text), listening)
+    assert listening == ["a"]
+    assert [*hub.lines] == ["listening on b", "x" * LINE_BYTES_MAX, "x", "\ufffd", "last"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from envhub_client.connection import dns_hubs, known_hubs
-from envhub_client.fleet.members import Member, members
+from envhub_client.connection.members import Member, members
 
 from envhub.errors import AddressError, HubUnreachable
 from envhub.secret import Secret

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from envhub_client.fleet.report import HubReport, reports, table
+from envhub_client.tools.fleet_listing import HubReport, reports, table
 
 from envhub.errors import AddressError, HubUnreachable
 from envhub.transport.keys import text_of
@@ -44,9 +44,9 @@ def test_name_that_stands_for_no_hub_is_an_error(tmp_path: Path, monkeypatch: py
 
 
 def test_table_has_a_dash_for_what_a_hub_does_not_say() -> None:
-    whole = HubReport("a", "tcp://a:1", "box", "ok", "", 1, 64, 4032, 8, 1234.6, 0)
-    older = HubReport("b\x1b", "", "", "ok", "", 1, 64)
-    lines = [line.split() for line in table([whole, older])]
+    whole = HubReport("a", "tcp://a:1", "ok", "", "box", 1, 64, 4032, 8, 1234.6, 0)
+    silent = HubReport("b\x1b", "tcp://b:1", why="no hub answered")
+    lines = [line.split() for line in table([whole, silent])]
     assert lines[1] == ["a", "tcp://a:1", "box", "ok", "1", "64", "4032", "8", "1235", "0"]
-    assert lines[2] == ["b\\x1b", "-", "-", "ok", "1", "64", "-", "-", "-", "-"]
+    assert lines[2] == ["b\\x1b", "tcp://b:1", "-", "unreachable", *"------"]
     assert len(lines[0]) == len(lines[1])

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from envhub_client.connection.members import Member
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import PartsOpener
 from envhub_client.federation.remaker import Remaker
-from envhub_client.fleet.members import Member
 from envhub_client.session.options import SessionOptions
 from gymnasium.spaces import Box, Discrete
 

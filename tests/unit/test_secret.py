@@ -18,11 +18,11 @@ import msgpack
 import msgspec
 import pytest
 from envhub_client.connection import known_hubs
-from envhub_client.fleet.report import reports
 from envhub_client.observer import token_bytes
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.options import SessionOptions
+from envhub_client.tools.fleet_listing import reports
 
 import envhub
 from envhub.cli.commands import app

@@ -74,7 +74,7 @@ def _asked(fleet: str) -> Mapping[int, tuple[str, str]]:
 
 
 def _looked_up(fleet: str) -> Mapping[int, tuple[str, str]]:
-    program = [sys.executable, "-m", "envhub.fleet.lookup", fleet]
+    program = [sys.executable, "-m", "envhub.fleet.fleet", fleet]
     try:
         ran = subprocess.run(
             program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOKUP_TIMEOUT_S

@@ -14,13 +14,13 @@ import numpy as np
 from envhub import errors
 from envhub.values import spaces
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.members import Member
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import OpenHub, PartsOpener, room_for, roomiest
 from envhub_client.federation.slices import set_attr_of
-from envhub_client.fleet.members import Member
 from envhub_client.lanes.base import HubLane
 from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet

@@ -18,6 +18,7 @@ from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
 from envhub.values.leaf import OBJECT
+from envhub_client.connection.members import Member
 from envhub_client.deadline import Deadline
 from envhub_client.federation.agreement import joint_description
 from envhub_client.federation.joint_request import JointRequest
@@ -27,7 +28,6 @@ from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import PartsOpener, RowsMake
 from envhub_client.federation.remaker import Remaker
 from envhub_client.federation.slices import call_of, set_attr_of
-from envhub_client.fleet.members import Member
 from envhub_client.frames import hide_frames
 from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of

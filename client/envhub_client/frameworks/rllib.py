@@ -16,9 +16,9 @@ from ray.tune.registry import register_env
 
 from envhub.transport import address as addresses
 from envhub_client import make as making
+from envhub_client.connection.members import stands_for_several
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.fleet.members import stands_for_several
 from envhub_client.frameworks.decided_options import refuse_decided
 from envhub_client.frameworks.extras import needs
 

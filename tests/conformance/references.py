@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
@@ -30,8 +29,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
 REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
 INTERNAL = ("close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
-WIDTH = 118
-CELL_MAX = 100  # characters of a text that is a cell as a whole
 
 
 def updated(page: str) -> str:
@@ -40,17 +37,11 @@ def updated(page: str) -> str:
 
 
 def reference(head: str, cells: Mapping[str, str], texts: Mapping[str, str]) -> str:
-    """A table with each text, or of a long one the beginning; the whole of those is below the table."""
+    """A table with each text."""
     lines = [f"| {head} | |", f"|---|{'---|' * head.count('|')}---|"]
-    more = []
     for name, cell in cells.items():
-        text = re.sub("`+", "`", texts[name])
-        brief = text if len(text) <= CELL_MAX else re.split(r"[.:;](?=\s)", text)[0]
-        lines.append(f"| `{name}` {cell}| {sentence(brief).rstrip('.')} |")
-        if brief != text:
-            whole = f"**`{name}`**: {sentence(text)}"
-            more += [*textwrap.wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
-    return "\n".join([*lines, "", *more])
+        lines.append(f"| `{name}` {cell}| {sentence(re.sub('`+', '`', texts[name])).rstrip('.')} |")
+    return "\n".join([*lines, ""])
 
 
 def sentence(text: str) -> str:

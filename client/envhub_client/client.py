@@ -31,7 +31,6 @@ _HEALTH: dict[str, Any] = {
     "unready": dict,
 }
 RETURN_S = 1.0  # for a hub that was lost to answer again; the next question tries once more
-_OLDER: dict[str, Any] = {"loop_lag_s": 0.0, "unready": {}}  # which an older hub does not tell
 
 
 @hiding_frames
@@ -179,7 +178,7 @@ class Client(AbstractContextManager["Client"]):
         """
         row = self._row(Op.HEALTH)
         for name, kinds in _HEALTH.items():
-            if not isinstance(row.get(name, _OLDER.get(name)), kinds):
+            if not isinstance(row.get(name), kinds):
                 raise RemoteProtocolError(
                     f"{hub_at(self.address)} says of its health {name}={shown(row.get(name), 100)}"
                 )

@@ -1,7 +1,7 @@
 """``Fleet``: hubs of one name on the nodes of a Ray cluster.
 
-Run as a program, it prints what clients connect to a fleet with, keys too, for a program that is not connected to Ray.
-That one reads it from a pipe, so that its own call of ``ray.init``, if there is to be one, can still say how.
+Run as a program, it prints what clients connect to a fleet with, keys too. A program that is not connected to Ray reads
+that from a pipe, so that its own call of ``ray.init``, if there is to be one, can still say how.
 """
 
 from __future__ import annotations

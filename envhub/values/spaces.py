@@ -306,7 +306,6 @@ def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
 
 _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Box": _describe_box,
-    # A field that an older version does not send gets its default.
     "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
     "MultiDiscrete": lambda s, _: {
         "nvec": s.nvec,

@@ -281,7 +281,7 @@ def test_health_and_counters_are_one_row(rows: list[dict[str, Any]]) -> None:
                 ask()
 
 
-HEALTHY = {"status": "ok", "sessions": 0, "uptime_s": 1.0}
+HEALTHY = {"status": "ok", "sessions": 0, "uptime_s": 1.0, "loop_lag_s": 0.0, "unready": {}}
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_errors_that_reach_a_terminal_have_no_control_characters(failure: Failur
 
 
 def test_markup_of_a_hub_is_text() -> None:
-    row = {"status": "[link=https://elsewhere]ok[/link]", "sessions": 0, "uptime_s": 1.0}
+    row = {**HEALTHY, "status": "[link=https://elsewhere]ok[/link]"}
     with LyingHub({Op.HEALTH: (Table([row]), ())}) as hub:
         ran = subprocess.run([sys.executable, "-m", "envhub", "health", hub.address], capture_output=True, text=True)
     assert ran.stdout.startswith(str(row["status"]))

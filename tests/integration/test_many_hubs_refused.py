@@ -12,7 +12,6 @@ from envhub_client.connection import known_hubs
 from envhub_client.federation.parts_opener import PartsOpener
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, free_port, serve, wait_until
-from lying_hub import LyingHub
 
 import envhub
 
@@ -62,19 +61,6 @@ def test_env_that_no_hub_knows_is_refused_as_by_one(two: list[ServedHub]) -> Non
     with pytest.raises(envhub.RequestRefused, match="does not offer 'nothing'") as caught:
         envhub.make_vec("nothing", 4, hub=[hub.tcp for hub in two], split=[2, 2])
     assert "made these envs" not in str(caught.value)
-
-
-def test_hub_of_another_version_of_the_protocol_is_named(two: list[ServedHub]) -> None:
-    with LyingHub() as old:
-        for hubs in ([two[0].tcp, old.address], [old.address, two[0].tcp]):
-            refused(hubs, envhub.RequestRefused, *hubs, "protocols differ", "1.0", split=[2, 2])
-    assert wait_until(lambda: has_no_session(two[0]), 10)
-
-
-def test_hubs_that_are_too_old_for_parts_are_refused() -> None:
-    with LyingHub() as first, LyingHub() as second:
-        hubs = [first.address, second.address]
-        refused(hubs, envhub.RequestRefused, "a first env other than 0 came with 1.3", second.address, split=[2, 2])
 
 
 @pytest.mark.parametrize("options", [{}, {"split": [2, 1, 1]}, {"split": [0, 4, 0]}], ids=str)

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,19 +196,6 @@ def test_results_are_received_once_whatever_becomes_of_the_connection(hub: Serve
                         assert (observations[place, 0], rewards[place]) == (counts[env], sent.pop(env))
             assert late > 5
             assert received(envs) == sent
-
-
-def test_send_with_a_hub_of_an_earlier_version_needs_the_recv_first(envs: envhub.HubVectorEnv) -> None:
-    connection = envs._session.connection
-    connection.welcome = replace(connection.welcome, version="1.2")
-    with stopped(envs.call("pid")[0]):
-        envs.send([7], [0])
-        times_out(envs)
-        with pytest.raises(envhub.SessionBusy, match="recv"):
-            envs.send([9], [1])
-    assert received(envs) == {0: 7}
-    envs.send([9], [1])
-    assert received(envs) == {1: 9}
 
 
 def test_session_is_taken_over_while_a_client_sends_and_receives(envs: envhub.HubVectorEnv, hub: ServedHub) -> None:

@@ -142,11 +142,6 @@ class Connection:
         """Descriptors of which one becomes readable when something of the hub may have arrived."""
         return self._transport.descriptors
 
-    def speaks(self, minor: int) -> bool:
-        """True if the hub speaks this minor version of the protocol, or a later one."""
-        spoken = self.welcome.version.partition(".")[2]
-        return spoken.isdecimal() and int(spoken[:9]) >= minor
-
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:

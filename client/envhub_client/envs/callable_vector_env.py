@@ -126,7 +126,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         Errors as for ``call_some``.
         """
         rows = self._checked_rows("has_attr", name, env_ids)
-        self._session.require(1, "has_attr")
         return self._called(Call(name, b"", rows=sorted(rows), question="exists"), rows)
 
     @exclusive
@@ -143,7 +142,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
         name = wrapper if isinstance(wrapper, str) else f"{wrapper.__module__}:{wrapper.__qualname__}"
         self._session.check_free("is_wrapped")
-        self._session.require(1, "is_wrapped")
         rows = [] if env_ids is None else [*map(int, checked_env_ids(env_ids, self.num_envs))]
         return self._called(Call(name, b"", rows=sorted(rows), question="wrapped"), rows)
 
@@ -198,12 +196,13 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def single_reward_space(self) -> Space[Any] | None:
         """The ``reward_space`` of the first env, as envs with several objectives have it.
 
-        It is None where the env has none, where ``reward_space`` is a method, such as of a multi-agent env, for
-        ``vector=True``, and for a hub that cannot tell. Errors as for ``call_some``.
+        It is None where the env has none, where ``reward_space`` is a method, such as of a multi-agent env, and for
+        ``vector=True``. Errors as for ``call_some``.
         """
         name, first = "reward_space", [0]
-        can_tell = self._session.speaks(1) and not self._session.description.vector
-        if not can_tell or not self.has_attr(name, first)[0] or self.attr_is_callable(name, first)[0]:
+        if self._session.description.vector or not self.has_attr(name, first)[0]:
+            return None
+        if self.attr_is_callable(name, first)[0]:
             return None
         space: Space[Any] = self.get_attr(name, first)[0]
         return space
@@ -233,7 +232,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._check_call(what, name)
         if env_ids is None:
             return []
-        self._session.require(1, "calls of some envs")
         return [*map(int, checked_env_ids(env_ids, self.num_envs))]
 
     def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:

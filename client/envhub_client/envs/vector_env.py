@@ -275,7 +275,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         if isinstance(options, (list, tuple)):
             if env_ids is not None:
                 raise ValueError("options for each env go with a reset of all envs, not with env_ids")
-            self._session.require(1, "options for each env")
             reset = Reset(seeds, options_each=[*map(self._options, options_of(options, self.num_envs))])
         elif env_ids is not None:
             selected = np.zeros(self.num_envs, bool)

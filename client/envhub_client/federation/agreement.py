@@ -27,16 +27,6 @@ def check_distinct(hubs: Mapping[Connection, str]) -> None:
             raise errors.AddressError(f"{text}; name it once: each hub has its rows in one session")
 
 
-def check_protocols(hubs: Sequence[Connection]) -> None:
-    """Check that these hubs speak the same version of the protocol.
-
-    Raises:
-        RequestRefused: two of them do not; the message has both addresses.
-    """
-    for connection in hubs[1:]:
-        _check_same(hubs[0], connection, "protocols", hubs[0].welcome.version, connection.welcome.version)
-
-
 def check_agreement(hubs: Sequence[tuple[Connection, SessionDescription]], options: SessionOptions) -> None:
     """Check that these hubs have made the same envs.
 

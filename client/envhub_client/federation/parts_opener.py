@@ -17,7 +17,7 @@ from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.connection.members import Member
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import ANSWER_S, Deadline
-from envhub_client.federation.agreement import check_agreement, check_distinct, check_protocols
+from envhub_client.federation.agreement import check_agreement, check_distinct
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
@@ -158,7 +158,6 @@ class PartsOpener:
             SessionLost: ``is_wanted`` returned False meanwhile.
             Exception: as for ``Session``, of the first of these hubs.
         """
-        check_protocols([hub.connection for hub, count in zip(hubs, counts, strict=True) if count])
         makers: list[tuple[str, range, SessionMaker]] = []
         processes = _processes(self.options.num_workers if num_workers is None else num_workers, counts)
         for hub, count, own_workers in zip(hubs, counts, processes, strict=True):
@@ -271,7 +270,7 @@ def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
 
 
 def _room(connection: Connection) -> Room:
-    capacity = connection.welcome.capacity  # an older hub does not tell
+    capacity = connection.welcome.capacity  # None from a hub in another language that does not say
     return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
 
 

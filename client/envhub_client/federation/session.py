@@ -29,7 +29,6 @@ from envhub_client.federation.parts_opener import PartsOpener, RowsMake
 from envhub_client.federation.remaker import Remaker
 from envhub_client.federation.slices import call_of, set_attr_of
 from envhub_client.frames import hide_frames
-from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
@@ -123,14 +122,6 @@ class FederatedSession(LaneSession):
     def hub_of(self, env: int) -> str | None:
         """The name of the hub that has this env now; None where it is not known."""
         return next(part.connection.hub for part in self._lane.parts if env in part.rows)
-
-    def speaks(self, minor: int) -> bool:
-        """True if all hubs speak this minor version of the protocol, or a later one."""
-        return all(part.connection.speaks(minor) for part in self._lane.parts)
-
-    def require(self, minor: int, what: str) -> None:
-        for part in self._lane.parts:
-            make_request.require(part.connection, minor, what)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

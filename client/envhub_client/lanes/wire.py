@@ -19,7 +19,6 @@ from envhub.protocol.prelude import Frame
 from envhub.values.compression import decompressor
 from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
-from envhub.vector_errors import SessionBusy
 from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
@@ -168,20 +167,11 @@ class WireLane:
             raise
 
     def _ends_receive(self) -> bool:
-        """True if the next SEND must end a RECEIVE that is pending; a reply that has come is kept.
-
-        Raises:
-            SessionBusy: the hub is too old for that.
-        """
+        """True if the next SEND must end a RECEIVE that is pending; a reply that has come is kept."""
         protocol = self._connection.protocol
         if self._has_reply(Op.RECEIVE) and protocol.answer is not self._inbox.read:
             self._inbox = self._inbox._replace(unread=protocol.answer)
-        if protocol.pending is not Op.RECEIVE:
-            return False
-        if not self._connection.speaks(3):
-            text = "Calling `send` after a `recv` that timed out, which is to be called again first"
-            raise SessionBusy(f"{text}, or the hub upgraded.", "recv")
-        return True
+        return protocol.pending is Op.RECEIVE
 
     def _has_reply(self, op: Op) -> bool:
         answer = self._connection.protocol.answer

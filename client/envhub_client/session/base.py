@@ -62,16 +62,6 @@ class VectorSession(Protocol):
     def hub_of(self, env: int) -> str | None:
         """The name of the hub that has this env now; None for a private hub, without one, or where it is not known."""
 
-    def speaks(self, minor: int) -> bool:
-        """True if the hub speaks this minor version of the protocol, or a later one."""
-
-    def require(self, minor: int, what: str) -> None:
-        """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
-
-        Raises:
-            RequestRefused: it is older.
-        """
-
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
 

@@ -16,7 +16,6 @@ from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.private_hub.program_environment import by_value_if_unimportable
 from envhub_client.session import hosting
 from envhub_client.session.factories import own_python, pickled_for_workers
-from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.options import SessionOptions
 
 
@@ -34,17 +33,9 @@ def filled_in(
     truncation of each env, or empty where that was reported already. ``num_workers`` takes the place of the option.
 
     Raises:
-        RequestRefused: the hub is too old for an option, or it is one for private hubs, or one side cannot compress so.
+        RequestRefused: an option is one for private hubs, or one side cannot compress so.
         TypeError: ``worker_setup`` cannot be pickled.
     """
-    if make.kwargs_each:
-        require(connection, 2, "arguments for each env")
-    if make.first_env:
-        require(connection, 3, "a first env other than 0")
-    if make.vector:
-        require(connection, 2, "vector=True")
-    if options.hosting != HostingOptions():
-        require(connection, 2, f"any of {', '.join(hosting.FIELDS)}")
     chosen = [name for name in hosting.PRIVATE if getattr(options.hosting, name) is not None]
     if chosen and (world is None or options.num_workers == 0):
         where = "num_workers=0 has the program's own" if world is not None else "its operator says it"
@@ -105,16 +96,3 @@ def chosen_compression(options: SessionOptions, connection: Connection) -> str:
                 f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
             )
     return wanted
-
-
-def require(connection: Connection, minor: int, what: str) -> None:
-    """Check that the hub speaks this minor version of the protocol, which ``what`` came with.
-
-    Raises:
-        RequestRefused: it is older.
-    """
-    if not connection.speaks(minor):
-        spoken = errors.shown(connection.welcome.version, 20)
-        raise errors.RequestRefused(
-            f"{errors.hub_at(connection.address)} speaks protocol {spoken}; {what} came with 1.{minor}: upgrade the hub"
-        )

@@ -19,7 +19,6 @@ from envhub.transport.address import written
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
-from envhub_client.session import make_request
 from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
 from envhub_client.session.in_use import InUse
@@ -97,12 +96,6 @@ class Session(LaneSession):
     def hub_of(self, env: int) -> str | None:
         """The name of the hub that has this env now; as ``VectorSession.hub_of``."""
         return self.connection.hub
-
-    def speaks(self, minor: int) -> bool:
-        return self.connection.speaks(minor)
-
-    def require(self, minor: int, what: str) -> None:
-        make_request.require(self.connection, minor, what)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What each hub of a fleet does; all hubs are asked at one time."""
+"""States of the hubs of a fleet, which are asked at one time."""
 
 from __future__ import annotations
 

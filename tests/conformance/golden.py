@@ -1,7 +1,7 @@
 """Makes ``golden.json``: frames and values in hex, for clients and hubs in any language.
 
 ============  =========================================================================================================
-session       a whole session, whose frames fit each other: "A whole session" in PROTOCOL.md
+session       a whole session, whose frames fit each other; PROTOCOL.md shows some
 steps         the program `steps` of the kit: its requests and the replies, with all values
 exchanges     a request and a reply of every kind, each by itself: the arrays in them are of no space
 values        a value of every kind

@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Sequence, TypeVar
 
 from envhub.secret import hidden
 
@@ -59,6 +59,11 @@ def printable(value: Any) -> Any:
 def without_folders(value: Any) -> Any:
     """The value, without the folders of absolute paths in its texts; it is copied as by ``printable``."""
     return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
+
+
+def without_secrets(value: Any) -> Any:
+    """The value, with ``***`` in place of what may be a secret in its texts; it is copied as by ``printable``."""
+    return _with_texts(value, hidden)
 
 
 def shortened(text: str, chars_max: int) -> str:
@@ -110,9 +115,11 @@ class EnvHubError(Exception):
     Attributes:
         hub: the name of the hub that the error comes from; None for an error of the client, of a private hub or of
             ``num_workers=0``, and where the hub's name is not known.
+        env_ids: of an error that ends a session, from ``recv``: the envs that are under way no more.
     """
 
     hub: str | None = None
+    env_ids: Sequence[int] = ()
 
 
 E = TypeVar("E", bound=EnvHubError)
@@ -222,6 +229,14 @@ def env_of(error: BaseException) -> int | None:
     """The env that the error of a wait is of; None where it is of no single env."""
     env: int | None = getattr(raised_by_env(error) or error, "env_index", None)
     return env
+
+
+def ended_by(error: BaseException) -> Sequence[int]:
+    """The envs whose result this error of ``recv`` is."""
+    env = env_of(error)
+    if env is not None:
+        return (env,)
+    return error.env_ids if isinstance(error, EnvHubError) else ()
 
 
 class WorkerDied(EnvHubError):

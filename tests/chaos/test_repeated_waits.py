@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,9 +120,8 @@ def hubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
         yield running
 
 
-@pytest.fixture(params=[*SCENES[:3], *(pytest.param(each, marks=pytest.mark.long) for each in SCENES[3:])])
-def envs(request: pytest.FixtureRequest, hubs: SeveralHubs) -> Iterator[Envs]:
-    scene, _, loss = request.param.partition(", ")
+def made(hubs: SeveralHubs, name: str) -> Envs:
+    scene, _, loss = name.partition(", ")
     options: dict[str, Any] = {"num_workers": 2, "render_mode": "rgb_array"}
     if "recreate" in (scene, loss):
         options["on_hub_loss"] = "recreate"
@@ -129,8 +129,13 @@ def envs(request: pytest.FixtureRequest, hubs: SeveralHubs) -> Iterator[Envs]:
         options |= {"hub": hubs.addresses("ipc", "tcp"), "split": [1, 2]}
     else:
         options["hub"] = hubs.hubs[0].tcp if scene == "wire" else hubs.hubs[0].ipc
-    with closing(envhub.make_vec("talking", ROWS, **options)) as made:
-        yield made
+    return envhub.make_vec("talking", ROWS, **options)
+
+
+@pytest.fixture(params=[*SCENES[:3], *(pytest.param(each, marks=pytest.mark.long) for each in SCENES[3:])])
+def envs(request: pytest.FixtureRequest, hubs: SeveralHubs) -> Iterator[Envs]:
+    with closing(made(hubs, request.param)) as envs:
+        yield envs
 
 
 def interrupts(stride: int) -> Iterator[Interrupt]:
@@ -204,3 +209,63 @@ def test_call_that_begins_and_waits_is_done_by_all_envs_or_by_none_and_leaves_no
         assert count in ((before, before + 1) if name == "step" else (before, 0)), str(interrupt.where)
         assert envs.step(rewards(1))[0][:, 0].tolist() == [count + 1] * ROWS, str(interrupt.where)
     print(f"{name}: {tried} interrupts")
+
+
+def lost(wait: Callable[[], Any]) -> bool:
+    """Whether the wait raises that the session has ended; it must."""
+    with pytest.raises(envhub.SessionLost):
+        wait()
+    return True
+
+
+@SWEEP
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scene", SCENES[:3])
+def test_end_of_the_session_in_recv_is_raised_until_the_caller_has_it(
+    hubs: SeveralHubs, scene: str, stride: int
+) -> None:
+    tried = 0
+    for interrupt in interrupts(stride):
+        with closing(made(hubs, scene)) as envs:
+            envs.reset()
+            envs.send(rewards(1))
+            hubs.end_sessions(scene == "two hubs")
+            if interrupt.during(lambda: lost(lambda: envs.recv(timeout=WAIT_S))) is None:
+                tried += 1
+                assert lost(lambda: envs.recv(timeout=WAIT_S)), str(interrupt.where)
+            if scene == "two hubs":  # the other one's rows are had as ever
+                assert envs.recv(timeout=WAIT_S)[5].tolist() == [0]
+            with pytest.raises((envhub.NothingPending, envhub.SessionLost)):
+                envs.recv(timeout=WAIT_S)
+            assert lost(envs.reset)  # and no SessionBusy
+    print(f"{scene}: {tried} interrupts")
+    assert tried
+
+
+@SWEEP
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scene", SCENES[3:])
+@pytest.mark.parametrize("name", ["recv", "step_wait"])
+def test_loss_in_an_interrupted_wait_is_a_truncation_of_each_lost_row_once(
+    hubs: SeveralHubs, name: str, scene: str, stride: int
+) -> None:
+    tried, is_lost = 0, [scene == "recreate", True, True]
+    for interrupt in interrupts(stride):
+        with closing(made(hubs, scene)) as envs:
+            envs.reset()
+            (envs.send if name == "recv" else envs.step_async)(rewards(1))
+            hubs.end_sessions(scene != "recreate")
+            wait = partial(getattr(envs, name), timeout=WAIT_S)
+            found = interrupt.during(wait)
+            if found is None:
+                tried += 1
+                found = wait()
+            assert found[3].tolist() == is_lost, str(interrupt.where)
+            for count in (1, 2):
+                observations, _, _, truncations, _ = envs.step(rewards(1))
+                assert not truncations.any(), str(interrupt.where)
+                wanted = [count - 1 if lost else count + 1 for lost in is_lost]
+                assert observations[:, 0].tolist() == wanted, str(interrupt.where)
+    print(f"{name}, {scene}: {tried} interrupts")
+    assert tried

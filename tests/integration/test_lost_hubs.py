@@ -530,6 +530,24 @@ def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
             assert envs.get_attr("count", [0, 1]) == count  # no other hub was asked
 
 
+@pytest.mark.parametrize("lane", ["tcp", "ipc"])
+def test_end_of_a_session_is_the_result_of_its_rows_until_recv_has_raised_it(hubs: SeveralHubs, lane: str) -> None:
+    with one_that_ends(hubs, "administrator", lane, on_hub_loss="raise") as (envs, end_part, _):
+        envs.reset()
+        envs.send(np.ones(ROWS, int))
+        end_part()
+        lane_of_both = envs._session.lane
+        for _ in range(2):
+            with pytest.raises(envhub.SessionLost) as caught:
+                lane_of_both.wait_rows(ROWS, 10)
+            assert lane_of_both.outstanding == ROWS and [*caught.value.env_ids] == [2, 3]
+        with pytest.raises(envhub.SessionLost):
+            envs.recv()
+        assert envs.recv(timeout=10)[5].tolist() == [0, 1]
+        with pytest.raises(envhub.NothingPending):
+            envs.recv()
+
+
 @pytest.mark.long
 def test_rows_are_not_made_again_on_a_hub_that_has_the_id_of_another(hubs: SeveralHubs) -> None:
     with (

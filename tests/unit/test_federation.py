@@ -23,7 +23,7 @@ from envhub_client.session import absence as absences
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import EnvRaised, HubLost, HubTimeout
+from envhub.errors import EnvRaised, HubLost, HubTimeout, ended_by
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -623,9 +623,11 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
-    with pytest.raises(HubLost, match="the hub is gone"):
+    with pytest.raises(HubLost, match="the hub is gone") as caught:
         lane.wait_rows(1, 10)
-    assert lane.outstanding == 0 and events == ["remake"]
+    assert lane.outstanding == 3 and ended_by(caught.value) == [0, 1, 2] and events == ["remake"]
+    lane.taken(np.array(ended_by(caught.value)))
+    assert lane.outstanding == 0
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     assert truncated(lane.wait_rows(3, 10)) == [] and lost.hub.begun == ["rows [0, 1, 2] [7, 8, 9]"]
     absence.join()

@@ -18,6 +18,7 @@ from envhub.values import codec
 # A session that has raised one of these is of no more use: it has ended, its hub is lost or does not let this client in
 # any more, or what the hub sends makes no sense.
 SESSION_ENDS = (errors.HubLost, errors.SessionLost, errors.AccessDenied, errors.RemoteProtocolError)
+SESSION_FAILS = (*SESSION_ENDS, errors.RestartsExhausted)  # whose envs are under way no more
 
 _CLASSES: dict[str, type[errors.EnvHubError]] = {
     "bad_actions": errors.SpaceMismatch,

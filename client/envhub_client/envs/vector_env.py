@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import Forked, HubTimeout, SpaceMismatch, env_of, shown
+from envhub.errors import Forked, HubTimeout, SpaceMismatch, ended_by, shown
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.recording.options import Recorded
 from envhub.values import spaces
@@ -496,8 +496,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         try:
             part = self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
         except Exception as error:
-            if (env := env_of(error)) is not None:
-                pending.part = np.array([env])
+            if env_ids := ended_by(error):
+                pending.part = np.array(env_ids)
             raise
         pending.part = part[-1]
         return part

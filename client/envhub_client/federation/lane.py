@@ -148,9 +148,13 @@ class FederatedLane:
         part = next(each for each in self.parts if part.rows.start in each.rows)
         if self._recovery is None:
             self._has_lost = True
+            loss.env_ids = (part.rows.start + np.flatnonzero(part.take(self._sent))).tolist()
             raise loss
         if isinstance(part.lane, AbsentLane) and not part.lane.made:  # no hub has made the rows again in time
-            self.taken(part.rows.start + part.lane.waiting_rows)  # which are not waited for any more
+            waiting = part.lane.waiting_rows  # which are not waited for any more, once the caller knows
+            loss.env_ids = (part.rows.start + waiting).tolist() if self.outstanding else ()
+            if not self.outstanding:  # of a step of all rows, which is repeated without them
+                part.lane.taken(waiting)
             raise loss
         self._has_lost = True
         part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
@@ -459,6 +463,9 @@ class FederatedLane:
         except SESSION_ENDS as loss:
             self.lost(part, loss)
             return get(part)
+        except EnvHubError as error:  # such as of a session that has failed
+            error.env_ids = [part.rows.start + row for row in error.env_ids]
+            raise
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""

@@ -27,6 +27,7 @@ from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.deadline import Deadline, answer_timeout, shown
 from envhub_client.lanes.attach import Attachment
@@ -206,6 +207,13 @@ class SharedLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+        try:
+            return self._wait_rows(min_envs, timeout)
+        except SESSION_FAILS as error:
+            error.env_ids = np.flatnonzero(self.are_outstanding).tolist()
+            raise
+
+    def _wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         with self._connection.in_use:
             driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
             self._await(deadline, lambda: driver.done() >= min_envs)
@@ -247,12 +255,14 @@ class SharedLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
-        shown = env_ids[self._arena.status[env_ids] != STATUS_RAISED]
+        arena = self._arena
+        is_shown = (arena.status[env_ids] != STATUS_RAISED) & (arena.done[env_ids] == arena.request[env_ids])
+        shown = env_ids[is_shown]
         if len(shown) < len(env_ids):
             self._keep_last()
         if self._last is not None:
-            slots = self._arena.done[shown] & 1
-            for last, leaf in zip(self._last, self._arena.observations, strict=True):
+            slots = arena.done[shown] & 1
+            for last, leaf in zip(self._last, arena.observations, strict=True):
                 last[shown] = leaf[slots, shown]
         self._driver.taken(env_ids)
 
@@ -374,8 +384,6 @@ class SharedLane:
         self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
-        self._keep_last()
-        self._driver.taken(slice(None))
         self._ask_hub([], deadline)
         text = f"{hub_at(self._connection.address)} has ended this session"
         raise of_hub(HubLost(text), self._connection.hub)

@@ -21,6 +21,7 @@ from envhub.values.info_columns import unpack_columns
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
+from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.templates import InfoTemplates
 
@@ -201,6 +202,13 @@ class WireLane:
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+        try:
+            return self._wait_rows(min_envs, timeout)
+        except SESSION_FAILS as error:
+            error.env_ids = np.flatnonzero(self._sent).tolist()
+            raise
+
+    def _wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         deadline = None if timeout is None else Deadline(timeout)
         self.confirm_rows(timeout)
         # A wait that may time out asks for less at a time: the next may want less.
@@ -288,10 +296,8 @@ class WireLane:
         if isinstance(failure := reply.message, Failure):
             try:
                 self._connection.fail(failure)
-            except Exception:  # now, for an interrupt before has the reply read again
-                if failure.env_index is None and failure.scope == "session":
-                    self._sent[:] = False
-                elif failure.code == "refused":  # no other is under way: an interrupted SEND never arrived
+            except RequestRefused:  # now, for an interrupt before has the reply read again
+                if failure.code == "refused":  # no other is under way: an interrupted SEND never arrived
                     self._sent[:] = False
                     for part in self._inbox.parts:
                         self._sent[part.env_ids] = True

@@ -257,4 +257,5 @@ class RecoveringLane:
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
         self._under_way[env_ids] = self._untold[env_ids] = False
-        self._lane.taken(env_ids)
+        if self._loss is None:
+            self._lane.taken(env_ids)

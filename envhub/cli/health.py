@@ -11,6 +11,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from envhub.cli.terminal import EXIT_FAILED, end, print_line
+from envhub.secret import hidden
 
 TIMEOUT_S = 5.0
 SLOW_S = 0.1  # a loop that was busy for longer than this is mentioned
@@ -55,5 +56,5 @@ def check(address: str | None, timeout: float) -> NoReturn:
         text += f", busy for up to {lag_s:.1f} s at a time"
     print_line(f"{answer['status']}: {text}")
     for name, why in answer.get("unready", {}).items():
-        print_line(f"unready: {name}: {why}")
+        print_line(hidden(f"unready: {name}: {why}"))
     sys.exit(0 if answer["status"] == "ok" else EXIT_FAILED)

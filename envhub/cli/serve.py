@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from envhub.cli.consoles import console, errors
 from envhub.cli.terminal import EXIT_KEYS, end
 from envhub.hub_options import RETIRED, HubArguments
+from envhub.secret import hidden
 
 
 def serve(
@@ -67,7 +68,7 @@ def serve(
             console.print(hint, soft_wrap=True)
             return
         for name, why in hub.unready().items():
-            console.print(f"unready: {name}: {why}", markup=False, soft_wrap=True)
+            console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
 
     for name, given in (("announce", announce), ("audit", audit)):
         if given is not None:

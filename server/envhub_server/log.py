@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Hashable, MutableMapping
 from typing import Any
 
-from envhub.errors import shortened
+from envhub.errors import shortened, without_secrets
 from envhub_server.log_events import LOG_EVENTS
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
@@ -101,7 +101,13 @@ def _limited(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[
         from structlog import DropEvent
 
         raise DropEvent
-    return {name: shortened(text, FIELD_CHARS_MAX) if isinstance(text, str) else text for name, text in line.items()}
+    return {name: as_logged(value) for name, value in line.items()}
+
+
+def as_logged(value: Any) -> Any:
+    """The value of a line's field, without what may be a secret, and if it is a text at most so long."""
+    value = without_secrets(value)
+    return shortened(value, FIELD_CHARS_MAX) if isinstance(value, str) else value
 
 
 _level: int | None = None  # from which on lines are written; None where a program's own structlog writes them

@@ -23,6 +23,10 @@ from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_client.session.options import SessionOptions
 from envhub_client.tools.fleet_listing import reports
+from envhub_server.catalog.registry import InterpreterKey, Registry
+from envhub_server.log import as_logged
+from envhub_server.processes.interpreter import InterpreterUnusable, find
+from envhub_server.worker.exception_report import describe_failure
 
 import envhub
 from envhub.cli.commands import app
@@ -178,10 +182,22 @@ def test_command_does_not_repeat_a_secret(
     "text",
     ["tcp://simbox:5555", "envhub://***@simbox:5555", "ssh://me@simbox/run/hub.sock", "an envhub:// address",
      "my-experiment-2026-11-29-lr-0003-batch-64-seed1", f"tcp://{'very-long-name-' * 4}0.hubs.svc:5555",
+     "HandManipulateEgg_ContinuousTouchSensors-v1", "a-v1-" * 100_000, "A-v" * 100_000 + "-v1",
      "a" * 500_000, ":" * 500_000, "a:" * 500_000, "me@" * 500_000],
 )  # fmt: skip
 def test_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
     assert (hidden(text), addresses.written(text)) == (text, text)
+
+
+def test_key_in_place_of_an_envs_name_is_not_repeated() -> None:
+    key = "EIAfCyLLy2dRUPF_cNDi1hmBMI4AX336gCIK3t0Kg-g"
+    logged = as_logged({"envs": [key, f"ALE/{key}-v5"]}), as_logged(f"no id '{key}'")
+    error = ValueError(f"Environment `{key}` doesn't exist")
+    failure = describe_failure(error, "env_raised", None, None, hide_secrets=True)
+    unmatched = Registry([key]).unmatched(InterpreterKey(), [])
+    with pytest.raises(InterpreterUnusable) as raised:
+        find(key)
+    assert not any(key in repr(each) for each in (logged, failure, [*unmatched.values()], raised.value))
 
 
 def test_token_of_a_session_that_is_cut_is_not_repeated() -> None:

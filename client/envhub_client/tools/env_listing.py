@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from rich.console import Console
 
 from envhub.errors import EnvHubError, printable
+from envhub.secret import hidden
 from envhub_client.client import Client, connect
 from envhub_client.tools.rows import print_rows
 
@@ -36,7 +37,7 @@ def run(console: Console, errors: Console, address: str | None, patterns: Sequen
         offered, unready = client.envs(), client.health()["unready"]
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
         for name in sorted(unready.keys() - set(offered)):  # an id or a pattern that names nothing there
-            errors.print(printable(f"unready: {name}: {unready[name]}"), markup=False, soft_wrap=True)
+            errors.print(hidden(printable(f"unready: {name}: {unready[name]}")), markup=False, soft_wrap=True)
         if len(names) > SPACES_MAX:
             for name in names:
                 console.print(name, markup=False, soft_wrap=True)

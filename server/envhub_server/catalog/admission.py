@@ -87,7 +87,8 @@ def admitted(
         return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
-    text = f"this hub does not offer {make.name!r}{question} `envhub envs` and `envs()` of a client list what it offers"
+    name = shown(make.name)
+    text = f"this hub does not offer {name}{question} `envhub envs` and `envs()` of a client list what it offers"
     return Failure("unknown_env", "request", text)
 
 

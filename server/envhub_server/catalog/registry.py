@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
+from envhub.errors import shown
 from envhub.option_kinds import parse_arguments
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
@@ -237,7 +238,7 @@ class Registry:
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name
-        text = f"no id {wanted!r} is registered{on_this_machine()}"
+        text = f"no id {shown(wanted)} is registered{on_this_machine()}"
         namespace = wanted.partition("/")[0]
         if namespace in NAMESPACES and not any(name.startswith(f"{namespace}/") for name in registered):
             return f"{text}; its package is not there, run: {install(python, package_of(NAMESPACES[namespace]))}"

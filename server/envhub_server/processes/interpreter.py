@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from envhub.errors import shortened
+from envhub.secret import hidden
 from envhub.transport.address import environment
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 
@@ -151,7 +152,9 @@ def find(python: str) -> str:
     if os.sep not in python and not os.path.exists(python):
         path_of_command = shutil.which(python)
         if path_of_command is None:
-            raise InterpreterUnusable(f"{python}{on_this_machine()}: no such file, and no such command on the PATH")
+            raise InterpreterUnusable(
+                f"{hidden(python)}{on_this_machine()}: no such file, and no such command on the PATH"
+            )
         return path_of_command
     path = Path(os.path.abspath(os.path.expanduser(python)))
     if path.is_dir():

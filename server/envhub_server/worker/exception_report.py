@@ -8,7 +8,7 @@ import traceback
 from typing import Any, Callable, Iterable
 
 import envhub
-from envhub.errors import FULL_TRACEBACKS, shortened, without_folders
+from envhub.errors import FULL_TRACEBACKS, shortened, without_folders, without_secrets
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub.values.gym_api import api
@@ -38,10 +38,22 @@ class PendingFailure(Exception):
 
 
 def describe_failure(
-    error: BaseException, code: str, row: int | None, worker: int | None, hide_folders: bool = False
+    error: BaseException,
+    code: str,
+    row: int | None,
+    worker: int | None,
+    hide_folders: bool = False,
+    hide_secrets: bool = False,
 ) -> Any:
-    """A ``Failure`` that describes ``error`` in strings, which may name no folder of this machine; never raises."""
-    shown = without_folders if hide_folders else lambda value: value
+    """A ``Failure`` that describes ``error`` in strings; never raises.
+
+    They may name no folder of this machine, or have nothing that may be a secret.
+    """
+
+    def shown(value: Any) -> Any:
+        value = without_folders(value) if hide_folders else value
+        return without_secrets(value) if hide_secrets else value
+
     try:
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from envhub.errors import shortened
 from envhub.protocol.messages import Failure
+from envhub.secret import hidden
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.exception_report import PendingFailure, describe_failure
@@ -27,9 +28,9 @@ class FailureReports:
             pending: Failure = replace(error.args[0], env_index=row)
             return pending
         build = self._envs.build
-        described: Failure = describe_failure(
-            error, code, row, self._envs.number, build is not None and build.hide_folders
-        )
+        hide_folders = build is not None and build.hide_folders
+        named_by_secret = build is not None and hidden(build.name) != build.name  # by mistake; errors repeat the name
+        described: Failure = describe_failure(error, code, row, self._envs.number, hide_folders, named_by_secret)
         return described
 
     def in_a_line(self, error: BaseException) -> str:

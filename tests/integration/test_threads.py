@@ -18,6 +18,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from hubs import ServedHub
 
 import envhub
+from envhub.vector_errors import SessionInUse
 
 WAIT_S = 30.0  # for a thread that need not wait for anything
 HAMMERED_S = 0.5
@@ -111,6 +112,25 @@ def test_of_two_threads_that_receive_one_is_refused_and_none_waits_for_ever(
         with pytest.raises(envhub.NothingPending):
             envs.recv()
         assert envs.step([0, 0, 0])[0][:, 0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("begin", "wait"), [("send", "recv"), ("step_async", "step_wait")])
+def test_no_result_goes_to_two_threads(make: Callable[..., envhub.HubVectorEnv], begin: str, wait: str) -> None:
+    with contextlib.closing(make(3)) as envs:
+        envs.reset()
+        getattr(envs, begin)([5, 6, 7])
+        in_use, others = envs._session.in_use, []
+
+        def release() -> None:  # and the other thread runs before this one goes on
+            del in_use.release
+            in_use.release()
+            others.append(in_a_thread(getattr(envs, wait)))
+
+        in_use.release = release  # type: ignore[method-assign]
+        assert getattr(envs, wait)()[0].shape == (3, 2)
+        assert isinstance(others[0], (SessionInUse, envhub.NothingPending))
+        with pytest.raises(envhub.NothingPending):
+            getattr(envs, wait)()
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])

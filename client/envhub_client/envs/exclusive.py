@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gymnasium.vector.async_vector_env import AsyncState
@@ -16,6 +17,7 @@ from envhub_client.session.pending import STILL_PENDING
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+IDLE = AsyncState.DEFAULT
 
 
 def exclusive(
@@ -29,8 +31,11 @@ def exclusive(
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        in_use = self._session.in_use
+        in_use, its = self._session.in_use, self._session.pending
         if not in_use.acquire(False):  # each step comes here: ``with in_use`` is one call more, a keyword 0.2 us
+            in_use.refuse()
+        if its.leaver is not None and its.leaver != get_ident():
+            in_use.release()
             in_use.refuse()
         try:
             return method(self, *args, **kwargs)
@@ -53,10 +58,13 @@ def repeatable(
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        session = self._session
-        pending, in_use = session.pending, session.in_use
+        in_use, its = self._session.in_use, self._session.pending
         if not in_use.acquire(False):
             in_use.refuse()
+        if its.leaver not in (None, me := get_ident()):  # it has released the lock, and not ended its request yet
+            in_use.release()
+            in_use.refuse()
+        its.leaver = me
         try:
             try:
                 result = method(self, *args, **kwargs)
@@ -67,11 +75,15 @@ def repeatable(
                 in_use.release()
         except Exception as error:
             if isinstance(error, STILL_PENDING):
+                its.leaver = None
                 raise
-            pending.state, pending.kept, pending.returned, pending.part = AsyncState.DEFAULT, None, pending.part, None
+            its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
+            raise
+        except BaseException:  # an interrupt
+            its.leaver = None
             raise
         # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
-        pending.state, pending.kept, pending.returned, pending.part = AsyncState.DEFAULT, None, pending.part, None
+        its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
         return result
 
     return called

@@ -36,6 +36,7 @@ class PendingRequest:
         kept: the result of the pending request, or the error that it ended by, once it has come.
         notified: number of observers that have seen it.
         part: envs whose results, or error, ``recv`` is about to return or raise.
+        leaver: the thread whose wait is about to return, or raise, what is pending until then.
         returned: envs of what it has returned or raised, which the lane is to be told of.
         closed: whether the session is over, or left to another process.
     """
@@ -46,6 +47,7 @@ class PendingRequest:
         self.kept: Any = None
         self.notified = 0
         self.part: np.ndarray | None = None
+        self.leaver: int | None = None
         self.returned: np.ndarray | None = None
         self.closed = False
         self._class_name = class_name

@@ -39,7 +39,7 @@ def answer_timeout(deadline: Deadline | None) -> float | None:
     return None if deadline is None else max(ANSWER_S, deadline.left_s())
 
 
-def shown(timeout: float) -> str:
+def seconds_text(timeout: float) -> str:
     """The seconds as text, with few digits: what is left of a caller's timeout has many that say nothing."""
     return f"{timeout:.2g}" if timeout < 1 else f"{round(timeout, 2):g}"
 
@@ -50,4 +50,4 @@ def no_reply(addresses: Sequence[str], timeout: float) -> str:
     if others := len(addresses) - len(names):
         names.append(f"{others} others")
     hubs = f"the hubs at {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else errors.hub_at(names[0])
-    return f"no reply from {hubs} within {shown(timeout)} s; it can be waited for again"
+    return f"no reply from {hubs} within {seconds_text(timeout)} s; it can be waited for again"

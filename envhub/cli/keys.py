@@ -32,12 +32,12 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
     from envhub.errors import AddressError, KeysError
     from envhub.transport import sockets
     from envhub.transport.address import parse_hub
-    from envhub.transport.keys import HubKeys, key_of, shown, text_of, token_of
+    from envhub.transport.keys import HubKeys, key_of, quoted, text_of, token_of
 
     with with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
         if ":" not in place:
-            raise AddressError(f"--at {shown(place)} has no port; write HOST:PORT, such as simbox:5555")
+            raise AddressError(f"--at {quoted(place)} has no port; write HOST:PORT, such as simbox:5555")
         parse_hub(f"tcp://{place}")  # before a key is admitted with which no client could connect
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())

@@ -21,7 +21,7 @@ from envhub.errors import AddressError, EnvHubError, HubUnreachable
 from envhub.fleet.hub_actor import CALLS_MAX, FleetHub, HubAccess, HubActor, HubSettings
 from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, hub_of
 from envhub.secret import hidden
-from envhub.transport.keys import shown
+from envhub.transport.keys import quoted
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
@@ -48,7 +48,7 @@ class Fleet:
         self.name = name
         if not self._indices():
             names = ", ".join(fleets()) or "none yet"
-            text = f"no fleet is up as {shown(name)} (up: {names})"
+            text = f"no fleet is up as {quoted(name)} (up: {names})"
             raise AddressError(f"{text}; Fleet.up or `envhub fleet up` starts one")
 
     @classmethod

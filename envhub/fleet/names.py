@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from envhub.errors import AddressError
-from envhub.transport.keys import shown
+from envhub.transport.keys import quoted
 
 NAMESPACE = "envhub"  # of Ray, so that programs in any namespace have the same fleets
 HUBS_MAX = 4096
@@ -21,7 +21,7 @@ def check_fleet_name(name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise AddressError(
-            f"{shown(name)} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 56"
+            f"{quoted(name)} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 56"
         )
 
 

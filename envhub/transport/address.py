@@ -15,7 +15,7 @@ from envhub.errors import AddressError, KeysError
 from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret, hidden
 from envhub.transport.folder_owners import weakness_of
-from envhub.transport.keys import HubKeys, keys_of, shown
+from envhub.transport.keys import HubKeys, keys_of, quoted
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
 WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # the prefixes of addresses with keys
@@ -103,7 +103,7 @@ def of_environment() -> Any:
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
-        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {shown(text)} has control characters, or is no UTF-8")
+        raise AddressError(f"{ENVIRONMENT_VARIABLE}: {quoted(text)} has control characters, or is no UTF-8")
     return guarded(text) or None
 
 
@@ -125,7 +125,7 @@ def parse(text: str | Secret[str]) -> Address:
         raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
     text = text.strip()
     if _CONTROLS.search(text):
-        raise AddressError(f"{shown(text)} is no address: it has control characters, or is no UTF-8")
+        raise AddressError(f"{quoted(text)} is no address: it has control characters, or is no UTF-8")
     if place := without_keys(text):
         raise AddressError(
             f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
@@ -148,7 +148,7 @@ def parse(text: str | Secret[str]) -> Address:
     host, _, port = place.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
         return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
-    raise AddressError(f"{shown(text)} is no address; {_FORM}")
+    raise AddressError(f"{quoted(text)} is no address; {_FORM}")
 
 
 def parse_hub(text: str | Secret[str]) -> Address:
@@ -160,7 +160,7 @@ def parse_hub(text: str | Secret[str]) -> Address:
     """
     address = parse(text)
     if not address.is_ipc and not _can_be_a_host(address.host):
-        raise AddressError(f"{shown(address.host)} is no host; write its name or IP address, one of IPv6 in brackets")
+        raise AddressError(f"{quoted(address.host)} is no host; write its name or IP address, one of IPv6 in brackets")
     if address.port == 0:
         raise AddressError(f"no hub is at port 0 of {address.host}; `envhub serve` prints the port that it took")
     return address

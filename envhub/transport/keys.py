@@ -76,7 +76,7 @@ def keys_of(token: str) -> HubKeys:
     return HubKeys(both[:KEY_BYTES], Secret(both[KEY_BYTES:]))
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Quote what a user has given, for an error; a text that may contain a secret is not repeated."""
     is_plain = "@" not in text and hidden(text) == text and len(text) <= _SHOWN_CHARS_MAX
     return repr(text) if is_plain else NOT_SHOWN

@@ -9,7 +9,7 @@ from envhub.errors import AddressError, HubUnreachable
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport.address import Address
-from envhub.transport.keys import shown
+from envhub.transport.keys import quoted
 
 _SCHEME = "dns://"
 _SHOWN = 10  # hubs in one error
@@ -27,7 +27,7 @@ def place_of(hub: str | Secret[str]) -> Address | None:
     try:
         addresses.parse(address)
     except AddressError as error:
-        raise AddressError(f"{shown(hub)} names no hubs; write {_SCHEME}NAME:PORT") from error
+        raise AddressError(f"{quoted(hub)} names no hubs; write {_SCHEME}NAME:PORT") from error
     return addresses.parse_hub(address)
 
 

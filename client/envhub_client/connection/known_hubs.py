@@ -24,11 +24,11 @@ from envhub.transport.keys import (
     HubKeys,
     config_folder,
     key_of,
+    quoted,
     read_private,
     read_secret,
     secret_key_of,
     secret_text_of,
-    shown,
     text_of,
     token_of,
     write_secret,
@@ -167,7 +167,7 @@ def _kept(name: str) -> str | Secret[str]:
     if not path.exists():
         all_names = ", ".join(names()) or "none yet"
         raise AddressError(
-            f"no hub is known as {shown(name)} (known: {all_names}); `envhub login` keeps the address of one"
+            f"no hub is known as {quoted(name)} (known: {all_names}); `envhub login` keeps the address of one"
         )
     kept: str | Secret[str] = addresses.guarded(read_private(path))
     return kept
@@ -275,7 +275,7 @@ def forget(name: str) -> None:
     try:
         (_folder() / name).unlink()
     except FileNotFoundError as error:
-        raise AddressError(f"no hub is kept as {shown(name)}; `envhub ls` lists the names") from error
+        raise AddressError(f"no hub is kept as {quoted(name)}; `envhub ls` lists the names") from error
     except OSError as error:
         raise KeysError(f"{_folder() / name} cannot be removed: {error.strerror}") from error
 
@@ -288,7 +288,7 @@ def check_name(name: str) -> None:
     """
     if not NAME.fullmatch(name):
         raise AddressError(
-            f"{shown(name)} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64"
+            f"{quoted(name)} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64"
         )
 
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable, shown
 from envhub.job_signals import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
-from envhub.transport.keys import shown as shown_input
+from envhub.transport.keys import quoted
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
 # OpenSSH puts variables of the client's environment and words of its own in place of ``${`` and ``%`` in the paths of
@@ -76,7 +76,7 @@ def parse(place: str) -> tuple[str, str | None, str | None]:
     match = _PLACE.fullmatch(place)
     if match is None:
         form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
-        raise AddressError(f"{shown_input(place)} is no place for ssh; write {form}")
+        raise AddressError(f"{quoted(place)} is no place for ssh; write {form}")
     return match["host"], match["port"], match["path"]
 
 

@@ -17,7 +17,7 @@ from envhub_client.batch import Batch, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.connection.waiter import READABLE, new_waiter
-from envhub_client.deadline import Deadline, shown
+from envhub_client.deadline import Deadline, seconds_text
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.part import HubPart
@@ -435,7 +435,7 @@ class FederatedLane:
                 break
             if deadline is not None and not left_s:
                 raise HubTimeout(
-                    f"{done} of {min_envs} envs were done within {shown(deadline.timeout)} s; receive again"
+                    f"{done} of {min_envs} envs were done within {seconds_text(deadline.timeout)} s; receive again"
                 )
             if done > before:  # hubs that have answered are to be asked again first
                 continue

@@ -29,7 +29,7 @@ from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.connection.keepalive import TEND_S
-from envhub_client.deadline import Deadline, answer_timeout, shown
+from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
@@ -359,7 +359,7 @@ class SharedLane:
                     break
                 self._check_hub(events, deadline)
                 if deadline is not None and not left_s:
-                    late = f"the envs did not finish their step within {shown(deadline.timeout)} s"
+                    late = f"the envs did not finish their step within {seconds_text(deadline.timeout)} s"
                     text = f"{late}; it can be waited for again"
                     raise of_hub(HubTimeout(text), self._connection.hub)
         self.woke_ns = time.monotonic_ns()

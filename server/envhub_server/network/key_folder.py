@@ -25,11 +25,11 @@ from envhub.transport import sockets
 from envhub.transport.folder_owners import weakness_of
 from envhub.transport.keys import (
     key_of,
+    quoted,
     read_private,
     read_secret,
     secret_key_of,
     secret_text_of,
-    shown,
     text_of,
     write_secret,
 )
@@ -290,7 +290,7 @@ class KeyFolder:
 
     def _write(self, name: str, keys: list[bytes], right: str, quotas: Quotas) -> None:
         if right not in RIGHTS:
-            raise KeysError(f"{shown(right)} is no right; there are {', '.join(RIGHTS)}")
+            raise KeysError(f"{quoted(right)} is no right; there are {', '.join(RIGHTS)}")
         lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
         if changed := {name: most for name, most in vars(quotas).items() if most != getattr(Quotas(), name)}:
             lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
@@ -325,7 +325,7 @@ def _is_of_mounted_secret(folder: Path, status: os.stat_result) -> bool:
 
 
 def _no_name(name: str) -> str:
-    return f"{shown(name)} is no name: letters, digits, dots, dashes and underscores, at most 64"
+    return f"{quoted(name)} is no name: letters, digits, dots, dashes and underscores, at most 64"
 
 
 def _difference(old: _File | None, new: _File | None) -> str:

@@ -181,22 +181,6 @@ class Arena:
         self._posts = int(self.request.max())
         return bool(((self.request ^ self._posts) & 1).any())
 
-    def move_from(self, other: Arena) -> None:
-        """Replace another arena of the same layout, which no worker serves any more.
-
-        Rows that are pending there are pending in this arena: their workers step them once they serve. Large infos are
-        copied if this arena has room for them.
-        """
-        nbytes = self.layout.nbytes()
-        self._memory[:nbytes] = memoryview(other._memory)[:nbytes]
-        for row in np.flatnonzero(other.info_template == LARGE).tolist():
-            blob = other.info(row)
-            if blob is None or self.put_info(row, bytes(blob)) is None:
-                self.info_template[row] = self.info_length[row] = 0
-        rooms = self.rooms
-        self.format(other._epoch + 1)
-        self.rooms = rooms
-
     def give_room(self, row: int, nbytes: int) -> None:
         """Let the row store large infos of up to this many bytes, which have memory; only the hub calls this."""
         self.rooms[row] = self._shared_rooms[row] = nbytes
@@ -245,12 +229,16 @@ class Arena:
 
     @property
     def revoked(self) -> bool:
-        """True if the client no longer owns the session."""
+        """True if the client has lost the session, or is to let go of it."""
         return self._header_words[_REVOKED] == REVOKED
 
     def revoke(self) -> None:
-        """Tell the client that it no longer owns the session; the hub says why. Ring the client afterwards."""
+        """Have the client ask the hub whether the session is still its own. Ring the client afterwards."""
         self._header_words[_REVOKED] = REVOKED
+
+    def restore(self) -> None:
+        """Take ``revoke`` back."""
+        self._header_words[_REVOKED] = 0
 
     @property
     def client_may_post(self) -> bool:

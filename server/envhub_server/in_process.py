@@ -128,6 +128,8 @@ class InProcessHub:
             events=self._events,
             costs=KnownCosts(None),
             unread=UnreadMemory(FRAME_BYTES_MAX),
+            transferred=lambda number, attaching: None,
+            forget=lambda token: None,
         )
 
     def receive(self, frames: Frames) -> None:

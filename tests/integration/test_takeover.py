@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -111,44 +109,61 @@ def test_holder_that_steps_without_pause_is_taken_over_all_the_same(client: envh
     envs.close()
 
 
-def arenas_of(pid: int) -> list[str]:
-    """Which arenas a process maps, by their inodes."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [line.split()[4] for line in lines if "envhub-arena" in line]
-
-
-def test_batch_that_is_posted_while_workers_move_is_stepped_as_a_whole(
-    client: envhub.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The holder may begin the step, and is held up; one worker steps in the old memory, the other has left it."""
-    old = client.make_vec("faulty", 3, num_workers=2)
-    pids = old.reset()[0][:, 2].astype(int).tolist()
-    driver = old._session.lane._driver  # type: ignore[attr-defined]
-    held, go_on, post = threading.Event(), threading.Event(), driver.post
-
-    def post_late(*step: Any) -> None:
-        held.set()
-        assert go_on.wait(10)
-        post(*step)
-
-    monkeypatch.setattr(driver, "post", post_late)
-    with ThreadPoolExecutor(2) as threads:
-        begun = threads.submit(old.step_async, ZEROS)
-        assert held.wait(10)
-        before = arenas_of(pids[1])
-        os.kill(pids[0], signal.SIGSTOP)
-        attached = threads.submit(client.attach, old.token)
-        assert wait_until(lambda: arenas_of(pids[1]) not in (before, []), 10)
-        go_on.set()
-        begun.result(10)
-        os.kill(pids[0], signal.SIGCONT)
-        envs = attached.result(10)
-    with pytest.raises(envhub.SessionLost, match="taken over"):
-        old.step_wait()
-    assert envs.observe().observations[:, 0].tolist() == [1, 1, 1]
-    assert envs.step(ZEROS)[0][:, 0].tolist() == [2, 2, 2]
+@pytest.mark.parametrize("how", ["attach", "detach"])
+def test_what_a_former_holder_still_writes_reaches_no_session(client: envhub.Client, how: str) -> None:
+    old = client.make_vec("counter", 3, num_workers=2, copy=False)
+    old.reset()
+    view = old.step(ZEROS)[0]
+    envs = client.attach(old.token if how == "attach" else old.detach())
+    assert envs.lane == "shared" and view[:, 0].tolist() == [1, 1, 1]
+    for count in (2, 3):
+        view[:] = 77
+        shown = envs.step(ZEROS)[0]
+        view[:] = 77
+        assert shown[:, 0].tolist() == envs.observe().observations[:, 0].tolist() == [count] * 3
+    assert (view == 77).all()  # it stays the program's own
     old.close()
     envs.close()
+
+
+HOLDER = """
+import sys
+import envhub
+envs = envhub.make_vec("counter", 3, hub={hub!r}, restart_wait=0.5)
+envs.reset()
+print(envs.token, flush=True)
+for _ in sys.stdin:
+    print(envs.step([0, 0, 0])[0][:, 0].tolist(), flush=True)
+envs.close()
+"""
+
+
+def test_holder_that_is_stopped_keeps_its_session(hub: ServedHub, client: envhub.Client) -> None:
+    code = HOLDER.format(hub=hub.ipc)
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **dict.fromkeys(("stdin", "stdout"), -1)) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        token = holder.stdout.readline().strip()
+        named = f"process {holder.pid} has this session"
+        with stopped(holder.pid), pytest.raises(envhub.RequestRefused, match=named):
+            client.attach(token)
+        for count in (1, 2):
+            print(file=holder.stdin, flush=True)
+            assert holder.stdout.readline().strip() == str([float(count)] * 3)
+        envs = client.attach(token)
+        assert envs.step(ZEROS)[0][:, 0].tolist() == [3, 3, 3]
+        envs.close()
+        holder.kill()
+
+
+def test_client_that_ends_a_session_does_not_wait_for_its_holder(hub: ServedHub, client: envhub.Client) -> None:
+    code = HOLDER.format(hub=hub.ipc)
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **dict.fromkeys(("stdin", "stdout"), -1)) as holder:
+        assert holder.stdout is not None
+        token = holder.stdout.readline().strip()
+        with stopped(holder.pid):
+            client.end(token)
+            assert wait_until(lambda: not hub.workers())
+        holder.kill()
 
 
 def test_of_two_that_attach_at_once_the_last_has_it(client: envhub.Client) -> None:
@@ -224,7 +239,7 @@ def test_takeovers_while_workers_are_recycled_lose_no_step(client: envhub.Client
 
 @pytest.mark.long
 def test_worker_that_is_stopped_does_not_hold_a_takeover_up_for_ever(client: envhub.Client) -> None:
-    old = client.make_vec("faulty", 2, num_workers=2, init_timeout=3.0)
+    old = client.make_vec("faulty", 2, num_workers=2, step_timeout=3.0)
     old.reset()
     old.step(ZEROS[:2])
     os.kill(old.call("pid")[0], signal.SIGSTOP)

@@ -19,7 +19,7 @@ from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.instructions import Instruction, Instructions, Tell
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, LaneName, Phase
+from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
 from envhub_server.session.table import TABLE
@@ -135,9 +135,8 @@ def validate(state: SessionMachine) -> None:
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
     assert asked or ownership.claimed or state.phase not in MAKING
-    assert ownership.claimed or state.phase is not Phase.HANDING_OVER
-    assert ownership.driver is Driver.HUB or (ownership.lent and not state.partial_batches.rows_out)
-    assert ownership.lane is LaneName.WIRE or ownership.lent
+    assert ownership.driver is Driver.HUB or not state.partial_batches.rows_out
+    assert ownership.claimed or ownership.let_go_by_s == math.inf
     assert not state.partial_batches.receiving or asked
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
@@ -155,10 +154,8 @@ def validate_slot(state: SessionMachine, slot: Slot) -> None:
     process, phase = slot.process, state.phase
     assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
     assert slot.serving is None or (slot.loss is None and slot.serving.made is None)
-    assert process is None or not process.changing_arena or phase in (Phase.HANDING_OVER, *OVER)
     if phase in SERVING:
-        took_over = phase is Phase.HANDING_OVER and slot.stage is Stage.MAPPED
-        assert (slot.loss is None) == (slot.serving is not None) or took_over
+        assert (slot.loss is None) == (slot.serving is not None)
         assert process is not None or slot.restart_at_s < math.inf
     if phase not in (*MAKING, Phase.CALLING, *OVER):
         assert not slot.waiting and (state.requests.asked or slot.pending is None)
@@ -212,9 +209,3 @@ def shared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     session = ready(num_envs, workers, **make)
     session.handle(stimuli.SideConnected(quiescent=True))
     return session
-
-
-def attached(session: Session, now_s: float = 0.0) -> Instructions:
-    """What is done once another client has taken over a session whose client drove and has nothing under way."""
-    session.handle(stimuli.Attached(quiescent=True), now_s)
-    return session.elapsed(now_s)

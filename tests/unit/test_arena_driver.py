@@ -158,19 +158,6 @@ def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:
     assert sides.step(3) == [3] * ROWS and successor.shown() == [3] * ROWS
 
 
-def test_driver_of_an_arena_that_took_the_place_of_another_goes_on_in_each_rows_own_slot(sides: Sides) -> None:
-    for other in mapped(LAYOUT):
-        successor = Sides(ArenaDriver(other), other)  # made before the rows moved
-        sides.step(1)
-        sides.step(2)
-        sides.send(1)
-        sides.finish([1], value=3)
-        other.move_from(sides.arena)
-        assert successor.step(4) == [4] * ROWS
-        last_but_one = other.observations[0][1 - (other.done & 1), np.arange(ROWS), 0]
-        assert last_but_one.tolist() == [2, 3, 2, 2]
-
-
 def test_driver_that_takes_over_has_no_rows_of_parts(sides: Sides) -> None:
     sides.send(1)
     assert sides.driver.outstanding == 1

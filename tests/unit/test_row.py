@@ -609,19 +609,6 @@ def test_row_that_is_done_repeats_nothing() -> None:
     assert place.observation == [1, 1] and place.other_slot == [1, 0]
 
 
-def test_row_moves_to_another_arena_with_all_that_it_stored() -> None:
-    place = begun()
-    place.step()
-    other = new_arena(place.env)
-    other.move_from(place.arena)
-    old = place.arena.observations[0].tobytes()
-    place.attach(other)
-    place.step()
-    assert place.observation == [1, 2] and place.other_slot == [1, 1]
-    other.observations[0][:] = 0
-    assert old != other.observations[0].tobytes()
-
-
 # --- object leaves ----------------------------------------------------------------------------------------------------
 
 

@@ -44,8 +44,8 @@ from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
     CloseSide,
-    DropOtherArena,
     End,
+    EndRecall,
     Fail,
     FailAttach,
     GiveArena,
@@ -59,11 +59,11 @@ from envhub_server.session.instructions import (
     LearnCost,
     LeavePart,
     MakeArena,
-    MakeOtherArena,
     Notify,
     PostPart,
     PostReset,
     PostStep,
+    Recall,
     RefuseSide,
     ReportClosing,
     ReportLate,
@@ -73,7 +73,7 @@ from envhub_server.session.instructions import (
     TakePart,
     TakeRows,
     Tell,
-    UseOtherArena,
+    Transfer,
     Warn,
     WindUp,
 )
@@ -96,7 +96,6 @@ from sessions import (
     SHUTTING_DOWN,
     WIDER,
     Session,
-    attached,
     begun,
     built,
     every,
@@ -1184,9 +1183,9 @@ def test_session_whose_lease_expires_closes_its_envs_and_kills_those_that_stay_a
 
 def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() -> None:
     session = shared()
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
-    assert every(Tell, session.handle(stimuli.LeaseExpired(quiescent=True))) == ASKED
+    session.handle(stimuli.Attached(quiescent=True))
+    ended = session.handle(stimuli.LeaseExpired(quiescent=True))
+    assert every(Tell, ended) == ASKED and only(FailAttach, ended) and not every(Transfer, ended)
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
@@ -1411,12 +1410,10 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
 
 def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
     session = shared()
-    attached(session)
+    session.handle(stimuli.Attached(quiescent=False))
     session.said(1, RowFailed(RAISED))
-    session.handle(stimuli.OtherArenaMade())
-    for worker in (0, 1):
-        session.said(worker, Mapped())
-    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
+    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
+    assert session.elapsed(0.0) == [TakeDrive(), TakeDrive(), AnswerAttach()]
     assert session.request(Collect([1])) == [Fail(RAISED)]
 
 
@@ -1465,13 +1462,13 @@ def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
 
 def test_client_without_the_memory_is_followed_at_once() -> None:
     session = ready()
-    assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide(), TakeDrive(), AnswerAttach()]
+    assert session.handle(stimuli.Attached(quiescent=True)) == [Transfer(), TakeDrive(), AnswerAttach()]
 
 
 def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_waits_for_them() -> None:
     session = begun(1, 1)
-    (failed,) = session.handle(stimuli.Attached(quiescent=True))
-    assert isinstance(failed, Fail) and failed.failure.code == "session_lost"
+    failed, transferred = session.handle(stimuli.Attached(quiescent=True))
+    assert isinstance(failed, Fail) and transferred == Transfer() and failed.failure.code == "session_lost"
     session.said(0, built())
     done = session.said(0, Mapped())
     assert [type(each) for each in done] == [HandOver, TakeDrive, AnswerAttach] and session.phase is Phase.READY
@@ -1506,7 +1503,7 @@ def test_worker_that_waits_for_the_others_is_never_late() -> None:
 def test_takeover_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
+    assert session.handle(stimuli.Attached(quiescent=False)) == [Transfer()]
     ended = session.rows_done()
     assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
@@ -1514,7 +1511,7 @@ def test_takeover_waits_for_the_request_under_way() -> None:
 def test_takeover_waits_for_the_call_under_way() -> None:
     session = ready(1, 1)
     session.request(Call("x", b""))
-    assert session.handle(stimuli.Attached(quiescent=False)) == [CloseSide()]
+    assert session.handle(stimuli.Attached(quiescent=False)) == [Transfer()]
     ended = session.said(0, CallResults([b""]))
     assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
@@ -1524,157 +1521,68 @@ def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sen
     session.request(Send([0, 1], b"\x04"))
     session.handle(stimuli.PartPosted(2))
     session.request(Receive(1))
-    assert session.handle(stimuli.Attached(quiescent=True)) == [CloseSide()]
+    assert session.handle(stimuli.Attached(quiescent=True)) == [Transfer()]
     assert session.elapsed(1.0) == []
     assert session.handle(stimuli.PartDone((0,))) == [Answer(Done(), part=(0,))]
     assert session.elapsed(2.0) == [TakeDrive(), AnswerAttach()]
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_workers_move_in_a_second_takeover_as_in_the_first(refused: bool) -> None:
+def test_client_that_has_the_memory_is_asked_to_let_go_before_another_has_the_session() -> None:
+    session = shared(faults=Faults(restart_wait_s=5.0))
+    assert session.handle(stimuli.Attached(quiescent=True), 1.0) == [Recall()]
+    assert session.elapsed(5.9) == [] and session.ownership.lane is LaneName.SHARED
+    followed = session.handle(stimuli.SideClosed(quiescent=True), 5.9)
+    assert followed == [CloseSide(), Transfer(), TakeDrive(), TakeDrive(), AnswerAttach()]
+    assert session.elapsed(6.1) == []
+
+
+def test_takeover_waits_for_rows_that_a_client_which_let_go_has_posted() -> None:
     session = shared()
-    for _ in range(2):
-        assert MakeOtherArena() in attached(session)
-        assert session.elapsed(1.0) == [] and session.phase is Phase.HANDING_OVER
-        if refused:
-            assert len(session.handle(stimuli.OtherArenaRefused("no room"))) == 1
-        else:
-            session.handle(stimuli.OtherArenaMade())
-            session.said(0, Mapped())
-            session.said(1, Mapped())
-            assert AnswerAttach() in session.elapsed(2.0)
-        session.handle(stimuli.SideConnected(quiescent=True))
-
-
-def test_workers_leave_memory_that_a_client_has_had() -> None:
-    session = shared()
-    assert attached(session) == [TakeDrive(), MakeOtherArena()]
-    assert session.phase is Phase.HANDING_OVER
-    given = session.handle(stimuli.OtherArenaMade())
-    assert [each.process for each in every(GiveArena, given)] == [0, 1]
-    assert session.said(1, Mapped()) == []
-    moved = session.said(0, Mapped())
-    serve = Serve(moved=True)
-    assert moved == [UseOtherArena(), Tell(0, serve), Tell(1, serve)]
-    assert session.phase is Phase.READY and session.ownership.driver is Driver.HUB
-    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
-
-
-def test_rows_count_as_done_only_once_the_client_that_steps_them_has_lost_the_session() -> None:
-    session = shared()
-    assert session.handle(stimuli.Attached(quiescent=True), 1.0) == [Revoke(), CloseSide()]
-    assert session.next_deadline_s() == 1.0
-    assert session.elapsed(1.0, quiescent=False) == []
-    assert session.elapsed(session.next_deadline_s()) == [TakeDrive(), MakeOtherArena()]
-
-
-def test_takeover_waits_for_rows_that_were_posted_while_the_workers_moved() -> None:
-    session = shared()
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
-    session.said(0, Mapped())
-    session.said(1, Mapped(), 2.0)
-    assert session.next_deadline_s() == 2.0
-    assert session.elapsed(2.0, quiescent=False) == []
-    assert every(TakeRows, session.exited(0, now_s=2.0))
+    session.handle(stimuli.Attached(quiescent=False))
+    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
     assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
-    followed = session.elapsed(session.next_deadline_s())
-    assert only(TakeDrive, followed) and only(AnswerAttach, followed)
+    assert session.elapsed(1.0, quiescent=False) == []
+    assert only(AnswerAttach, session.elapsed(2.0))
 
 
-def test_takeover_goes_on_without_a_worker_that_ends_meanwhile() -> None:
+@pytest.mark.parametrize("process", [123, 0])
+@pytest.mark.parametrize("draining", [False, True])
+def test_client_that_does_not_let_go_keeps_its_session_and_is_named(process: int, draining: bool) -> None:
+    session = ready(faults=Faults(restart_wait_s=5.0))
+    session.handle(stimuli.SideConnected(quiescent=True, process=process))
+    session.handle(stimuli.Attached(quiescent=True), 1.0)
+    if draining:
+        session.handle(stimuli.Draining(by_s=20.0, end_by_s=30.0, quiescent=False), 2.0)
+    kept = session.elapsed(6.0, quiescent=False)
+    assert [type(each) for each in kept] == [EndRecall, FailAttach, *[WindUp] * draining]
+    failure = only(FailAttach, kept).failure
+    assert failure.code == "refused" and ("process 123" if process else "another container") in failure.message
+    assert session.ownership.driver is Driver.CLIENT and session.ownership.lane is LaneName.SHARED
+    assert session.elapsed(7.0, quiescent=False) == []
+
+
+def test_holder_goes_on_where_the_client_that_attaches_is_gone() -> None:
     session = shared()
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
-    session.said(1, Mapped())
-    moved = session.exited(0)
-    assert [type(each) for each in moved] == [UseOtherArena, Tell, TakeRows]
-    assert session.elapsed(0.0) == [TakeDrive(), AnswerAttach()]
+    session.handle(stimuli.Attached(quiescent=True))
+    assert [type(each) for each in session.handle(stimuli.AttachGivenUp())] == [EndRecall, FailAttach]
+    assert session.handle(stimuli.AttachGivenUp()) == []
 
 
-def test_worker_that_is_made_during_a_takeover_gets_its_rows_after_it() -> None:
-    session = shared()
-    session.exited(0, now_s=0.0)
-    session.elapsed(1.0)
-    attached(session, 1.0)
-    session.handle(stimuli.OtherArenaMade())
-    assert every(GiveArena, session.said(0, built()))
-    assert session.said(0, Mapped()) == []
-    assert [type(each) for each in session.said(1, Mapped())] == [UseOtherArena, HandOver, Tell]
-
-
-def test_worker_that_maps_the_first_arena_is_given_the_second_one() -> None:
-    session = shared()
-    session.exited(0)
-    session.elapsed(1.0)
-    session.said(0, built())
-    attached(session, 1.0)
-    given = session.handle(stimuli.OtherArenaMade())
-    assert [each.slot for each in every(GiveArena, given)] == [0, 1]
-    assert session.said(1, Mapped()) == []
-    assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, Tell]  # that of the first arena
-    assert every(HandOver, session.said(0, Mapped()))
-
-
-def test_worker_that_mapped_the_first_arena_late_is_given_the_second_one() -> None:
-    session = shared()
-    session.exited(0)
-    session.elapsed(1.0)
-    session.said(0, built())
-    attached(session, 1.0)
-    assert session.said(0, Mapped()) == []  # before the second arena is reported
-    given = session.handle(stimuli.OtherArenaMade())
-    assert [each.slot for each in every(GiveArena, given)] == [0, 1]
-    session.said(1, Mapped())
-    assert [type(each) for each in session.said(0, Mapped())] == [UseOtherArena, HandOver, Tell]
-
-
-def test_takeover_without_memory_leaves_the_session_as_it_was() -> None:
-    session = shared()
-    attached(session)
-    fail = only(FailAttach, session.handle(stimuli.OtherArenaRefused("no room")))
-    assert fail.failure.code == "limit" and session.phase is Phase.READY
-    assert session.request(Step(b"\x04")) == [PostStep()]
-
-
-def test_worker_that_came_back_serves_where_there_is_no_memory_for_a_takeover() -> None:
-    session = shared()
-    session.exited(0)
-    session.elapsed(1.0)
-    session.said(0, built(), now_s=1.0)
-    attached(session, 1.0)
-    assert session.said(0, Mapped(), now_s=1.0) == []
-    refused = session.handle(stimuli.OtherArenaRefused("no room"), 1.0)
-    assert only(HandOver, refused).slot == 0 and only(FailAttach, refused)
-    assert session.slots[0].stage.name == "SERVING"
-
-
-def test_takeover_of_a_session_that_breaks_or_closes_is_told() -> None:
+def test_takeover_of_a_session_that_breaks_is_told() -> None:
     session = shared(faults=Faults(restarts_max=0))
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
+    session.handle(stimuli.Attached(quiescent=True))
     ends = session.exited(0)
-    assert DropOtherArena() in ends and session.phase is Phase.BROKEN
-    assert only(FailAttach, ends).failure.code == "session_lost"
-    again = session.handle(stimuli.Attached(quiescent=True))
-    assert only(FailAttach, again)
+    assert session.phase is Phase.BROKEN and only(FailAttach, ends).failure.code == "session_lost"
+    assert [type(each) for each in session.handle(stimuli.Attached(quiescent=True))] == [Transfer, FailAttach]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_memory_of_a_takeover_that_has_failed_meanwhile_is_dropped() -> None:
-    session = shared(faults=Faults(restarts_max=0))
-    attached(session)
-    only(FailAttach, session.exited(0))
-    assert session.phase is Phase.BROKEN
-    assert session.handle(stimuli.OtherArenaMade()) == [DropOtherArena()]
-
-
 def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
-    with pytest.raises(IllegalStimulus, match="OtherArenaMade in phase ready"):
-        ready().handle(stimuli.OtherArenaMade())
+    with pytest.raises(IllegalStimulus, match="SessionMade in phase ready"):
+        ready().handle(stimuli.SessionMade())
     with pytest.raises(IllegalStimulus, match="EnvNames in phase ready"):
         ready().request(EnvNames([]))  # which is no request
 

@@ -12,7 +12,7 @@ from envhub_server.memory.unread_memory import UnreadMemory, UnreadObservations
 from envhub_server.session.hang_detector import Progress
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import LARGE, OP_RESET, OP_STEP, TURN_FIRST
+from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST
 from envhub.protocol.messages import pack_rows
 from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub.values.leaf import Leaf
@@ -137,16 +137,3 @@ def test_place_of_a_large_info_grows_within_the_budget(memory: SessionMemory) ->
     assert arena.rooms[1] <= 8_192 and arena.put_info(1, bytes(9_000)) is None
     arena.info_length[1] = 9_000  # which only a client may have written
     assert arena.info(1) is None and arena.said_by_channel().tolist() == [False, True, False, False]
-
-
-def test_other_memory_takes_large_infos_along(memory: SessionMemory) -> None:
-    budget, blob = ArenaBudget(1 << 20), b"text " * 2_000
-    for row in (0, 2):
-        memory.grow(row, len(blob), budget)
-        memory.arena.info_template[row], memory.arena.info_length[row] = memory.arena.put_info(row, blob), len(blob)
-    other, none_left = SessionMemory(memory.arena.layout, WORKERS, ArenaBudget(1 << 20)), ArenaBudget(20_000)
-    other.move_from(memory, none_left)
-    assert bytes(other.arena.info(0) or b"") == blob and other.arena.info(2) is None
-    assert other.arena.info_length.tolist() == [len(blob), 0, 0, 0]
-    assert other.arena.put_info(0, blob) == LARGE and other.arena.put_info(2, blob) is None
-    other.close()

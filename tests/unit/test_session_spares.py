@@ -35,13 +35,12 @@ from envhub_server.session.instructions import (
     StartProcesses,
     TakeRows,
     Tell,
-    UseOtherArena,
 )
 from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Stage
 from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
-from sessions import KILLED, RAISED, Session, attached, built, every, only, only_tell, ready, session_of, shared
+from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of, shared
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 from envhub.reseeding import reseeded
@@ -625,56 +624,13 @@ def test_worker_that_left_closes_its_envs_also_when_its_session_breaks_and_close
     assert session.closed(1) == [] and every(End, session.closed(2))
 
 
-def test_successor_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
-    session = shared(faults=Faults(init_s=1.0), **WORN)
-    session.handle(stimuli.SideClosed(quiescent=True))
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    assert session.sampled(0.0, 0.9) == []
-    session.said(2, Mapped(), now_s=0.9)
-    session.handle(stimuli.Attached(quiescent=True), 0.9)
-    session.handle(stimuli.OtherArenaMade(), 0.9)
-    assert session.phase is Phase.HANDING_OVER and session.sampled(0.9, 1.7) == []
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_client_that_takes_over_waits_for_a_successor_that_maps_the_other_arena(mapped: bool) -> None:
-    session = shared(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    if mapped:
-        session.said(2, Mapped())
-    attached(session)
-    given = session.handle(stimuli.OtherArenaMade())
-    assert [(each.process, each.slot) for each in given if isinstance(each, GiveArena)] == [(0, 0), (1, 1), (2, 1)]
-    assert session.said(0, Mapped()) == session.said(1, Mapped()) == []
-    assert UseOtherArena() in session.said(2, Mapped()) and session.phase is Phase.READY
-
-
-def test_worker_that_leaves_while_a_client_takes_over_is_followed_in_the_other_arena() -> None:
-    session = shared(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
-    assert Assign(1, 2, recycled=True) in session.said(1, Left(b"what is left of it"))
-    session.said(0, Mapped())
-    instructions = session.said(1, Mapped())
-    assert UseOtherArena() in instructions
-    handed = only(HandOver, instructions)
-    assert (handed.slot, handed.message.ending, session.slots[1].ending) == (1, b"what is left of it", b"")
-
-
 def test_end_of_an_episode_is_dropped_with_the_worker_that_was_to_complete_it() -> None:
     session = shared(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
     session.said(2, Mapped())
-    attached(session)
-    session.handle(stimuli.OtherArenaMade())
     session.said(1, Left(b"what is left of it"))
-    assert only(TakeRows, session.exited(1)).slot == 1 and session.slots[1].ending == b""
+    assert only(TakeRows, session.exited(2)).slot == 1 and session.slots[1].ending == b""
 
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:

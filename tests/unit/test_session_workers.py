@@ -44,18 +44,17 @@ from envhub_server.session.instructions import (
     AnswerHops,
     Assign,
     CloseSide,
-    DropOtherArena,
     End,
     Fail,
     FailAttach,
     FinishSteps,
     GiveArena,
     GiveDrive,
+    Grant,
     HandOver,
     KeepReplay,
     KeepRows,
     Kill,
-    MakeOtherArena,
     PostPart,
     PostReset,
     PostStep,
@@ -65,7 +64,6 @@ from envhub_server.session.instructions import (
     TakePart,
     TakeRows,
     Tell,
-    UseOtherArena,
     Warn,
 )
 from envhub_server.session.phases import Driver, LaneName, Phase
@@ -78,7 +76,6 @@ from sessions import (
     RAISED,
     SHUTTING_DOWN,
     Session,
-    attached,
     begun,
     built,
     every,
@@ -737,42 +734,16 @@ def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> No
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
-def test_workers_that_make_or_move_are_looked_after_as_often_all_the_time(taken_over: bool) -> None:
-    session = shared() if taken_over else begun()
+def test_session_that_is_made_or_taken_over_is_looked_after_as_often_all_the_time(taken_over: bool) -> None:
+    session = shared(faults=Faults(restart_wait_s=60.0)) if taken_over else begun()
     if taken_over:
         for now_s in range(10):
             session.elapsed(now_s)  # the client does not step
-        attached(session, 10.0)
+        session.handle(stimuli.Attached(quiescent=True), 10.0)
         assert session.next_deadline_s() == 10.0 + SAMPLE_S
     for now_s in range(11, 20):
         session.elapsed(now_s)
         assert session.next_deadline_s() == now_s + SAMPLE_S
-
-
-def test_worker_that_does_not_map_the_arena_of_a_takeover_is_late() -> None:
-    session = shared(faults=Faults(init_s=1.0))
-    session.handle(stimuli.SideClosed(quiescent=True))
-    session.elapsed(1.0)
-    assert session.next_deadline_s() == math.inf
-    assert session.handle(stimuli.Attached(quiescent=True), 5.0) == [CloseSide(), MakeOtherArena()]
-    assert session.next_deadline_s() == 5.0 + SAMPLE_S
-    session.handle(stimuli.OtherArenaMade(), 5.0)
-    session.said(1, Mapped(), now_s=5.0)
-    late = only(ReportLate, session.sampled(5.0, 6.2))
-    assert (late.process, late.late.kind, late.late.row) == (0, "init", 0)
-
-
-def test_worker_that_mapped_an_arena_slowly_has_all_of_its_time_for_that_of_a_takeover() -> None:
-    session = shared(faults=Faults(init_s=1.0))
-    session.handle(stimuli.SideClosed(quiescent=True))
-    session.exited(0)
-    session.elapsed(0.2)
-    session.said(0, built(), now_s=0.2)
-    assert session.sampled(0.2, 1.0) == []
-    session.said(0, Mapped(), now_s=1.0)
-    assert MakeOtherArena() in session.handle(stimuli.Attached(quiescent=True), 1.0)
-    session.handle(stimuli.OtherArenaMade(), 1.0)
-    assert session.sampled(1.0, 1.8) == []
 
 
 def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> None:
@@ -815,7 +786,7 @@ class FakeHub:
         self.posted: set[int] = set()  # slots whose rows are not done
         self.parts = 0
         self.serving: dict[int, int] = {}  # which process serves a slot
-        self.others = 0  # arenas that a takeover has made
+        self.holds = False  # whether a client has the arena
         self.deliver(stimuli.SessionMade())
 
     @property
@@ -833,6 +804,7 @@ class FakeHub:
 
     def carry_out(self, instruction: Any) -> None:
         assert self.ends == 0, f"{instruction} after the end"
+        self.hold(instruction)
         match instruction:
             case StartProcesses(processes):
                 assert all(process > last for process in processes for last in self.started), "a number used twice"
@@ -866,8 +838,6 @@ class FakeHub:
                 assert rows == 1 and self.parts
                 self.parts -= 1
                 self.queue.append(stimuli.PartDone((0,)))
-            case MakeOtherArena() | UseOtherArena() | DropOtherArena():
-                self.move(instruction)
             case GiveDrive():
                 assert not self.posted and not self.parts
             case TakeDrive():
@@ -882,12 +852,12 @@ class FakeHub:
             case End():
                 self.ends += 1
 
-    def move(self, instruction: Any) -> None:
-        if isinstance(instruction, MakeOtherArena):
-            self.others += 1
-            self.queue.append(stimuli.OtherArenaMade())
-            return
-        self.others -= 1  # what is pending in the first arena is pending in the second one, too
+    def hold(self, instruction: Any) -> None:
+        """At most one client has the arena."""
+        if isinstance(instruction, (Grant, AnswerAttach)):
+            assert not self.holds, "two clients have the arena"
+        if isinstance(instruction, (Grant, CloseSide)):
+            self.holds = isinstance(instruction, Grant)
 
     def reply_to(self, message: Any) -> list[Any]:
         match message:
@@ -934,7 +904,7 @@ class FakeHub:
                 self.hear(data.draw(st.integers(0, len(self.inbox) - 1)))
             case "move" if state.phase is Phase.MOVING:
                 self.finish()
-            case "ask" if not state.requests.asked and state.phase is not Phase.HANDING_OVER:
+            case "ask" if not state.requests.asked:
                 # The protocol admits nothing but CLOSE while ATTACH waits for the envs.
                 self.ask(data.draw(st.sampled_from(CLOSES if state.making else REQUESTS)))
             case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
@@ -995,7 +965,7 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
         hub.hear(0)
     assert hub.ends == 1 and hub.session.phase is Phase.ENDED
     assert hub.told == hub.asked
-    assert hub.heirs_told == hub.heirs and not hub.others
+    assert hub.heirs_told == hub.heirs
     assert hub.alive == set()
 
 

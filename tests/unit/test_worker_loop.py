@@ -537,59 +537,6 @@ def test_worker_describes_the_envs_of_another_only_where_they_may_differ(
         assert bool(built.metadata) is (worker == 0)
 
 
-def test_worker_that_moved_serves_the_other_arena_and_the_old_no_more() -> None:
-    with serving() as hub:
-        hub.step(GO_ON, TERMINATE, GO_ON, GO_ON)
-        old, old_bells = hub.arena, hub.bells
-        hub.new_bells()
-        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
-        old.post(OP_STEP)  # by a client that has not heard of it
-        for bell in old_bells:
-            os.write(bell, RING)
-        assert hub.call("length") == [1] * ROWS
-        hub.arena.move_from(old)
-        hub.tell(control.Serve(moved=True))
-        hub.await_rows()
-        assert hub.observed() == [[1, 2], [2, 0], [1, 2], [1, 2]]  # needs_reset has moved, too
-        old.post(OP_STEP)
-        for bell in old_bells:  # which the worker no longer watches
-            os.write(bell, RING)
-        assert hub.call("length") == [2, 0, 2, 2]
-        hub.step()
-        assert hub.observed() == [[1, 3], [2, 1], [1, 3], [1, 3]]
-
-
-@pytest.mark.parametrize("moved_first", [False, True])
-def test_worker_that_is_to_leave_while_its_rows_move_leaves_once_they_have(moved_first: bool) -> None:
-    with serving() as hub:
-        hub.step()
-        old = hub.arena
-        hub.new_bells()
-        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
-        if not moved_first:
-            hub.tell(control.Leave(cut=True))
-            assert hub.heard_by_now(control.Left) == []
-        hub.arena.move_from(old)
-        hub.tell(control.Serve(moved=True))
-        if moved_first:
-            hub.tell(control.Leave(cut=True))
-        hub.hear(control.Left)
-        assert hub.arena.needs_reset.tolist() == [REPORT_PENDING] * ROWS
-
-
-def test_move_keeps_the_seed_that_an_env_was_to_begin_with() -> None:
-    with mapped() as hub:
-        hub.arena.needs_reset[:] = FRESH
-        hub.tell(control.Serve(seeds=[1, 2, 3, 4]))
-        hub.call("episode")
-        old = hub.arena
-        hub.map(hub.new_arena(), hub.hear(control.Built)[0])
-        hub.arena.move_from(old)
-        hub.tell(control.Serve(moved=True))
-        hub.step()
-        assert [env.seeds for env in made] == [[1], [2], [3], [4]]
-
-
 def test_arena_of_another_layout_ends_the_worker() -> None:
     with ExitStack() as stack:
         hub = Hub(stack, range(ROWS))

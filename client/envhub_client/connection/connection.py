@@ -83,6 +83,7 @@ class Connection:
         self.sent_ns = self.tend_ns = 0
         self._suspected_s = math.inf  # when the hub seemed out of reach first
         self._closers: list[Callable[[], None]] = []
+        self._looks: list[Callable[[], None]] = []
         self._end: Exception | None = None  # the reason why the last request is pending no more and has no reply
         self.protocol = ClientProtocol(token, reconnect_timeout)
         self.reports = UserReports(self.address, self.protocol)
@@ -278,6 +279,8 @@ class Connection:
     def _keep_alive(self) -> None:
         if self._transport.closed:
             return
+        for look in self._looks:
+            look()
         try:
             self._transport.hear(0)
         except errors.RemoteProtocolError as error:  # the hub is asked again for what this was to be
@@ -399,8 +402,12 @@ class Connection:
         raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have this called when the connection is closed, in the process that it belongs to."""
-        self._closers.append(closer)
+        """Have this called when the connection is closed, in the process that it belongs to; what came last, first."""
+        self._closers.insert(0, closer)
+
+    def on_idle(self, look: Callable[[], None]) -> None:
+        """Have this called twice a second while no thread uses the connection, in the thread that keeps it alive."""
+        self._looks.append(look)
 
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""

@@ -7,6 +7,7 @@ wire.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -71,7 +72,7 @@ class SharedLane:
         self._wire = wire
         self._connection = connection
         self._templates = templates
-        self._side = attachment.side
+        self._attachment = attachment
         self._bell, *self._bells = attachment.bells
         self._arena = arena
         self._driver = ArenaDriver(arena)
@@ -79,7 +80,7 @@ class SharedLane:
         self._poller = select.epoll()
         # By edges each ring wakes it once, and a read for every ring is saved.
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
-        self._poller.register(self._side, select.EPOLLIN)
+        self._poller.register(attachment.side, select.EPOLLIN)
         self.woke_ns = 0
         self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
@@ -87,6 +88,7 @@ class SharedLane:
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         self._last: list[np.ndarray] | None = None  # copies of what was returned last, where the slots may not hold it
         connection.on_close(self.close)
+        connection.on_idle(self._let_go_if_revoked)
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
@@ -368,7 +370,7 @@ class SharedLane:
 
     def _check_hub(self, events: list[tuple[int, int]], deadline: Deadline | None) -> None:
         """Check that the hub still serves this session, after these events of the poller."""
-        if self._arena.revoked:  # the hub says why
+        if self._arena.revoked:
             self._fail_as_revoked(deadline)
         if any(descriptor != self._bell for descriptor, _ in events):
             self._connection.lose("its side socket has ended")
@@ -378,12 +380,21 @@ class SharedLane:
         if time.monotonic_ns() >= self._connection.tend_ns:
             self._connection.tend()
 
+    def _let_go_if_revoked(self) -> None:
+        """Let go of the memory if the hub wants that; this lane goes on with a copy, in which it is revoked, too."""
+        if self._arena is not None and self._arena.revoked:
+            with contextlib.suppress(OSError):  # no memory now
+                self._attachment.let_go()
+                self._arena.revoke()  # the hub may have taken that back
+
     def close(self) -> None:
-        """Let go of the memory, and of every view of it."""
+        """Drop every view of the memory."""
         self._poller.close()
         self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
+        """Let go of the memory, and raise why the hub has revoked the session."""
+        self._let_go_if_revoked()
         self._ask_hub([], deadline)
         text = f"{hub_at(self._connection.address)} has ended this session"
         raise of_hub(HubLost(text), self._connection.hub)

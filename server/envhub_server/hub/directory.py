@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
+from envhub_server.hub.holdings import Attaching
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.log import Logger
 from envhub_server.memory.session_memory import ArenaBudget
@@ -69,15 +70,16 @@ class Directory:
 
     def remove(self, runtime: SessionRuntime) -> None:
         """Remove a session that has ended."""
-        self.forget(runtime.token)
+        for token in [token for token, each in self.by_token.items() if each is runtime]:
+            self.forget(token)
         self.restarts_before += runtime.state.restarts
         self.steps_before += runtime.steps
-        del self.by_number[runtime.number], self.by_token[runtime.token]
+        del self.by_number[runtime.number]
 
     def forget(self, token: bytes) -> None:
-        """Have the protocol forget the session's token; its connections may have views of the memory to read."""
-        if token in self.by_token:
-            self.by_token[token].connections.update(self._protocol.connections_of(token))
+        """Forget a token, which is of no session any more; its connections may have views of memory to read."""
+        if (runtime := self.by_token.pop(token, None)) is not None:
+            runtime.connections.update(self._protocol.connections_of(token))
         self._protocol.forget(token)
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -110,16 +112,20 @@ class Directory:
         log.info("session_unknown", **who, session=session.hex()[:8], why=why, audit=True)
 
     def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:
-        """Give a session to this client, within its budget of shared memory, or refuse that."""
+        """Have a session given to this client, within its budget of shared memory, or refuse that."""
         runtime = self.find(request, holder)
         if runtime is None or not runtime.state.attachable:
             return Failure("session_lost", "session", _NOT_ATTACHABLE)
-        taken = {"owner": runtime.owner, "by": request.token.hex()[:8]}
-        runtime.log.info("session_taken_over", **self._access.who(holder, request.peer), **taken, audit=True)
-        self.forget(runtime.token)
-        self.by_token[request.token] = self.by_token.pop(runtime.token)
-        runtime.attach(request, holder.name, budget)
+        self.by_token[request.token] = runtime
+        runtime.attach(Attaching(request, holder, budget))
         return None
+
+    def transferred(self, number: int, attaching: Attaching) -> None:
+        """Note that a session is given to a client that attaches, and forget its token of before."""
+        runtime, request = self.by_number[number], attaching.request
+        taken = {"owner": runtime.owner, "by": request.token.hex()[:8]}
+        runtime.log.info("session_taken_over", **self._access.who(attaching.client, request.peer), **taken, audit=True)
+        self.forget(runtime.token)
 
     def connect_side(self, ticket: bytes, side: socket.socket) -> None:
         """Give the connection to the session of this ticket, or close it."""
@@ -141,11 +147,15 @@ class Directory:
     # --- ends that no client asks for ---------------------------------------------------------------------------------
 
     def expire(self, token: bytes) -> None:
-        """End the session of this token, whose lease has run out."""
-        self.forget(token)
-        if token in self.by_token:
-            runtime = self.by_token[token]
+        """End the session of this token, whose lease has run out; or the waiting of a client that attaches to it."""
+        runtime = self.by_token.get(token)
+        self._protocol.forget(token)
+        if runtime is None:
+            return
+        if runtime.token == token:
             self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
+        else:
+            runtime.give_up_attach()
 
     def revoke(self, clients: Sequence[str]) -> None:
         """End the sessions of these clients, whose keys were removed: they have no lease."""

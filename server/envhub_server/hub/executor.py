@@ -62,7 +62,7 @@ class Executor:
     def give_arena(self, instruction: instructions.GiveArena) -> None:
         """Hand the arena to a process."""
         held = self._held
-        memory = held.other or held.memory
+        memory = held.memory
         if memory is None:
             return
         process, slots, layout = instruction.process, held.state.slots, memory.arena.layout
@@ -150,40 +150,6 @@ class Executor:
             held.memory.arena.needs_reset[:] = REPORT_PENDING if held.state.make.lost else FRESH
         copies = ObjectCopies() if instruction.loose else None
         held.stand_ins = StandIns(held.memory, copies, instruction.is_batch)
-
-    def make_other_arena(self, _: instructions.MakeOtherArena) -> None:
-        """Allocate the second arena, or report that it cannot be had."""
-        held = self._held
-        assert held.memory is not None
-        try:
-            held.other = SessionMemory(held.memory.arena.layout, len(held.state.slots), held.budget)
-        except OSError as error:
-            held.report(stimuli.OtherArenaRefused(str(error)))
-        else:
-            held.report(stimuli.OtherArenaMade())
-
-    def drop_other_arena(self, _: instructions.DropOtherArena) -> None:
-        """Free the second arena."""
-        self._drop_other()
-
-    def _drop_other(self) -> None:
-        held = self._held
-        if held.other is not None:
-            other, held.other = held.other, None
-            self._let_go(other)
-
-    def use_other_arena(self, _: instructions.UseOtherArena) -> None:
-        """Go on in the second arena."""
-        held = self._held
-        old, memory, stand_ins = held.memory, held.other, held.stand_ins
-        assert old is not None and memory is not None and stand_ins is not None
-        memory.move_from(old, held.budget)
-        for slot in stand_ins.losses:
-            self._ignore_bell(slot)
-        held.memory, held.other, stand_ins.memory = memory, None, memory
-        for slot in stand_ins.losses:
-            self._hear_bell(slot)
-        self._let_go(old)
 
     def post_reset(self, _: instructions.PostReset) -> None:
         """Post all rows for a reset."""
@@ -308,6 +274,23 @@ class Executor:
         assert held.memory is not None
         held.lane.revoke(held.memory.arena)
 
+    def recall(self, _: instructions.Recall) -> None:
+        """Have the client that drives ask the hub: the word says so, and the bell wakes a client that waits."""
+        held = self._held
+        assert held.memory is not None
+        held.memory.arena.revoke()
+        self._inputs.ring_client()
+
+    def end_recall(self, _: instructions.EndRecall) -> None:
+        """Have the client that drives go on."""
+        held = self._held
+        assert held.memory is not None
+        held.memory.arena.restore()
+
+    def transfer(self, _: instructions.Transfer) -> None:
+        """Give the session to the client that attaches."""
+        self._held.transfer()
+
     def wind_up(self, _: instructions.WindUp) -> None:
         """Have the client that drives begin no other step."""
         held = self._held
@@ -338,7 +321,6 @@ class Executor:
             os.close(held.factories)
         for observer in held.observers:
             observer.session_ended()
-        self._drop_other()
         if held.memory is not None:
             held.steps = held.memory.steps
             memory, held.memory, held.stand_ins = held.memory, None, None
@@ -381,9 +363,6 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.ReportLate, Executor.report_late),
         entry(instructions.Kill, Executor.kill),
         entry(instructions.MakeArena, Executor.make_arena),
-        entry(instructions.MakeOtherArena, Executor.make_other_arena),
-        entry(instructions.DropOtherArena, Executor.drop_other_arena),
-        entry(instructions.UseOtherArena, Executor.use_other_arena),
         entry(instructions.PostReset, Executor.post_reset),
         entry(instructions.PostStep, Executor.post_step),
         entry(instructions.PostPart, Executor.post_part),
@@ -398,6 +377,9 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.TakeDrive, Executor.take_drive),
         entry(instructions.CloseSide, Executor.close_side),
         entry(instructions.Revoke, Executor.revoke),
+        entry(instructions.Recall, Executor.recall),
+        entry(instructions.EndRecall, Executor.end_recall),
+        entry(instructions.Transfer, Executor.transfer),
         entry(instructions.WindUp, Executor.wind_up),
         entry(instructions.LearnCost, Executor.learn_cost),
         entry(instructions.Warn, Executor.warn),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
@@ -20,6 +22,7 @@ from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, new_
 from envhub_server.memory.shared_lane_grant import SharedLaneGrant
 from envhub_server.memory.stand_ins import StandIns
 from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.network.rights import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
@@ -30,9 +33,21 @@ from envhub_server.session.stimuli import Stimulus
 _log = Logger("envhub.hub")
 
 
+class Attaching(NamedTuple):
+    """A client that is to get a session: its request, who it is, and its budget of shared memory."""
+
+    request: Incoming
+    client: Holder
+    budget: ArenaBudget
+
+
 @dataclass(frozen=True)
 class Services:
-    """Resources that all sessions of a hub have in common."""
+    """Resources that all sessions of a hub have in common.
+
+    ``transferred`` is called when the session of a number is about to be another client's, and ``forget`` when a
+    token is of no session any more.
+    """
 
     poller: Poller
     supervisor: WorkerStarter
@@ -41,6 +56,8 @@ class Services:
     events: Events
     costs: KnownCosts
     unread: UnreadMemory
+    transferred: Callable[[int, Attaching], None]
+    forget: Callable[[bytes], None]
     compression: CompressionThread | None = None
 
 
@@ -59,7 +76,7 @@ class Holdings:
         pool: its processes.
         observers: the features that it has, as its recording and its replays.
         factories: the memory of pickled factories, which the session closes; -1 for none.
-        memory: its arena, once there is one, and ``other`` the one that the processes move to.
+        memory: its arena, once there is one.
         stand_ins: what completes rows in place of processes, once there is an arena.
         lane: of the client that may drive.
         side: the socket of a client that has shown the ticket.
@@ -67,7 +84,7 @@ class Holdings:
         done_bell: by which the processes wake the hub.
         arrived: the last request, which may wait in the queue.
         under_way: the last one that was handled.
-        attaching: that of the client that takes the session over.
+        attaching: the client that takes the session over, until it is answered.
         part_rows: how many of the rows of SEND the RECEIVE under way waits for.
         steps: how many its rows had done when its memory was freed.
         has_infos: True if a row of the last move has something to say besides its arrays.
@@ -104,7 +121,6 @@ class Holdings:
         self.observers: tuple[SessionObserver, ...] = ()
         self.factories = factories
         self.memory: SessionMemory | None = None
-        self.other: SessionMemory | None = None
         self.stand_ins: StandIns | None = None
         self.lane = SharedLaneGrant(services.poller)
         self.side: socket.socket | None = None
@@ -112,7 +128,7 @@ class Holdings:
         self.ticket = self.new_ticket()
         self.arrived: Incoming | None = None
         self.under_way: Incoming | None = None
-        self.attaching: Incoming | None = None
+        self.attaching: Attaching | None = None
         self.part_rows = 0
         self.steps = 0
         self.has_infos = False
@@ -129,6 +145,17 @@ class Holdings:
         if self.side is not None:
             self.side.close()
             self.side = None
+
+    def transfer(self) -> None:
+        """Give the session to the client that attaches; the former client has its token no more."""
+        attaching = self.attaching
+        assert attaching is not None
+        if self.memory is not None:
+            self.budget.use(-self.memory.nbytes)
+            attaching.budget.use(self.memory.nbytes)
+        self.services.transferred(self.number, attaching)
+        self.token, self.ticket = attaching.request.token, self.new_ticket()
+        self.owner, self.budget = attaching.client.name, attaching.budget
 
     @property
     def quiescent(self) -> bool:

@@ -163,6 +163,8 @@ class Hub:
             events=self._events,
             costs=self._costs,
             unread=self._unread,
+            transferred=directory.transferred,
+            forget=directory.forget,
             compression=self._compression,
         )
         self._features = SessionFeatures(config, self._poller)

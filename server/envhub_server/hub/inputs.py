@@ -16,6 +16,7 @@ from envhub_server.hub.holdings import Holdings
 from envhub_server.ipc import control
 from envhub_server.loop.ringer import Ringer
 from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.memory.shared_lane_grant import process_of
 from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.phases import Driver, Phase
@@ -56,7 +57,7 @@ class Inputs:
         held = self._held
         held.close_side()
         held.side = side
-        held.report(stimuli.SideConnected(held.quiescent))
+        held.report(stimuli.SideConnected(held.quiescent, process_of(side)))
 
     # --- of time, the arena and the side socket -----------------------------------------------------------------------
 
@@ -161,6 +162,11 @@ class Inputs:
         held.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
         return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 
+    def ring_client(self) -> None:
+        """Wake the client that drives."""
+        assert self._held.memory is not None
+        self._client_ringer.ring(self._held.memory.client_bell)
+
     # --- of rows without a process ------------------------------------------------------------------------------------
 
     def post_to_stand_ins(self) -> None:
@@ -184,6 +190,6 @@ class Inputs:
             return
         held.stand_ins.unrung = False
         if held.state.ownership.driver is Driver.CLIENT:
-            self._client_ringer.ring(held.memory.client_bell)
+            self.ring_client()
         else:
             held.report(ROWS_STOOD_IN)  # not by the bell, which a worker may have filled

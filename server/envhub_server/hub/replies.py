@@ -154,9 +154,11 @@ class Replies:
     def answer_attach(self, _: instructions.AnswerAttach) -> None:
         """Answer the client that takes the session over: its request is the one under way."""
         held = self._held
-        memory, request, made = held.memory, held.attaching, held.state.made
-        assert memory is not None and request is not None and made is not None
+        memory, attaching, made = held.memory, held.attaching, held.state.made
+        assert memory is not None and attaching is not None and made is not None
+        request = attaching.request
         held.under_way, held.attaching = request, None
+        memory.arena.restore()
         made = replace(made, ticket=held.ticket, steps=memory.arena.done.tolist())
         held.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
         held.services.protocol.answer(request, made, ())
@@ -164,8 +166,11 @@ class Replies:
     def fail_attach(self, fail: instructions.FailAttach) -> None:
         """Tell that client why it does not get the session."""
         held = self._held
-        request, held.attaching = held.attaching, None
-        self.fail_request(request, fail.failure)
+        attaching, held.attaching = held.attaching, None
+        assert attaching is not None
+        self.fail_request(attaching.request, fail.failure)
+        if held.token != attaching.request.token:
+            held.services.forget(attaching.request.token)
 
     def goodbye(self, goodbye: instructions.Goodbye) -> None:
         """Tell the client that the hub ends the session."""

@@ -14,18 +14,18 @@ import numpy as np
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
 from envhub_server.hub.executor import EXECUTED, Executor
-from envhub_server.hub.holdings import Holdings
+from envhub_server.hub.holdings import Attaching, Holdings
 from envhub_server.hub.inputs import ROWS_STOOD_IN, Inputs
 from envhub_server.hub.replies import COMPRESSED, REPLIES, Compression, Replies
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.log import Logger
-from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session import instructions, stimuli
 from envhub_server.session.instructions import Instruction
 from envhub_server.session.stimuli import Requested, Stimulus
 
+_OVERTAKEN = messages.Failure("session_lost", "session", "another client took the session over")
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
 _KEEPING = (stimuli.RowsDone, Requested)
 
@@ -132,18 +132,19 @@ class SessionRuntime:
         self._held.under_way = request
         self._held.report(stimuli.SessionMade())
 
-    def attach(self, request: Incoming, owner: str, budget: ArenaBudget) -> None:
-        """Go on for another client, of this name, whose request and whose budget of shared memory these are."""
-        held = self._held
-        nbytes = sum(each.nbytes for each in (held.memory, held.other) if each is not None)
-        held.budget.use(-nbytes)
-        budget.use(nbytes)
+    def attach(self, attaching: Attaching) -> None:
+        """Report that another client is to get the session; one that waits for it already gets it no more."""
+        held, waits = self._held, self._held.attaching is not None
+        if waits:
+            self.replies.fail_attach(instructions.FailAttach(_OVERTAKEN))
+        held.attaching = attaching
         # While a reply is compressed, the event of an earlier request still waits; it is answered in this one's place.
-        reported = self.replies.compressing is not None and held.attaching is not None
-        held.owner, held.budget = owner, budget
-        held.token, held.attaching, held.ticket = request.token, request, held.new_ticket()
-        if not reported:
+        if not (waits and self.replies.compressing is not None):
             held.report(stimuli.Attached(held.quiescent))
+
+    def give_up_attach(self) -> None:
+        """Report that the client that is to get the session is gone."""
+        self._held.report(stimuli.AttachGivenUp())
 
     def broke(self, error: Exception) -> None:
         """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
@@ -161,7 +162,10 @@ class SessionRuntime:
             self.inputs.on_bell()
             return
         if isinstance(stimulus, Requested):
-            held.under_way = held.arrived
+            held.under_way = request = held.arrived
+            heir = held.attaching and held.attaching.request.token
+            if heir and request is not None and request.token == heir != held.token:
+                held.transfer()  # for a CLOSE of the client that attaches, which does not wait for its answer
         elif isinstance(stimulus, WorkerStarted):
             held.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
             return

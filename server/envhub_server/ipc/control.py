@@ -248,7 +248,6 @@ class Serve(Frozen):
     seeds: List[Optional[int]] = field(default_factory=list)
     failure: Optional[Failure] = None
     info: bytes = b""
-    moved: bool = False  # this worker served the rows before, in another arena
     objects: List[bytes] = field(default_factory=list)  # object leaves last observed, per row, if any
     ending: bytes = b""  # of ``Left``: complete the only row's step, whose episode the other worker has ended
 

@@ -93,12 +93,6 @@ class SessionMemory:
         self.nbytes += wanted - room
         self.arena.give_room(row, wanted)
 
-    def move_from(self, other: SessionMemory, budget: ArenaBudget) -> None:
-        """Take the place of other memory of the session, which no worker serves any more."""
-        for row in np.flatnonzero(other.arena.rooms).tolist():
-            self.grow(row, int(other.arena.info_length[row]), budget)
-        self.arena.move_from(other.arena)
-
     @property
     def steps(self) -> int:
         """Number of steps and resets that its rows have done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Sequence
 
 from envhub.arena.memory import Arena
@@ -13,6 +14,14 @@ from envhub.transport.fd_passing import DESCRIPTORS_MAX
 from envhub_server.loop.poller import Poller, Source
 
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
+
+
+_UCRED = struct.Struct("iII")  # the process, user and group of a peer
+
+
+def process_of(side: socket.socket) -> int:
+    """The process id of the client behind this socket; 0 if it is in another container."""
+    return int(_UCRED.unpack(side.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
 
 
 class SharedLaneGrant:

@@ -19,48 +19,31 @@ def on_side_connected(state: SessionState, connected: stimuli.SideConnected, now
         return [do.RefuseSide()]
     state.deadlines.sample_at_s = now_s + SAMPLE_S
     state.supervision.begin_idle()
-    return state.ownership.lend()
+    return state.ownership.lend(connected.process)
 
 
 def on_side_closed(state: SessionState, closed: stimuli.SideClosed, now_s: float) -> Instructions:
-    """Continue on the wire lane."""
-    return state.ownership.on_side_closed(closed)
+    """Continue on the wire lane, for the client that takes over if one waits."""
+    return [*state.ownership.on_side_closed(closed), *state.advance_takeover(closed.quiescent)]
 
 
 def on_attached(state: SessionState, attached: stimuli.Attached, now_s: float) -> Instructions:
     """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
     ownership = state.ownership
-    is_first, was_shared = not ownership.claimed, ownership.lane is LaneName.SHARED
     ownership.claimed = True
     if state.making:
-        return state.answer(do.Fail(_TAKEN_OVER))
-    state.deadlines.plan_sample(now_s)
-    instructions = ownership.lock_out()
+        return [*state.answer(do.Fail(_TAKEN_OVER)), do.Transfer()]
     if state.phase in OVER:
-        return [*instructions, *ownership.refuse()]
-    if was_shared:  # the former client may have posted rows until now
-        state.deadlines.sample_at_s = now_s
-    elif is_first:
-        instructions += state.advance_takeover(attached.quiescent, now_s)
-    return instructions
+        return [do.Transfer(), *ownership.refuse()]
+    state.deadlines.plan_sample(now_s)
+    if ownership.lane is LaneName.SHARED:
+        return ownership.recall(now_s + state.make.faults.restart_wait_s)
+    return [do.Transfer(), *state.advance_takeover(attached.quiescent)]
 
 
-def on_other_arena(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
-    """Have all processes change to the second arena."""
-    given = map(state.launcher.give_arena, state.ownership.begin_arena_change(state.slots))
-    return [*given, *state.advance_takeover(False, now_s)]
-
-
-def on_other_arena_refused(state: SessionState, refused: stimuli.OtherArenaRefused, now_s: float) -> Instructions:
-    """Cancel the takeover and continue."""
-    state.phase = Phase.READY
-    why = Failure("limit", "hub", f"no memory for a takeover is available: {refused.reason}")
-    return [*state.replacement.serve_mapped(now_s), *state.ownership.refuse(why)]
-
-
-def on_other_arena_late(state: SessionState, _: stimuli.OtherArenaMade, now_s: float) -> Instructions:
-    """Drop the second arena of an ended session."""
-    return [do.DropOtherArena()]
+def on_attach_given_up(state: SessionState, _: stimuli.AttachGivenUp, now_s: float) -> Instructions:
+    """Go on for the holder: the client that attaches is gone."""
+    return state.keep_holder() if state.ownership.claimed else []
 
 
 def on_close(state: SessionState, close: Close, quiescent: bool, now_s: float) -> Instructions:

@@ -51,7 +51,7 @@ class Tell(Instruction):
 
 
 class GiveArena(Instruction):
-    """Give the session's arena to a process, with the bells of this slot; during a takeover the second arena."""
+    """Give the session's arena to a process, with the bells of this slot."""
 
     process: int
     slot: int
@@ -124,18 +124,6 @@ class MakeArena(Instruction):
     layout: Layout
     loose: bool  # whether observations have leaves outside the arena
     is_batch: bool  # whether each worker's envs are one vector env
-
-
-class MakeOtherArena(Instruction):
-    """Allocate a second arena of the same layout; ``OtherArenaMade`` or ``OtherArenaRefused`` reports it."""
-
-
-class DropOtherArena(Instruction):
-    """Free the second arena: the session does not move to it."""
-
-
-class UseOtherArena(Instruction):
-    """Continue in the second arena, from the state of the first, which no worker uses any more."""
 
 
 class PostReset(Instruction):
@@ -215,6 +203,14 @@ class Revoke(Instruction):
     """Revoke the session of a client that drives; the client then asks the hub why."""
 
 
+class Recall(Instruction):
+    """Have the client that drives ask the hub, which tells it that another takes the session over."""
+
+
+class EndRecall(Instruction):
+    """Have the client that was recalled go on, if it has not asked yet."""
+
+
 class WindUp(Instruction):
     """Have a client that drives begin no further step."""
 
@@ -242,6 +238,10 @@ class Fail(Instruction):
 
 class AnswerHops(Instruction):
     """Answer the request with the hops of the last step."""
+
+
+class Transfer(Instruction):
+    """Give the session the token and the owner of the client that attaches; the former client has it no more."""
 
 
 class AnswerAttach(Instruction):

@@ -102,10 +102,6 @@ class Launcher:
     def map(self, process: Process) -> do.GiveArena:
         """Hand the arena to a process that has made its envs."""
         process.stage = Stage.MAPPING
-        return self.give_arena(process)
-
-    def give_arena(self, process: Process) -> do.GiveArena:
-        """Hand the arena to a process; during a takeover the second arena."""
         assert self.arena is not None
         return do.GiveArena(process.number, process.place, self.arena)
 

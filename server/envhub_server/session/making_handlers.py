@@ -71,5 +71,5 @@ def on_first_mapped(state: SessionState, process: Process, _: control.Mapped, no
     state.phase, make = Phase.READY, state.make
     state.made = replace(made, autoreset_mode=make.autoreset_mode, observation_mode=make.observation_mode)
     served, answered = state.building.serve(now_s), state.answer(do.Answer(made))
-    taken_over = state.advance_takeover(True, now_s)
+    taken_over = state.advance_takeover(True)
     return [*served, *answered, *taken_over, *state.replacement.spares.fill(now_s)]

@@ -15,14 +15,13 @@ class Phase(enum.Enum):
     READY = "ready"  # no request of the whole batch is pending
     MOVING = "moving"  # a reset or step is pending
     CALLING = "calling"  # a call is pending
-    HANDING_OVER = "handing over"  # its workers move to a second arena, for the client that takes it over
     BROKEN = "broken"  # a worker has ended too often
     CLOSING = "closing"  # its workers close the envs and end
     ENDED = "ended"
 
 
 MAKING = (Phase.BUILDING, Phase.MAPPING)
-SERVING = (Phase.READY, Phase.MOVING, Phase.CALLING, Phase.HANDING_OVER)
+SERVING = (Phase.READY, Phase.MOVING, Phase.CALLING)
 OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
 
 

@@ -50,7 +50,7 @@ def on_exited(state: SessionState, exited: WorkerExited, now_s: float) -> Instru
         return [*state.closing.tell(), *state.replacement.on_spare_exited(was_leaving, now_s)]
     if state.making:
         return go_on(state, state.building.on_exited(process, exited, why, now_s), now_s)
-    return [*state.advance_takeover(False, now_s), *_lose(state, slot, exited, why, now_s)]
+    return _lose(state, slot, exited, why, now_s)
 
 
 def _lose(
@@ -66,7 +66,7 @@ def _lose(
     if state.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
         state.calls.on_lost(slot, slot.loss.failure)
         instructions += on_called(state, now_s)
-    return [*instructions, *state.replacement.replace_lost(state.changing_arena, now_s)]
+    return [*instructions, *state.replacement.replace_lost(now_s)]
 
 
 def on_faulted(state: SessionState, process: Process, fault: control.Faulted, now_s: float) -> Instructions:
@@ -77,21 +77,17 @@ def on_faulted(state: SessionState, process: Process, fault: control.Faulted, no
 
 def on_built_again(state: SessionState, process: Process, _: control.Built, now_s: float) -> Instructions:
     """Hand the arena to a process, or keep it as a spare."""
-    return state.replacement.on_built(process, state.changing_arena, now_s)
+    return state.replacement.on_built(process, now_s)
 
 
 def on_mapped(state: SessionState, process: Process, _: control.Mapped, now_s: float) -> Instructions:
-    """Have a process serve, or advance the takeover for which it mapped the arena."""
-    if process.changing_arena:
-        process.changing_arena = False
-        return state.advance_takeover(False, now_s)
-    return state.replacement.on_mapped(process, state.changing_arena, now_s)
+    """Have a process that has mapped the arena serve."""
+    return state.replacement.on_mapped(process, now_s)
 
 
 def on_left(state: SessionState, process: Process, left: control.Left, now_s: float) -> Instructions:
     """Have the successor of a process serve."""
-    instructions = state.replacement.on_left(state.slots[process.place], left, state.changing_arena, now_s)
-    return [*instructions, *(state.advance_takeover(False, now_s) if state.changing_arena else ())]
+    return state.replacement.on_left(state.slots[process.place], left, now_s)
 
 
 def on_episodes_done(state: SessionState, process: Process, done: control.EpisodesDone, now_s: float) -> Instructions:
@@ -145,7 +141,7 @@ def on_stand_in_failed(state: SessionState, failed: stimuli.StandInFailed, now_s
 
 
 def _note_failure(state: SessionState, failure: Failure, rows: Collection[int]) -> None:
-    if state.phase in (Phase.READY, Phase.HANDING_OVER):
+    if state.phase is Phase.READY:
         state.infos.note_failure(failure, rows)
     else:
         state.requests.note_failure(failure)
@@ -186,7 +182,7 @@ def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> I
     state.quiescent = quiescent
     if ownership.lane is LaneName.WIRE and quiescent:
         instructions += ownership.take_drive()
-    instructions += state.advance_takeover(quiescent, now_s)
+    instructions += [*state.advance_takeover(quiescent), *state.end_recall(now_s)]
     instructions += [*state.closing.on_elapsed(elapsed.progress, now_s), *replacement.restart(now_s)]
     if now_s >= state.deadlines.spares_at_s:
         instructions += replacement.spares.fill(now_s)

@@ -25,10 +25,7 @@ from envhub_server.session.spares import Spares
 
 
 class Replacement:
-    """Has another process serve a slot. A handler returns a ``Failure`` if the session has broken.
-
-    While the processes are ``changing_arena``, none is given its rows.
-    """
+    """Has another process serve a slot. A handler returns a ``Failure`` if the session has broken."""
 
     def __init__(
         self,
@@ -109,7 +106,7 @@ class Replacement:
 
     # --- the next process ---------------------------------------------------------------------------------------------
 
-    def on_built(self, process: Process, changing_arena: bool, now_s: float) -> Instructions:
+    def on_built(self, process: Process, now_s: float) -> Instructions:
         """Hand the arena to a slot's process that has made its envs; a spare is kept, or serves a slot that waits."""
         slot = self._slots.of(process)
         if process.stage is not Stage.BUILDING:
@@ -118,9 +115,9 @@ class Replacement:
         if slot is not None:
             return [self._launcher.map(process)]
         self.spares.on_built()
-        return [*self.replace_lost(changing_arena, now_s), *self.recycling.prepare(process)]
+        return [*self.replace_lost(now_s), *self.recycling.prepare(process)]
 
-    def on_mapped(self, process: Process, changing_arena: bool, now_s: float) -> Instructions:
+    def on_mapped(self, process: Process, now_s: float) -> Instructions:
         """Have a process that has mapped the arena serve its slot; a successor waits until the other leaves."""
         if process.stage is not Stage.MAPPING:
             return []
@@ -128,10 +125,10 @@ class Replacement:
         slot = self._slots.of(process)
         if slot is not None:
             self._restarts.serves(slot.index, now_s)
-            return [] if changing_arena else self.hand_over(slot, now_s)
+            return self.hand_over(slot, now_s)
         process.detector.rest()
         slot = self._slots[process.place]
-        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(changing_arena, now_s)
+        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(now_s)
 
     def hand_over(self, slot: Slot, now_s: float) -> Instructions:
         """Have the process of a slot serve its rows; with the slot's ``ending`` it ends an episode of the first row."""
@@ -149,7 +146,7 @@ class Replacement:
         serve = control.Serve(seeds, failure, info, ending=ending)
         return [*given, do.HandOver(slot.index, process.number, serve, slot.pending)]
 
-    def replace_lost(self, changing_arena: bool, now_s: float) -> Instructions:
+    def replace_lost(self, now_s: float) -> Instructions:
         """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
         instructions: Instructions = []
         for slot in self._slots:
@@ -159,7 +156,7 @@ class Replacement:
             if chosen is None:
                 continue
             if chosen.stage is not Stage.BUILT:
-                instructions += self._succeed(slot, chosen, changing_arena, now_s)
+                instructions += self._succeed(slot, chosen, now_s)
                 continue
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the slot's new process was a successor.
@@ -170,7 +167,7 @@ class Replacement:
             instructions += [assigned, self._launcher.tell_place(chosen), self._launcher.map(chosen)]
         return [*instructions, *self.spares.fill(now_s)]
 
-    def on_left(self, slot: Slot, left: control.Left, changing_arena: bool, now_s: float) -> Instructions:
+    def on_left(self, slot: Slot, left: control.Left, now_s: float) -> Instructions:
         """Have the successor serve a slot whose process has left; if the successor has ended, the slot is lost."""
         successor = self._slots.successor_of(slot)
         if successor is None:
@@ -178,9 +175,9 @@ class Replacement:
             return [do.Kill(slot.process.number)]
         slot.recycled += 1
         slot.ending = left.ending
-        return self._succeed(slot, successor, changing_arena, now_s)
+        return self._succeed(slot, successor, now_s)
 
-    def _succeed(self, slot: Slot, successor: Process, changing_arena: bool, now_s: float) -> Instructions:
+    def _succeed(self, slot: Slot, successor: Process, now_s: float) -> Instructions:
         """Have the successor serve the slot; the former process closes its envs and ends."""
         left = self._slots.assign(slot, successor)
         instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
@@ -189,9 +186,6 @@ class Replacement:
             left.leave()
         if successor.stage is Stage.MAPPED:
             self._restarts.serves(slot.index, now_s)
-        if changing_arena:
-            return instructions
-        if successor.stage is Stage.MAPPED:
             instructions += self.hand_over(slot, now_s)
         return [*instructions, *self.recycling.recycle(now_s)]
 
@@ -201,18 +195,3 @@ class Replacement:
             return self.recycling.recycle(now_s)
         self.spares.on_exited(now_s)
         return []
-
-    def serve_mapped(self, now_s: float) -> Instructions:
-        """Have the processes serve that waited for the end of a change to another arena."""
-        mapped = [slot for slot in self._slots if slot.stage is Stage.MAPPED]
-        return [each for slot in mapped for each in self.hand_over(slot, now_s)]
-
-    def serve_in_other_arena(self, now_s: float) -> Instructions:
-        """Have all processes continue in the other arena."""
-        instructions: Instructions = []
-        for slot in self._slots:
-            if process := slot.serving:
-                instructions.append(do.Tell(process.number, control.Serve(moved=True)))
-            elif slot.stage is Stage.MAPPED:
-                instructions += self.hand_over(slot, now_s)
-        return instructions

@@ -62,7 +62,7 @@ def on_rows_done(state: SessionState, _: stimuli.RowsDone, now_s: float) -> Inst
     state.phase = Phase.READY
     failure = state.requests.failure
     answered = state.answer(_OUTCOME if failure is None else do.Fail(failure))
-    return [*answered, *state.advance_takeover(True, now_s)] if state.ownership.claimed else answered
+    return [*answered, *state.advance_takeover(True)] if state.ownership.claimed else answered
 
 
 def on_reset(state: SessionState, reset: Reset, quiescent: bool, now_s: float) -> Instructions:
@@ -112,7 +112,7 @@ def on_called(state: SessionState, now_s: float) -> Instructions:
     if not state.calls.complete:
         return []
     state.phase = Phase.READY
-    return [*state.answer(state.calls.result()), *state.advance_takeover(True, now_s)]
+    return [*state.answer(state.calls.result()), *state.advance_takeover(True)]
 
 
 def on_collect(state: SessionState, collect: Collect, quiescent: bool, now_s: float) -> Instructions:

@@ -44,7 +44,6 @@ class Process:
         imported: True if it has loaded the code that makes its envs.
         rebuild: True if it is about to be killed, so that the next process makes its envs in another way.
         first, made: its messages about its first env, and about all its envs.
-        changing_arena: True if it was sent the second arena and has not mapped it yet.
         late: the env for which it is killed.
         kill_at_s: the time at which it is killed if it has not ended; infinity if that is not planned, or done.
         overrun: the memory that it is killed for; None if it is not.
@@ -66,7 +65,6 @@ class Process:
     rebuild: bool = False
     first: control.FirstBuilt | None = None
     made: control.Built | None = None
-    changing_arena: bool = False
     late: Late | None = None
     kill_at_s: float = math.inf
     overrun: Overrun | None = None
@@ -82,7 +80,7 @@ class Process:
 
     def leave(self) -> None:
         """Note that another process serves its slot."""
-        self.stage, self.changing_arena = Stage.LEAVING, False
+        self.stage = Stage.LEAVING
 
 
 @dataclass(eq=False)
@@ -236,11 +234,6 @@ class SlotTable:
     def alive(self) -> bool:
         """True if at least one process has not ended."""
         return bool(self._processes)
-
-    @property
-    def changing_arena(self) -> bool:
-        """True if a process has not mapped the second arena yet."""
-        return any(process.changing_arena for process in self._processes.values())
 
     def successor_of(self, slot: Slot) -> Process | None:
         """The successor that can serve this slot at once."""

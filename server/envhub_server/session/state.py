@@ -204,11 +204,6 @@ class SessionState:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    @property
-    def changing_arena(self) -> bool:
-        """True while its processes change to another arena."""
-        return self.phase is Phase.HANDING_OVER
-
     def break_down(self, failure: Failure) -> Instructions:
         """Break the session: no slot gets another process."""
         self.requests.failure = failure
@@ -219,29 +214,23 @@ class SessionState:
 
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
-    def advance_takeover(self, quiescent: bool, now_s: float) -> Instructions:
-        """Advance a takeover as far as possible now."""
+    def advance_takeover(self, quiescent: bool) -> Instructions:
+        """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
         ownership = self.ownership
-        if not ownership.claimed:
+        waits = ownership.lane is LaneName.SHARED or self.phase is not Phase.READY or self.requests.asked
+        if not ownership.claimed or waits or not quiescent:
             return []
-        if self.changing_arena and ownership.other_made and not self.slots.changing_arena:
-            return self._continue_in_other_arena(now_s)
-        if self.phase is not Phase.READY or self.requests.asked or not quiescent:
-            return []
-        if ownership.lent:
-            self.phase = Phase.HANDING_OVER
-            return [do.MakeOtherArena()]
         self.partial_batches.rows_out = 0
         return ownership.grant()
 
-    def _continue_in_other_arena(self, now_s: float) -> Instructions:
-        """Continue in the second arena; no process reads rows that the former client still posts in the first.
+    def end_recall(self, now_s: float) -> Instructions:
+        """End a takeover for which the holder has not let go in time."""
+        return self.keep_holder() if self.ownership.claimed and now_s >= self.ownership.let_go_by_s else []
 
-        The former client may have posted rows while processes still used the first arena. Rows that are pending there
-        stay pending in the second arena, so that no batch is left half done; the takeover waits for them.
-        """
-        self.phase, self.deadlines.sample_at_s = Phase.READY, now_s
-        return [*self.ownership.end_arena_change(), *self.replacement.serve_in_other_arena(now_s)]
+    def keep_holder(self) -> Instructions:
+        """Refuse the client that attaches; its holder goes on."""
+        kept = self.ownership.keep_holder(self.make.faults.restart_wait_s)
+        return [*kept, do.WindUp()] if self.deadlines.draining else kept
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

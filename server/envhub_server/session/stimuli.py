@@ -36,15 +36,20 @@ class Requested(SessionStimulus):
 
 
 class Attached(SessionStimulus):
-    """Another client takes the session over; the former client is locked out."""
+    """Another client is to take the session over."""
 
     quiescent: bool
+
+
+class AttachGivenUp(SessionStimulus):
+    """The client that waits for another to let go is gone itself."""
 
 
 class SideConnected(SessionStimulus):
-    """The client has connected to the side socket with the session's ticket."""
+    """The client, which is this process, has connected to the side socket with the session's ticket."""
 
     quiescent: bool
+    process: int = 0
 
 
 class SideClosed(SessionStimulus):
@@ -88,16 +93,6 @@ class WorkersNotStarted(SessionStimulus):
 
 class ArenaRefused(SessionStimulus):
     """The shared memory that the session needs is not available."""
-
-    reason: str
-
-
-class OtherArenaMade(SessionStimulus):
-    """The second arena exists, for the client that takes the session over."""
-
-
-class OtherArenaRefused(SessionStimulus):
-    """There is no memory for a second arena."""
 
     reason: str
 

@@ -75,7 +75,7 @@ class Supervision:
     def _sample(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Late | None:
         detector, planned_s = process.detector, self._planned_s
         rows, slot = self._slots[process.place].rows, self._slots.of(process)
-        if process.changing_arena or process.stage is Stage.MAPPING:
+        if process.stage is Stage.MAPPING:
             return detector.sample(now_s, planned_s, "init", rows[0], NO_TURN)
         if process.stage is Stage.BUILDING:
             row = rows[min(process.built, len(rows) - 1)]

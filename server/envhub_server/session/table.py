@@ -85,12 +85,11 @@ _ENDING = {  # at once if no process is left
     **_to([*SERVING, _P.BROKEN], _P.CLOSING, _P.ENDED),
     **_to([_P.CLOSING]),
 }
-_CALLED = {**_to(SERVING), **_to([_P.CALLING], _P.READY, _P.HANDING_OVER)}
+_CALLED = {**_to(SERVING), **_to([_P.CALLING], _P.READY)}
 _EXITED = {
     **_to(MAKING, _P.CLOSING, _P.ENDED),
     **_to([_P.READY, _P.MOVING], _P.BROKEN),
-    **_to([_P.CALLING], _P.READY, _P.HANDING_OVER, _P.BROKEN),
-    **_to([_P.HANDING_OVER], _P.READY, _P.BROKEN),
+    **_to([_P.CALLING], _P.READY, _P.BROKEN),
     **_to([_P.BROKEN]),
     **_to([_P.CLOSING], _P.ENDED),
 }
@@ -100,7 +99,6 @@ _NOT_STARTED = {
     **_to([_P.BROKEN]),
     **_to([_P.CLOSING], _P.ENDED),
 }
-_MOVED = {**_to(SERVING), **_to([_P.HANDING_OVER], _P.READY)}
 
 # In a draining hub, CLOSING or ENDED may follow every stimulus that leaves the session idle.
 TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
@@ -117,7 +115,8 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _request(messages.TemplatesRequest, request.on_templates),
         _row(messages.HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
         _row(messages.Close, _asked(client.on_close, _ENDING)),
-        _row(stimuli.Attached, _by(client.on_attached, {**_to(_LIVE), **_to([_P.READY], _P.HANDING_OVER)})),
+        _row(stimuli.Attached, _by(client.on_attached, _to(_LIVE))),
+        _row(stimuli.AttachGivenUp, _by(client.on_attach_given_up, _to(_LIVE))),
         _row(stimuli.SideConnected, _by(client.on_side_connected, _to(_LIVE))),
         _row(stimuli.SideClosed, _by(client.on_side_closed, _to(_LIVE))),
         _row(stimuli.LeaseExpired, _by(client.on_lease_expired, _ENDING)),
@@ -129,16 +128,6 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
             stimuli.ArenaRefused,
             _by(making.on_arena_refused, _to([_P.MAPPING], _P.CLOSING)),
             _by(process.on_nothing, _to([_P.CLOSING])),
-        ),
-        _row(
-            stimuli.OtherArenaMade,
-            _by(client.on_other_arena, _to([_P.HANDING_OVER], _P.READY)),
-            _by(client.on_other_arena_late, _to(_GONE)),
-        ),
-        _row(
-            stimuli.OtherArenaRefused,
-            _by(client.on_other_arena_refused, _to([_P.HANDING_OVER], _P.READY)),
-            _by(process.on_nothing, _to(_GONE)),
         ),
         _row(stimuli.ActionsRefused, _by(request.on_actions_refused, {**_to(_LIVE), **_to([_P.MOVING], _P.READY)})),
         _row(stimuli.PartPosted, _by(request.on_part_posted, _to(_LIVE))),
@@ -154,11 +143,11 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _row(
             stimuli.RowsDone,
             _by(process.on_nothing, _to(_LIVE)),
-            _by(request.on_rows_done, _to([_P.MOVING], _P.READY, _P.HANDING_OVER)),
+            _by(request.on_rows_done, _to([_P.MOVING], _P.READY)),
         ),
         _row(
             stimuli.Elapsed,
-            _by(process.on_elapsed, {**_to([*MAKING, *SERVING]), **_to([_P.READY], _P.HANDING_OVER)}),
+            _by(process.on_elapsed, _to([*MAKING, *SERVING])),
             _by(process.on_elapsed_over, _to(_GONE)),
         ),
         # Messages of processes. Phases without a rule ignore a message: it was sent before the process learned of the
@@ -174,7 +163,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         ),
         _row(
             control.Mapped,
-            _said(process.on_mapped, _MOVED),
+            _said(process.on_mapped, _to(SERVING)),
             _said(making.on_first_mapped, _to([_P.MAPPING], _P.READY)),
         ),
         _row(control.RowInfo, _said(process.on_row_info, _to(SERVING))),
@@ -191,7 +180,7 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _row(control.SharedChanged, _said(process.on_shared_changed, _to(_LIVE))),
         _row(control.Faulted, _said(process.on_faulted, _to(SERVING, _P.BROKEN))),
         _row(control.EpisodesDone, _said(process.on_episodes_done, _to(SERVING))),
-        _row(control.Left, _said(process.on_left, _MOVED)),
+        _row(control.Left, _said(process.on_left, _to(SERVING))),
         _row(control.Closing, _said(process.on_closing, _to(_LIVE))),
         _row(control.Suspicious, _said(process.ignore, _to(_LIVE))),
     ]

@@ -1,4 +1,4 @@
-"""Maps the arenas of a worker, and opens its journal and its recording with the first one."""
+"""Maps the arena of a worker, and opens its journal and its recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 
 
 class ArenaMapper:
-    """Maps arenas for one worker."""
+    """Maps the arena for one worker."""
 
     def __init__(self, context: WorkerContext, bells: Bells) -> None:
         self._channel, self._envs, _, self._reports, self._progress = context
@@ -33,15 +33,13 @@ class ArenaMapper:
         """
         names = mapped.descriptor_names
         descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
-        self._bells.replace(descriptors)
+        self._bells.attach(descriptors)
         arena = Arena(mapped.layout(), descriptors.memory)
         os.close(descriptors.memory)
         arena.check()
         if not self._attach(mapped, arena):
             return None
         self._progress.attach(arena, self._envs.groups[0].index)
-        for observer in self._envs.observers:
-            observer.attach(arena)
         if mapped.journal:
             self._open_journal(arena, descriptors.journal)
         if mapped.recording:

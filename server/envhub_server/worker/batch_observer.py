@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from envhub.arena.memory import Arena
 from envhub.protocol.messages import Failure
 
 Seeds = Mapping[int, Optional[int]]  # by row
@@ -16,16 +15,13 @@ class BatchObserver:
     A batch begins with ``begin`` or ``begin_reset``, before its first env is called, and ends with ``end`` or
     ``end_reset``, once the driver was woken. What the driver overwrites after that is copied at the beginning.
     After ``raised`` a row's flags are those of an earlier step. After ``left`` another worker completes the row's step.
-    A group is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the first arena.
+    A group is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the arena.
     """
 
     @property
     def tick(self) -> int:
         """The number under which this observer keeps the batch that began last; -1 if it keeps none."""
         return -1
-
-    def attach(self, arena: Arena) -> None:
-        """Observe the rows in another arena of the same layout from now on."""
 
     def begin(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
         """Note that these groups are about to be stepped; ``out_of_band`` has, by row, actions that are not there."""

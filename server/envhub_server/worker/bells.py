@@ -19,11 +19,11 @@ RINGS_BYTES = 1 << 16  # more than a pipe can hold
 
 
 class Bells:
-    """The bells of the last mapped arena.
+    """The bells of the arena.
 
     Attributes:
         waking: the hub's and the client's, which wake this worker.
-        hub_bell: the hub's; -1 before the first arena.
+        hub_bell: the hub's; -1 before there is an arena.
         serving: whether the rows in the arena are this worker's; only then the bells are watched.
         spinner: spins before the worker parks; never before the worker serves.
     """
@@ -36,10 +36,8 @@ class Bells:
         self.spinner = Spinner(0, time.perf_counter_ns)
         self._of_drivers: dict[int, int] = {}
 
-    def replace(self, descriptors: ArenaDescriptors) -> None:
-        """Use the bells of another arena."""
-        self.unwatch()
-        self.close()
+    def attach(self, descriptors: ArenaDescriptors) -> None:
+        """Use these bells."""
         self.hub_bell = descriptors.hub_bell
         self.waking = descriptors.hub_bell, descriptors.client_bell
         self._of_drivers = {DRIVER_HUB: descriptors.hub_done_bell, DRIVER_CLIENT: descriptors.client_done_bell}
@@ -54,7 +52,7 @@ class Bells:
     def unwatch(self) -> None:
         """Undo ``watch``."""
         for bell in self.waking:
-            with contextlib.suppress(OSError):  # between two arenas they are not registered
+            with contextlib.suppress(OSError):  # they are not registered before the worker serves
                 self._poller.unregister(bell)
         self.spinner, self.serving = Spinner(0, time.perf_counter_ns), False
 

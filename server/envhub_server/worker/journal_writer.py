@@ -50,7 +50,7 @@ class JournalWriter(BatchObserver):
             self.built(group)
 
     def attach(self, arena: Arena) -> None:
-        """Go on with these rows of another arena of the same layout."""
+        """Use these rows of the arena."""
         indices = [index for index, _ in self._rows]
         mine = as_slice(indices)
         self._first = indices[0]
@@ -172,7 +172,7 @@ class RowJournalWriter(JournalWriter):
     """Writes the journal of a worker with one row word by word: for one row NumPy takes several times as long."""
 
     def attach(self, arena: Arena) -> None:
-        """Go on with this row of another arena of the same layout."""
+        """Use this row of the arena."""
         super().attach(arena)
         self._kind_bytes = flat(self._journal.kinds)
         self._request_words, self._needs_reset_words = arena.request.data, arena.needs_reset.data

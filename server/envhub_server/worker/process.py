@@ -88,7 +88,6 @@ class Worker:
                         if descriptor == bells.hub_bell:
                             bells.silence()
                         stepper.serve_rows()
-                    # Not every other descriptor is the channel: it may be a bell that was replaced since the poll.
                     elif descriptor == channel and not self._receive():
                         return
         except ChannelClosed as closed:

@@ -59,7 +59,7 @@ class Stepper:
         """Serve the rows from now on."""
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
-        for group in self._envs.groups if not serve.moved else ():
+        for group in self._envs.groups:
             group.take_place(seeds, failure, serve.info, objects)
         self._reseed(seeds)
         self._progress.resume()

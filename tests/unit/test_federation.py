@@ -23,7 +23,7 @@ from envhub_client.session import absence as absences
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import EnvRaised, HubLost, HubTimeout, ended_by
+from envhub.errors import EnvHubError, EnvRaised, HubLost, HubTimeout, RestartsExhausted, ended_by
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -603,6 +603,31 @@ def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> N
     lost.absence.over = True
     lost.lane.ask_rows()
     assert truncated(lost.lane.wait_rows(1, 0)) == [] and lost.hub.begun == ["rows [1] [8]"]
+
+
+class Failing(OneHub):
+    """A lane whose session ends by this error once its rows are waited for."""
+
+    error: EnvHubError
+
+    def done_rows(self) -> int:
+        self.error.env_ids = np.flatnonzero(self.outstanding_rows).tolist()
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [LOSS, RestartsExhausted("it died again")])
+def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: EnvHubError) -> None:
+    maker, ended = cast(Any, None), Failing(0.0)
+    ended.error = error
+    parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, cast(Any, [OneHub(0.0), ended][n])) for n in range(2)]
+    lane = FederatedLane(parts, loose=False, copy=True)
+    lane.begin_rows(np.array([0, 4, 5]), b"c", [ACTIONS])
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            lane.wait_rows(3, 1)
+        assert ended_by(caught.value) == [4, 5] and lane.outstanding == 3
+    lane.taken(np.array(ended_by(caught.value)))
+    assert lane.wait_rows(1, 1).env_ids.tolist() == [0]  # type: ignore[union-attr]
 
 
 def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:

@@ -48,8 +48,8 @@ from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.worker_count import Machine, WorkerCount
+from envhub_server.worker.bells import WorkerPoller
 from envhub_server.worker.host import Host
-from envhub_server.worker.poller import WorkerPoller
 from envhub_server.worker.process import Worker
 
 PEER, CONNECTION = b"program", 1  # the one client

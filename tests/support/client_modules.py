@@ -29,7 +29,7 @@ ON_LINUX = """
     envhub.recording.recorder_handle envhub.recording.tape envhub.recording.tape_writer envhub.transport.fd_passing
     envhub_server.hub.compression_thread envhub_server.ipc.channel envhub_server.ipc.journal
     envhub_server.ipc.process_marks envhub_server.loop.poller envhub_server.memory.shared_lane_grant
-    envhub_server.processes.nonblocking_writer envhub_server.worker.own_process envhub_server.worker.poller
+    envhub_server.processes.nonblocking_writer envhub_server.worker.own_process envhub_server.worker.bells
     envhub_server.worker.stack_dumps
 """
 

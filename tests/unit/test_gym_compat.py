@@ -10,8 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.gym_compat import adapt, make
-from envhub_server.worker.gym_errors import pins
+from envhub_server.worker.gym_compat import adapt, make, pins
 from gymnasium import logger, spaces
 
 SPACE = spaces.Box(0, 9, (1,), np.float32)

@@ -12,9 +12,8 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.journal import Journal, JournalLayout
 from envhub_server.worker.bells import Bells
-from envhub_server.worker.context import WorkerContext
+from envhub_server.worker.context import SessionSpaces, WorkerContext
 from envhub_server.worker.episode_writer import EpisodeWriter
-from envhub_server.worker.hosted_envs import SessionSpaces
 from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 
 

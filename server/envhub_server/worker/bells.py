@@ -1,4 +1,4 @@
-"""The bells of a worker: the descriptors that wake it, and the descriptors by which it wakes a driver.
+"""The descriptors that wake a worker, and those by which it wakes a driver.
 
 The hub's bell is a pipe: no worker can make the hub wait at its end of it. Epoll watches the client's bell by edges:
 each ring wakes the worker once, and the worker never reads it, which saves a read for every step.
@@ -8,12 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 
 from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB
 from envhub.arena.spin import RING, Spinner
+from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import ArenaDescriptors
-from envhub_server.worker.poller import WorkerPoller
+
+
+class WorkerPoller:
+    """Waits for descriptors, by one of its own that env code does not close by accident.
+
+    Attributes:
+        wait: returns the descriptors that are ready, each with its events, once there are any.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.closing(select.epoll()) as made:
+            self._epoll = select.epoll.fromfd(moved_up(os.dup(made.fileno())))
+        self.wait = self._epoll.poll
+
+    def register(self, descriptor: int, edges: bool = False) -> None:
+        """Wait until it is readable; with ``edges`` for new input only, whether or not the old input is read."""
+        self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
+
+    def unregister(self, descriptor: int) -> None:
+        """Cease to wait for the descriptor.
+
+        Raises:
+            OSError: it is not registered.
+        """
+        self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Free the poller's own descriptor."""
+        self._epoll.close()
+
 
 RINGS_BYTES = 1 << 16  # more than a pipe can hold
 

@@ -1,4 +1,4 @@
-"""Builds the envs of a worker, and builds them again."""
+"""Builds the envs of a worker, describes them to the hub, and builds envs again that raised."""
 
 from __future__ import annotations
 
@@ -11,18 +11,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Sequence
 
+from envhub.arena.memory import TURN_FIRST
+from envhub.env_failure import EnvFailure, failure_info
+from envhub.errors import raised_text, shortened
+from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
+from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.packages import remedy_of
-from envhub_server.worker.built_description import BuiltDescription
-from envhub_server.worker.context import WorkerContext
+from envhub_server.worker.calls import EnvCalls
+from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_family import may_share_process
-from envhub_server.worker.env_sources import adopt_environment, factories, modules_of, named, runner_class, set_up
+from envhub_server.worker.env_sources import (
+    adopt_environment,
+    factories,
+    modules_of,
+    named,
+    runner_class,
+    set_up,
+    source_of,
+    versions_of,
+)
+from envhub_server.worker.exception_report import encode_or_nothing
 from envhub_server.worker.gym_compat import adapt
+from envhub_server.worker.host import private_bytes
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
+from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.other_interfaces import as_gymnasium
-from envhub_server.worker.private_memory import private_bytes
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import shareable
 
@@ -224,3 +241,120 @@ def _close(group: RowGroup) -> None:
         group.env.close()
     except BaseException:
         traceback.print_exc()  # into the worker's log
+
+
+class BuiltDescription:
+    """Describes the envs of one worker; the session takes its spaces from those of its first worker."""
+
+    def __init__(self, envs: HostedEnvs) -> None:
+        self._envs, self._build = envs, envs.build
+
+    def describe(self, factories: Sequence[Any], libraries: list[str] | None, fit: bool) -> control.Built:
+        """The message, with the sources of these pickled factories; the other arguments as in ``Built``."""
+        build, groups = self._build, self._envs.groups
+        first, has_first = groups[0].env, self._envs.number == 0
+        own = self._spaces_of_all()
+        observed, acted = (spaces.nearest(space, self._envs.allow_pickle) for space in own)
+        differ = build.observation_mode == "different"
+        described = [group.env.observation_space for group in groups] if differ else own[:1] if has_first else []
+        leaves = spaces.leaves(observed)
+        unknown = codec.as_pickle_or_repr if self._envs.allow_pickle else codec.as_repr
+        # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
+        own_spec = has_first or build.factories or build.entry or build.kwargs_each
+        spec = first.spec if own_spec else None
+        return control.Built(
+            observation_spaces=[*map(self._described, described)],
+            action_space=self._described(own[1]) if has_first else b"",
+            observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
+            action_leaves=[leaf.wire() for leaf in spaces.leaves(acted)],
+            metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
+            render_mode=first.render_mode,
+            spec=encode_or_nothing(lambda: spec, self._envs.exact) if has_first and spec is not None else b"",
+            loose=OBJECT in leaves,
+            sources=[*map(source_of, factories)],
+            versions=versions_of(first),
+            sys_path=[place for place in sys.path if isinstance(place, str)],
+            cwd=_folder(),
+            plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
+            libraries=libraries,
+            fit=fit,
+            action_structure=_structure(acted) if build.observation_mode == "any" else "",
+        )
+
+    def _spaces_of_all(self) -> tuple[Any, Any]:
+        """The observation and the action space for all envs of this worker; wider ones than the envs' in mode "any"."""
+        groups = self._envs.groups
+        first = groups[0].env
+        if self._build.observation_mode != "any":
+            return first.observation_space, first.action_space
+        alike = len({_structure(group.env.action_space) for group in groups}) == 1
+        return spaces.Anything(), first.action_space if alike else spaces.Anything()
+
+    def _described(self, space: Any) -> bytes:
+        return codec.encode(spaces.describe(space, self._envs.allow_pickle), self._envs.exact)
+
+
+def _structure(space: Any) -> str:
+    """The structure of a space as text, for a comparison with other workers' spaces."""
+    return repr(spaces.structure(space))
+
+
+def _folder() -> str:
+    """This process's folder; empty if an env changed into a folder that is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+REPORTED_CHARS_MAX = 4096  # of an exception's text
+
+
+class Rebuilder:
+    """Rebuilds the envs of one worker.
+
+    Attributes:
+        pending: the groups whose env must be rebuilt.
+    """
+
+    def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
+        self._builder, self._calls = builder, calls
+        self.pending: list[RowGroup] = []
+        self._count = 0
+
+    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
+        """Truncate the group, whose step of this ``request`` raised; its env must be built again."""
+        described = self._reports.describe(error, group.index)
+        tick = self._envs.tick
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            described.message or raised_text(described.type, ""),
+            restarts=self._count,
+            exception=described.type,
+            traceback=described.traceback,
+            replay=name_of_raised(self._envs.build.replays, group.index, number) if tick >= 0 else "",
+        )
+        group.truncate(failure_info(failure))
+        for observer in self._envs.observers:
+            observer.truncated(group, failure)
+        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
+        # The hub reads short headers only.
+        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
+        self._channel.send(control.Faulted(group.index, text, number, tick, reported))
+        self.pending.append(group)
+
+    def rebuild(self) -> None:
+        """Build the pending envs; the driver has their results already."""
+        while self.pending:
+            group = self.pending.pop()
+            self._count += 1
+            group.turn |= TURN_FIRST  # the hub allows the time for a build
+            self._progress.begin(group)
+            try:
+                self._builder.rebuild(group)
+                self._calls.set_all_again(group.indices)
+            except BaseException:
+                traceback.print_exc()
+                self._host.crash()
+            self._progress.show(group.index)

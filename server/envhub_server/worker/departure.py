@@ -13,8 +13,8 @@ from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.bells import Bells
+from envhub_server.worker.context import HostedEnvs
 from envhub_server.worker.env_batch import RowGroup
-from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.row import SAME_STEP, Row
 
 

@@ -21,13 +21,12 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker import batch_infos
-from envhub_server.worker.batch_actions import BatchActions
 from envhub_server.worker.batch_observer import BatchObserver
-from envhub_server.worker.batch_results import BatchResults, Outcome
-from envhub_server.worker.info_place import InfoPlace
+from envhub_server.worker.batch_places import BatchActions, BatchResults, Outcome
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds
 from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
+from envhub_server.worker.row_places import InfoPlace
 from envhub_server.worker.slots import as_slice
 from envhub_server.worker.sub_env import SharedCall, SubEnv
 

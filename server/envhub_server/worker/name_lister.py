@@ -13,8 +13,8 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.worker import rendering
+from envhub_server.worker.context import FailureReports
 from envhub_server.worker.env_sources import why_missing
-from envhub_server.worker.failure_reports import FailureReports
 
 WHY_CHARS_MAX = 300  # of the exception of a module
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env

@@ -21,16 +21,12 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.worker.arena_mapper import ArenaMapper
 from envhub_server.worker.bells import Bells
-from envhub_server.worker.builder import Builder
+from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import WorkerContext
+from envhub_server.worker.context import FailureReports, HostedEnvs, ProgressWord, WorkerContext
 from envhub_server.worker.departure import Departure
-from envhub_server.worker.failure_reports import FailureReports
 from envhub_server.worker.host import Host
-from envhub_server.worker.hosted_envs import HostedEnvs
 from envhub_server.worker.name_lister import NameLister
-from envhub_server.worker.progress_word import ProgressWord
-from envhub_server.worker.rebuilder import Rebuilder
 from envhub_server.worker.stack_dumps import StackDumps
 from envhub_server.worker.stepper import Stepper
 

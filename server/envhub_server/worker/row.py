@@ -25,10 +25,8 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.info_place import InfoPlace
 from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
-from envhub_server.worker.observation_place import ObservationPlace
-from envhub_server.worker.row_actions import RowActions
+from envhub_server.worker.row_places import InfoPlace, ObservationPlace, RowActions
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 

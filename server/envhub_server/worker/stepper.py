@@ -18,13 +18,13 @@ from envhub.protocol import messages
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.worker.bells import Bells
+from envhub_server.worker.builder import Rebuilder
 from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
+from envhub_server.worker.host import private_bytes
 from envhub_server.worker.observation_checks import NotFinite
-from envhub_server.worker.private_memory import private_bytes
-from envhub_server.worker.rebuilder import Rebuilder
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice

@@ -127,8 +127,7 @@ class EnvBatch:
         """The targets of a call on these rows: their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
         shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
-        fresh = self._needs_reset > ENDED
-        return [SubEnv(self.indices[number], number, shared, bool(fresh[number])) for number in wanted]
+        return [SubEnv(self.indices[number], number, shared, bool(self._needs_reset[0] > ENDED)) for number in wanted]
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -170,9 +169,9 @@ class EnvBatch:
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
         """Reset all envs by these seeds; arguments as of ``NativeEnv.reset``."""
-        reset = self.env.reset(seeds, self._arena.layout.rows, options, rebuilt)
+        outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
         self._new, self.first_seeds = False, self._none()
-        return self._of_reset(*reset, self._rows)
+        return outcome
 
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)

@@ -39,6 +39,7 @@ def check_folders(registry: Registry) -> None:
         warned.setdefault(folder, f"modules are {'not ' if is_open else ''}imported from it")
     for folder, note in warned.items():
         if (weakness := weakness_of(folder)) is not None:
+            # Event: Another user may write to, or owns, a folder from which modules are imported, or would be.
             log.warning("folder_unsafe", folder=folder, why=str(weakness), note=note)
 
 
@@ -57,6 +58,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
         if not key.is_other and (used := _installed(package, folder)):
             if spec.origin is not None:
                 text = "what is installed comes first: give the file another name, or put its folder into PYTHONPATH"
+                # Event: A module of the hub's folder is not imported, since an installed one has its name.
                 log.warning("module_shadowed", module=package, file=spec.origin, used=used, note=text)
             continue
         place = _place(spec)

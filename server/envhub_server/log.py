@@ -12,11 +12,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from envhub.errors import shortened, without_secrets
-from envhub_server.log_events import LOG_EVENTS
 from envhub_server.processes.nonblocking_writer import NonblockingWriter
 
 
@@ -62,17 +61,15 @@ class LineLimit:
         self._written: set[Hashable] = set()  # the events, sources and kinds of lines
 
     def admits(self, event: str, source: str, kind: Hashable, now_s: float) -> bool:
-        """True if a line is written; of one ``kind``, unless that is None, there is one line in a period."""
+        """True if a line is written; of one ``kind`` there is one line in a period."""
         if now_s >= self._until_s:
             self._until_s, self._lines, self._written = now_s + LIMIT_S, {}, set()
         lines = self._lines.setdefault(event, Counter())
         source = source if source in lines or len(lines) < SOURCES_MAX else OTHERS
-        line = None if kind is None else (event, source, kind)
-        if lines[source] >= LINES_MAX or line in self._written:
+        if lines[source] >= LINES_MAX or (event, source, kind) in self._written:
             return False
         lines[source] += 1
-        if line is not None:
-            self._written.add(line)
+        self._written.add((event, source, kind))
         return True
 
 
@@ -91,17 +88,11 @@ def network_of(origin: str) -> str:
 _limit = LineLimit()
 
 
-def _limited(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Drop a line that is one too many, and shorten what a peer or an env may make long."""
-    event = line["event"]
-    repeated = LOG_EVENTS[event].repeats if event in LOG_EVENTS else None
-    kind = None if repeated is None else tuple(str(line.get(name)) for name in repeated)
+def _is_admitted(event: str, line: Mapping[str, Any], once_per: Sequence[str] | None) -> bool:
+    """True if a line is not one too many; ``once_per`` has the fields of which equal ones have one line in a period."""
+    kind = hash(tuple(str(line.get(name)) for name in once_per or line))
     source = f"{line.get('client', '')}@{network_of(str(line.get('host', line.get('uid', ''))))}"
-    if not _limit.admits(event, source, kind, time.monotonic()):
-        from structlog import DropEvent
-
-        raise DropEvent
-    return {name: as_logged(value) for name, value in line.items()}
+    return _limit.admits(event, source, kind, time.monotonic())
 
 
 def as_logged(value: Any) -> Any:
@@ -136,12 +127,7 @@ def _own_logger() -> Any:
     rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
     return structlog.wrap_logger(
         structlog.WriteLogger(_stderr()),
-        processors=[
-            _limited,
-            processors.add_log_level,
-            processors.TimeStamper(fmt="iso", utc=True),
-            *rendering,
-        ],
+        processors=[processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True), *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
     )
 
@@ -169,7 +155,10 @@ def json_line(event: str, **fields: Any) -> bytes:
 class Logger:
     """Logs by structlog, with these fields in each line.
 
-    Its ``name`` is for a program that configures structlog for itself, and has the lines of envs in its own process.
+    An event is its name, and a sentence in a comment at its call, ``# Event: ...``, of which
+    ``server/docs/log_events.md`` is made. Equal lines are written once in ``LIMIT_S``, or those that are equal in the
+    fields ``once_per``. The ``name`` of a logger is for a program that configures structlog for itself, and has the
+    lines of envs in its own process.
     """
 
     def __init__(self, name: str, **fields: Any) -> None:
@@ -179,32 +168,36 @@ class Logger:
         """A logger with these fields, too."""
         return Logger(self._name, **self._fields, **fields)
 
-    def debug(self, event: str, **fields: Any) -> None:
+    def debug(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         """Log a detail for the search for a defect."""
-        self._log("debug", logging.DEBUG, event, fields)
+        self._log("debug", logging.DEBUG, event, once_per, fields)
 
-    def info(self, event: str, **fields: Any) -> None:
+    def info(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         """Log a change that is expected."""
-        self._log("info", logging.INFO, event, fields)
+        self._log("info", logging.INFO, event, once_per, fields)
 
-    def warning(self, event: str, **fields: Any) -> None:
+    def warning(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         """Log a condition that an operator may want to change."""
-        self._log("warning", logging.WARNING, event, fields)
+        self._log("warning", logging.WARNING, event, once_per, fields)
 
-    def error(self, event: str, **fields: Any) -> None:
+    def error(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         """Log a failure."""
-        self._log("error", logging.ERROR, event, fields)
+        self._log("error", logging.ERROR, event, once_per, fields)
 
-    def exception(self, event: str, **fields: Any) -> None:
+    def exception(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         """Log a failure, with the exception that is being handled."""
-        self._log("exception", logging.ERROR, event, fields)
+        self._log("exception", logging.ERROR, event, once_per, fields)
 
-    def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
+    def _log(self, method: str, level: int, event: str, once_per: Sequence[str] | None, fields: dict[str, Any]) -> None:
         if _level is not None and level < _level:
             return
+        given = {**self._fields, **fields}
+        if _level is not None and not _is_admitted(event, given, once_per):
+            return
+        line = {name: as_logged(value) for name, value in given.items()}
         try:
             logger = _own_logger() if _level is not None else _programs_logger(self._name)
         except (ImportError, OSError):  # no descriptor is left to import structlog with
-            _stderr().write(f"{event} {self._fields} {fields}\n{traceback.format_exc()}")
+            _stderr().write(f"{event} {line}\n{traceback.format_exc()}")
         else:
-            getattr(logger, method)(event, **self._fields, **fields)
+            getattr(logger, method)(event, **line)

@@ -76,7 +76,7 @@ def test_hub_that_logs_errors_only_imports_structlog_with_the_first() -> None:
 
 def test_exception_is_written_where_no_descriptor_is_left_to_import_structlog_with() -> None:
     stderr = written(FULL)[1]
-    assert stderr.startswith("internal_error {'session': 's'} {'number': 1}\n")
+    assert stderr.startswith("internal_error {'session': 's', 'number': 1}\n")
     assert "ZeroDivisionError: division by zero\n" in stderr and "Too many open files" in stderr
 
 

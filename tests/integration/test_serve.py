@@ -263,7 +263,8 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
         envs.close()
         hub.stop()
         # What comes every second, and what a machine that stalls adds.
-        others = {"session_making", "env_starting", "hub_suspended", "client_lost", "client_back"}
+        others = {"session_making", "env_starting", "hub_suspended", "client_lost", "client_back", "connected"}
+        others |= {"disconnected"}
         lines = [line for line in map(json.loads, hub.log.splitlines()) if line["event"] not in others]
     started, made, first, second, ready, died, anew, *exited, ended, stopping = lines
     assert started["event"] == "hub_started" and started["pid"] == hub.process.pid

@@ -26,5 +26,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The lines that are logged from now on."""
     logged: list[dict[str, Any]] = []
-    monkeypatch.setattr(Logger, "_log", lambda self, _, __, event, fields: logged.append({"event": event, **fields}))
+    monkeypatch.setattr(
+        Logger, "_log", lambda self, _, __, event, ___, fields: logged.append({"event": event, **fields})
+    )
     return logged

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from envhub_server.ipc.control import CloseEnvs, RowFailed
-from envhub_server.log_events import LOG_EVENTS
 from envhub_server.session import stimuli
 from envhub_server.session.instructions import Answer, Fail, Instructions, Kill, Tell
 from envhub_server.session.phases import OVER, Phase
 from envhub_server.session.table import TABLE
+from logged_events import events
 from sessions import Session, begun, every, ready
 
 from envhub.protocol.hub import SHUTTING_DOWN
@@ -84,7 +84,7 @@ SHOWN: dict[str, tuple[Callable[[], Instructions], Instructions, str]] = {
 def test_every_end_is_shown_and_every_event_is_known() -> None:
     assert ENDS.keys() == SHOWN.keys()
     for *_, event in ENDS.values():
-        assert event == "none" or {*names(event)} <= LOG_EVENTS.keys()
+        assert event == "none" or {*names(event)} <= events().keys()
 
 
 def test_page_has_every_stimulus_that_may_end_a_session() -> None:

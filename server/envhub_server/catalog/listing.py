@@ -73,6 +73,7 @@ class Listing:
         try:
             self._start(number)
         except OSError as error:
+            # Event: The worker that lists the envs of an interpreter has ended, or could not be started.
             log.warning("env_names_unknown", why=str(error))
 
     def _start(self, number: int) -> None:
@@ -102,6 +103,7 @@ class Listing:
                 for name in names:
                     if self.starting.get(name) != stage:
                         self.starting[name] = stage
+                        # Event: The interpreter or the import of an env takes longer than 1 s.
                         log.info("env_starting", env=name, why=stage)
 
     def _stage(self, number: int) -> tuple[str, Collection[str]]:
@@ -144,6 +146,7 @@ class Listing:
                 self._listed.add(number)
             case WorkerSaid(message=control.RowFailed(failure)):
                 self._modules_failed.add(number)
+                # Event: The import of a module that an env names raised an exception.
                 log.warning("module_failed", type=failure.type, why=failure.message)
             case WorkerSaid(message=control.Building(importing=module)):
                 self._importing[number] = module
@@ -195,6 +198,8 @@ class Listing:
             if why:
                 self.unready[name] = why
             if why and why != before:
+                # Event: An env cannot be made now; `why` says what to do.
                 log.error("env_unready", env=name, why=why)
             elif before and not why:
+                # Event: An env that was unready can be made.
                 log.info("env_ready", env=name)

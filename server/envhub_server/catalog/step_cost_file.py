@@ -33,6 +33,7 @@ def read(path: Path | None) -> StepCosts:
     except FileNotFoundError:
         return StepCosts()
     except OSError as error:
+        # Event: The file of what steps take cannot be read; it counts as empty.
         log.warning("step_costs_unread", path=str(path), error=str(error))
         return StepCosts()
 
@@ -56,6 +57,7 @@ def write(path: Path | None, noted: Mapping[str, StepCost]) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
+        # Event: The file of what steps take cannot be written.
         log.warning("step_costs_unwritten", path=str(path), error=str(error))
 
 

@@ -111,7 +111,8 @@ class ConnectionSupervisor:
             self._access.connections.disconnect(connection, self._loop.clock.now_s())
             self._access.connections_ended += 1
             who = {"client": connection.client, "host": connection.origin}
-            log.warning("connection_ended", **who, why=why, audit=True)
+            # Event: The hub ended a connection, for the reason `why`.
+            log.warning("connection_ended", once_per=("client", "why"), **who, why=why, audit=True)
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
         self._leases.plan()

@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
@@ -65,7 +66,8 @@ class Directory:
         self.by_number[runtime.number] = self.by_token[request.token] = runtime
         make = runtime.state.make
         factories = {"factories": make.factories.hex()} if make.factories else {}
-        made = {"env": make.name[:200] or "factories", "num_envs": make.num_envs, **factories}
+        made: dict[str, Any] = {"env": make.name[:200] or "factories", "num_envs": make.num_envs, **factories}
+        # Event: A client makes a session. `factories` is the SHA-256 of those that it sent.
         runtime.log.info("session_made", **self._access.who(holder, request.peer), **made, audit=True)
 
     def remove(self, runtime: SessionRuntime) -> None:
@@ -104,12 +106,14 @@ class Directory:
         runtime = self.by_token.get(token)
         owner = "" if runtime is None else runtime.owner
         named = {"op": op.name, "session": token.hex()[:8], "owner": owner, "why": "another client's session"}
+        # Event: A request of a client was refused; one to another client's session has it as `owner`.
         log.warning("request_refused", **self._access.who(holder, peer), **named, audit=True)
 
     def note_unknown(self, peer: bytes, session: bytes, holder: Holder, why: str) -> None:
         """Log that a client names a session that this hub has not, as after the hub was started again."""
         who = self._access.who(holder, peer)
-        log.info("session_unknown", **who, session=session.hex()[:8], why=why, audit=True)
+        # Event: A client named a session that the hub has not, as after the hub was started again; nothing was done.
+        log.info("session_unknown", once_per=("client", "why"), **who, session=session.hex()[:8], why=why, audit=True)
 
     def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:
         """Have a session given to this client, within its budget of shared memory, or refuse that."""
@@ -124,6 +128,7 @@ class Directory:
         """Note that a session is given to a client that attaches, and forget its token of before."""
         runtime, request = self.by_number[number], attaching.request
         taken = {"owner": runtime.owner, "by": request.token.hex()[:8]}
+        # Event: A client took the session of `owner` over, whose name is `by` from now on.
         runtime.log.info("session_taken_over", **self._access.who(attaching.client, request.peer), **taken, audit=True)
         self.forget(runtime.token)
 
@@ -161,6 +166,7 @@ class Directory:
         """End the sessions of these clients, whose keys were removed: they have no lease."""
         for runtime in self.sessions:
             if runtime.owner and runtime.owner in clients:
+                # Event: A session is ended, since the key of its client was removed.
                 runtime.log.warning("session_revoked", client=runtime.owner, why=_KEY_REMOVED.message)
                 self._events.append((runtime.number, stimuli.Abandoned(_KEY_REMOVED)))
 

@@ -39,6 +39,8 @@ class Executor:
         except OSError as error:
             for process in processes:
                 worker = held.state.slots.worker(process)
+                # Event: A worker process has ended, or could not be started; `why` is the limit for which the hub ended
+                # it.
                 held.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
             held.report(stimuli.WorkersNotStarted(processes, error.strerror or repr(error)))
         else:
@@ -50,7 +52,12 @@ class Executor:
         self._label()
         for observer in held.observers:
             observer.slot_assigned(assigned.process)
-        held.log.info("worker_recycled" if assigned.recycled else "spare_used", worker=assigned.slot)
+        if assigned.recycled:
+            # Event: Another worker has taken over from one that has served for long enough.
+            held.log.info("worker_recycled", worker=assigned.slot)
+        else:
+            # Event: A spare has taken the place of a worker that ended.
+            held.log.info("spare_used", worker=assigned.slot)
 
     def tell(self, instruction: instructions.Tell) -> None:
         """Send a message to a process."""
@@ -118,6 +125,7 @@ class Executor:
         held = self._held
         late = instruction.late
         tell = held.log.error if late.expired else held.log.warning
+        # Event: An env is slow: at first as a warning; as an error at its deadline, at which it counts as hung.
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
         if late.expired or late.kind == "close":
             held.pool.dump(instruction.process)
@@ -306,7 +314,7 @@ class Executor:
 
     def warn(self, warning: instructions.Warn) -> None:
         """Log a warning."""
-        self._held.log.warning(warning.event, **warning.fields)
+        self._held.log.warning(warning.event, ("session", "worker"), **warning.fields)
 
     def end(self, _: instructions.End) -> None:
         """Free what the session holds."""

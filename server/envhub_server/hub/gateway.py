@@ -126,6 +126,7 @@ class Gateway:
         for token in protocol.stale:
             self._directory.note_unknown(peer, token, holder, _OF_EARLIER_HUB)
         for token in protocol.returned:
+            # Event: A session's client is heard again: its lease ends.
             log.info("client_back", session=token.hex()[:8])
         for notes in (protocol.foreign, protocol.stale, protocol.returned):
             notes.clear()
@@ -163,5 +164,6 @@ class Gateway:
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
                 self._leases.send_failed(peer)
+                # Event: A reply could not be sent; it is kept until the client asks for it.
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()

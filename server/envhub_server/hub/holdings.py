@@ -174,6 +174,7 @@ class Holdings:
     def broke(self, error: Exception) -> None:
         """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
         history = [kind.__name__ for kind in self.state.history]
-        self.log.error("internal_error", error=repr(error), history=history, exc_info=error)
+        # Event: A bug in the hub: please report the line. A session that it concerns is ended.
+        self.log.error("internal_error", once_per=("error",), error=repr(error), history=history, exc_info=error)
         why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
         self.report(stimuli.Abandoned(why))

@@ -227,8 +227,15 @@ class Hub:
             for descriptor in self.config.program:
                 self._poller.register(descriptor, self)
         else:
-            started = {"version": envhub.__version__, "pid": os.getpid(), "addresses": self.addresses}
-            log.info("hub_started", name=self.config.name_of_hub, **started, configuration=self.config.said())
+            # Event: The hub listens. `configuration` has the settings that differ from the defaults.
+            log.info(
+                "hub_started",
+                name=self.config.name_of_hub,
+                version=envhub.__version__,
+                pid=os.getpid(),
+                addresses=self.addresses,
+                configuration=self.config.said(),
+            )
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _close(self, heard: signals.Signals) -> None:
@@ -306,6 +313,8 @@ class Hub:
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
         if stopped_s := self._clock.woke(planned_s):
+            # Event: The hub goes on after it was stopped, as by SIGSTOP or a suspended machine. No deadline has run
+            # meanwhile.
             log.warning("hub_suspended", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 
@@ -381,7 +390,7 @@ class Hub:
                 if not isinstance(event, stimuli.Abandoned):
                     runtime.broke(error)
                     continue
-                log.exception("internal_error")
+                log.exception("internal_error", once_per=("error",))
                 runtime.discard()
                 self._after(runtime)
         if self._protocol.outgoing:
@@ -401,6 +410,7 @@ class Hub:
         self._connections.plan_unread()
         self._schedule.set(runtime.inputs.elapse, math.inf)
         self._costs.write()
+        # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
 
     def _on_listing(self, event: WorkerEvent) -> None:
@@ -423,8 +433,10 @@ class Hub:
         """SIGTERM, SIGINT and SIGHUP stop the hub; SIGUSR1 and SIGQUIT log its stacks, SIGUSR2 its counters."""
         if name in ("SIGUSR1", "SIGQUIT"):
             for identity, frame in sys._current_frames().items():
+                # Event: The Python stack of a thread of the hub, after SIGUSR1 or SIGQUIT.
                 log.info("stack", signal=name, thread=identity, stack="".join(traceback.format_stack(frame)))
         elif name == "SIGUSR2":
+            # Event: The counters of `stats()`, after SIGUSR2.
             log.info("counters", signal=name, **self._status.counters())
         else:
             self.stop(name)
@@ -443,6 +455,7 @@ class Hub:
         self._abandon_all()
 
     def _begin_end(self, why: str, service: Service) -> None:
+        # Event: The hub was told to stop, by the signal or for the reason `why`; a second line is of a second signal.
         log.info("stopping", why=why, sessions=len(self._sessions))
         self._protocol.draining = True
         self._service = service

@@ -46,7 +46,7 @@ class HubRequests:
         try:
             self._handle(request, holder)
         except Exception as error:
-            log.exception("internal_error", op=request.op.name)
+            log.exception("internal_error", once_per=("error",), op=request.op.name)
             self._protocol.forget(request.token)  # of a session that was never made
             self.fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
 
@@ -55,7 +55,8 @@ class HubRequests:
         if failure.scope in ("env", "session"):
             # A token of no session is any that the client chooses, and would have a line each.
             session = {"session": request.token.hex()[:8]} if request.token in self._directory.by_token else {}
-            log.warning("request_failed", **session, **logged(failure))
+            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
+            log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
         self._protocol.fail(request, failure)
 
     def _handle(self, request: Incoming, holder: Holder) -> None:

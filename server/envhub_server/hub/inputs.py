@@ -130,9 +130,11 @@ class Inputs:
         held = self._held
         match said.message:
             case control.Suspicious(row, what):
+                # Event: An env does what it should not; it goes on.
                 held.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
-                held.log.warning("env_rebuilt", env=row, why=shortened(what, 200))
+                # Event: An env raised, or gave what is invalid: it is built again in its worker.
+                held.log.warning("env_rebuilt", once_per=("session",), env=row, why=shortened(what, 200))
             case control.Built() as built:
                 for observer in held.observers:
                     observer.worker_built(said.process, built)
@@ -159,6 +161,7 @@ class Inputs:
         bytes_max = held.state.launcher.rules.info_bytes_max
         if held.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
             return info
+        # Event: An info of an env was larger than allowed, and was replaced.
         held.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
         return replace(info, info=codec.encode({control.INFO_DROPPED: True}))
 

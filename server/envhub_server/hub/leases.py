@@ -66,6 +66,7 @@ class Leases:
         # A client that has come back since the last check keeps its session.
         self._liveness.check(now_s, self._directory.beats_s(), at_once=True)
         for token in self._protocol.expired(now_s):
+            # Event: The lease of a session ran out: its envs are closed.
             log.info("session_expired", session=token.hex()[:8], lease_s=self._lease_s)
             self._directory.expire(token)
         self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())

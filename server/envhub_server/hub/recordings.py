@@ -51,6 +51,7 @@ class Recordings:
         """Start the process for a session of this name; None if nothing is recorded; why is logged."""
         options = None if settings.recorded is None else settings.recorded.of_session(make.num_envs)
         if options is None:
+            # Event: A session is not recorded.
             log.info("not_recorded", session=session, why=f"it has none of env_ids, with {make.num_envs} envs")
             return None
         if why := self._lack(options):
@@ -296,9 +297,11 @@ class SessionRecording(SessionObserver):
             while (answer := self.handle.answer()) is not None:
                 self._answer = answer
                 if refused := answer["refused"]:
-                    self._log.warning("env_not_recorded", **refused)
+                    # Event: An env of a session is not recorded.
+                    self._log.warning("env_not_recorded", once_per=("session", "env"), **refused)
                 if answer["ended"] and not self._end_logged:
                     self._end_logged = True
+                    # Event: Nothing more of a session is recorded.
                     self._log.warning("recording_ended", folder=answer["folder"], why=answer["ended"])
             self._recordings.poller.unregister(self.handle.control.fileno())  # at its end
 
@@ -326,6 +329,7 @@ class SessionRecording(SessionObserver):
                     amend(Path(answer["folder"]), {"dropped": answer["dropped"], "ended": why})
         elif answer["folder"]:
             totals = {"nbytes": answer["nbytes"], "dropped": answer["dropped"]}
+            # Event: A session's recording is complete.
             self._log.info("recorded", folder=answer["folder"], episodes=answer["episodes"], **totals)
         elif not self.refused and not answer["ended"]:
             self._log.info("not_recorded", why="no episode was to be recorded")

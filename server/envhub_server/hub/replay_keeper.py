@@ -63,6 +63,7 @@ class ReplayKeeper(SessionObserver):
         try:
             descriptor = self._make_journal(recipient.process, len(recipient.rows), recipient.layout)
         except OSError as error:
+            # Event: A worker keeps no journal, so that its failures have no replays.
             recipient.log.warning("journal_not_made", worker=recipient.slot, why=str(error))
             return message, {}
         return replace(message, journal=True), {"journal": descriptor}
@@ -119,7 +120,8 @@ class ReplayKeeper(SessionObserver):
         return self.writer.write(self.session, wanted.failure.replay, copy.nbytes, packed)
 
     def _log_not_kept(self, wanted: KeepReplay, why: str) -> None:
-        log.warning("replay_not_kept", replay=wanted.failure.replay, why=why)
+        # Event: The replay of a failure is not kept.
+        log.warning("replay_not_kept", once_per=("why",), replay=wanted.failure.replay, why=why)
 
     def _packed(
         self,

@@ -121,7 +121,7 @@ class ReplayWriter:
     def _log(self) -> None:
         while self._not_kept:
             name, why = self._not_kept.popleft()
-            log.warning("replay_not_kept", replay=name, why=why)
+            log.warning("replay_not_kept", once_per=("why",), replay=name, why=why)
 
     def close(self) -> None:
         """Wait for a moment until all is written, and log what is not."""

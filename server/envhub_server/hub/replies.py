@@ -125,6 +125,7 @@ class Replies:
         message = answer.message
         if type(message) is messages.Made:
             message = replace(message, ticket=held.ticket)
+            # Event: The envs of a session are made, or were taken over; `why` is the reason for the number of workers.
             held.log.info("session_ready", num_workers=message.num_workers, why=message.sizing)
         held.services.protocol.answer(request, message, frames)
         if request.op is Op.STEP:
@@ -139,7 +140,7 @@ class Replies:
         held = self._held
         assert request is not None
         if failure.scope in ("env", "session"):
-            held.log.warning("request_failed", **logged(failure))
+            held.log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         held.services.protocol.fail(request, failure)
 
     def answer_hops(self, _: instructions.AnswerHops) -> None:
@@ -184,6 +185,7 @@ class Replies:
             by_stack.setdefault(held.pool.stack(process, stacks), []).extend(rows)
         state = held.state
         text = slow_to_close(state.make, by_stack, state.launcher.rules.hide_folders)
+        # Event: Envs are slow to close; `note` says which, and what they execute. Their client is told.
         self.notify(instructions.Notify("envs_closing", text))
 
     def notify(self, notice: instructions.Notify) -> None:

@@ -167,6 +167,7 @@ class SessionRuntime:
             if heir and request is not None and request.token == heir != held.token:
                 held.transfer()  # for a CLOSE of the client that attaches, which does not wait for its answer
         elif isinstance(stimulus, WorkerStarted):
+            # Event: A worker process runs.
             held.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
             return
         elif isinstance(stimulus, WorkerExited):

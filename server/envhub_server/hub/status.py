@@ -122,7 +122,8 @@ class Status:
         starting = self._supervisor.starting(runtime.interpreter)
         at_work = f"importing {progress.importing}" if progress.importing else starting
         doing = {"doing": at_work} if at_work else {}
-        made = {"phase": progress.phase, "built": progress.built, "num_envs": progress.num_envs}
+        made: dict[str, Any] = {"phase": progress.phase, "built": progress.built, "num_envs": progress.num_envs}
+        # Event: The number of envs that a session has built, and what its workers do if that takes long.
         runtime.log.info("session_making", **made, **doing)
         hides = runtime.state.launcher.rules.hide_folders
         return replace(progress, starting=without_folders(starting) if hides else starting)

@@ -153,6 +153,7 @@ class Access:
     def _read_keys(self) -> None:
         """Read the keys again if they have changed."""
         for name, change in () if self._keys is None else self._keys.refresh():
+            # Event: The file of a client's keys has changed; `why` says how.
             log.info("keys_read", client=name, why=change, audit=True)
             self._keys_changed = True
             if change == CLIENT_REMOVED:
@@ -180,6 +181,8 @@ class Access:
             return  # one that was denied is noted as that
         if why := ended.why_unfinished:
             self.handshakes_unfinished += 1
+            # Event: A connection ended before its client had shown a key, or failed to: it may look whether its hub is
+            # back.
             log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
         else:
             self.authenticator.handshake_failed(ended.host)
@@ -193,6 +196,7 @@ class Access:
         self._note_denial(connection)
         self.entries.pop(connection.peer, None)
         if connection.holder is not None and not self.connections.has(connection.client, connection.origin):
+            # Event: The last connection of a client has ended.
             log.info("disconnected", client=connection.client, host=connection.origin, audit=True)
 
     def _note_denial(self, connection: KnownConnection) -> None:
@@ -242,6 +246,7 @@ class Access:
         if connection.entry is not None:
             origin = connection.origin
         if connection.holder is None:
+            # Event: A client was let in, and has sent its first message.
             log.info("connected", client=holder.name, host=origin, audit=True)
             connection.silent_until_s, connection.key, connection.origin = math.inf, key, origin
             connection.client = holder.name

@@ -137,4 +137,5 @@ class ClientLiveness:
 
     def _lose(self, token: bytes, now_s: float, why: str) -> None:
         self._protocol.connection_lost(token, now_s)
+        # Event: A session's client is out of reach: the lease of the session begins.
         log.warning("client_lost", session=token.hex()[:8], why=why, lease_s=self._lease_s)

@@ -62,6 +62,7 @@ class DescriptorGuard:
             self._listener.shut()
             self._drop_packets(_SO_ATTACH_FILTER)
             note = f"new connections are refused; {_advice()}"
+            # Event: Too few descriptors are left: new clients wait until there are more.
             log.error("descriptors_short", used=descriptor + 1, limit=limit(), note=note)
 
     def check(self, now_s: float) -> None:
@@ -74,6 +75,7 @@ class DescriptorGuard:
             self.check_s = math.inf
             self._drop_packets(_SO_DETACH_FILTER)
             self._listener.open()
+            # Event: Enough descriptors are left again: new clients are let in.
             log.warning("descriptors_back", used=used, limit=limit())
         else:
             self.check_s = now_s + CHECK_S

@@ -56,6 +56,7 @@ class SideSocket:
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
+            # Event: The side socket of an ipc address cannot be opened: clients step by messages.
             log.warning("side_socket_missing", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
@@ -82,7 +83,8 @@ class SideSocket:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, _ = _UCRED.unpack(raw)
         if uid != os.getuid():
-            log.warning("side_socket_refused", pid=pid, uid=uid)
+            # Event: A process of another user came to the side socket, and was refused.
+            log.warning("side_socket_refused", once_per=("uid",), pid=pid, uid=uid)
             connection.close()
             return
         while len(self._pending) >= PENDING_MAX:

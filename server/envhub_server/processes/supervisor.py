@@ -182,6 +182,7 @@ class Supervisor:
     def _fork_without_libraries(self, zygote: ZygoteHandle, workers: Sequence[WorkerHandle]) -> None:
         """Fork these workers, and all later ones of their kind, from a zygote that has no library; this one ended."""
         self._barred.append(zygote.key)
+        # Event: Libraries could not be imported once for all workers: each imports them.
         log.warning("libraries_not_shared", libraries=list(zygote.key.libraries), why=zygote.problem)
         try:
             self._zygote(replace(zygote.key, libraries=()), zygote.environ).fork(workers)
@@ -193,6 +194,7 @@ class Supervisor:
         """Start another zygote, since it ends the orphans of workers if the hub is killed."""
         now_s = time.monotonic()
         if len(self._replaced_s) == ZYGOTES_MAX and now_s < self._replaced_s[0] + ZYGOTES_WINDOW_S:
+            # Event: The process that forks workers has ended, and no other is started now.
             log.error("zygote_ended", why=f"{ZYGOTES_MAX} in {ZYGOTES_WINDOW_S:g} s; the next session starts another")
             return
         self._replaced_s.append(now_s)
@@ -201,6 +203,7 @@ class Supervisor:
         except (OSError, InterpreterUnusable) as error:
             log.error("zygote_ended", why=f"another cannot be started: {error}")
         else:
+            # Event: The process that forks workers had ended; another was started.
             log.warning("zygote_replaced", pid=another.pid)
 
     # --- workers ----------------------------------------------------------------------------------------------------
@@ -247,6 +250,8 @@ class Supervisor:
         try:
             self._orphan_reaper.sweep(others, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
+            # Event: Processes that envs have left could not be looked for; that is tried again when the next process
+            # ends.
             log.warning("orphan_sweep_failed", why=str(error))
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.

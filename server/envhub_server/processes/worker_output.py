@@ -94,6 +94,7 @@ class OutputEvents:
         chars_max = TEXT_CHARS_MAX
         while text:
             piece = text[: chars_max if len(text) <= chars_max else text.rfind("\n", 0, chars_max) + 1 or chars_max]
+            # Event: What a worker printed.
             event = json_line("output", **self._label, stream=self._stream, text=piece.removesuffix("\n"))
             if len(event) > select.PIPE_BUF and len(piece) > 1:
                 chars_max = len(piece) // 2
@@ -217,6 +218,7 @@ class OutputStream:
     def _log_dropped(self) -> None:
         self._given_up = False
         if self._dropped:
+            # Event: What workers printed is lost, since the hub's stream was not read.
             log.warning("output_dropped", stream=self._name, bytes=self._dropped)
             self._dropped = 0
 

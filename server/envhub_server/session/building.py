@@ -110,6 +110,7 @@ class EnvBuilding:
         self._wait_for_all()
         for process in begun:
             process.rebuild = True
+        # Event: A second env could not be made in a process: each env gets its own.
         warned = do.Warn("envs_separated", {"worker": slot.index, "why": why})
         kills = [do.Kill(process.number) for process in begun]
         return [warned, *kills, *self._launcher.start_missing(now_s)]

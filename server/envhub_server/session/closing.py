@@ -126,6 +126,7 @@ class EnvClosing:
         """Tell which envs were cut short since the last time."""
         cut, self._cut = self._cut, {}
         by_reason = ((envs(sorted(rows), self._make.first_env), why) for why, rows in cut.items())
+        # Event: The processes of envs ended before these had closed; `note` says which, and why. Their client is told.
         return [do.Notify("envs_cut_short", f"{which} ended before close was over: {why}") for which, why in by_reason]
 
 

@@ -104,6 +104,7 @@ class WorkerSizing:
         """Notify the client if envs share processes for lack of room."""
         if self.count is None or not self.count.crowded:
             return []
+        # Event: There is no room for a process per env: envs share processes.
         return [do.Notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))]
 
     def on_step_times(self, slot: Slot, times: control.StepTimes) -> Instructions:
@@ -127,6 +128,7 @@ class WorkerSizing:
             return learned
         self._better_notified = True
         text = better_count_text(num_envs, workers, *better, cost, bool(key(self._make)) and by_itself)
+        # Event: The session would be faster with another number of workers.
         return [*learned, do.Notify("worker_count_unsuitable", text)]
 
     def _is_alone(self, count: WorkerCount) -> bool:
@@ -139,4 +141,5 @@ class WorkerSizing:
         if self._shared_notified or not what:
             return []
         self._shared_notified = True
+        # Event: Envs that share a process change what they have in common.
         return [do.Notify("process_state_shared", shared_text(what))]

@@ -87,7 +87,7 @@ class World(Frozen):
     sys_path: List[str]
     cwd: str
     environ: Dict[str, str]
-    registrations: bytes = b""  # the program's Gymnasium registry, see PROTOCOL.md
+    registrations: bytes = b""  # pickle of a list of bytes, each the cloudpickle of one EnvSpec
     authkey: bytes = b""  # the program's key of multiprocessing, if the program uses that
     argv: List[str] = field(default_factory=list)
     flags: List[str] = field(default_factory=list)  # the options of the program's interpreter

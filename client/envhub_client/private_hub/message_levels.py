@@ -15,7 +15,7 @@ DEFAULT_LEVEL = 30  # of Python's root logger and of Gymnasium's
 
 
 def message_levels() -> bytes:
-    """The levels and filters in the form that PROTOCOL.md describes (World)."""
+    """The levels and filters as an encoded map, which a worker adopts (World)."""
     logging = sys.modules.get("logging")
     gymnasium = int(getattr(logger, "min_level", DEFAULT_LEVEL))
     return codec.encode(

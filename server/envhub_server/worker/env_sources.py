@@ -323,7 +323,7 @@ class _Unloaded:
 
 
 def adopt_levels(levels: Any) -> None:
-    """Set the levels and filters of the program, a map that PROTOCOL.md describes (World)."""
+    """Set the levels and filters of the program, a map as ``message_levels`` of the client encodes it."""
     if levels["logging"] or levels["disabled"]:
         logging = importlib.import_module("logging")
         for name, level in levels["logging"].items():

@@ -27,7 +27,7 @@ _HOMES = {
     "HubEnv": "envhub_client.envs.single_env",
     "HubVectorEnv": "envhub_client.envs.vector_env",
     "MakeKeywords": "envhub_client.option_keywords",
-    "RecordOptions": "envhub.recording.options",
+    "RecordOptions": "envhub_client.record_options",
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.description",
     "StepObserver": "envhub_client.envs.vector_env",
@@ -46,13 +46,13 @@ _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))
 
 # Modules that are imported on first use, most of them with their framework.
-_MODULES = frozenset(["errors", "fleet", "minari", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"])
+_MODULES = frozenset(["errors", "fleet", "pettingzoo", "rllib", "sb3", "tianshou", "torchrl"])
 
 __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or name == "minari":  # which says what is left of it
         return import_module(f"envhub.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'envhub' has no attribute {name!r}")

@@ -10,6 +10,7 @@ from envhub_client.frameworks.cleanrl import legacy_infos as legacy_infos
 from envhub_client.make import make as make
 from envhub_client.make import make_vec as make_vec
 from envhub_client.option_keywords import MakeKeywords as MakeKeywords
+from envhub_client.record_options import RecordOptions as RecordOptions
 from envhub_client.session.description import Sizing as Sizing
 from envhub_client.session.faults import FaultOptions as FaultOptions
 from envhub_client.session.hosting import HostingOptions as HostingOptions
@@ -19,7 +20,6 @@ from envhub_server.worker.env_runner import EnvRunner as EnvRunner
 
 from envhub import errors as errors
 from envhub import fleet as fleet
-from envhub import minari as minari
 from envhub import pettingzoo as pettingzoo
 from envhub import rllib as rllib
 from envhub import sb3 as sb3
@@ -47,7 +47,6 @@ from envhub.errors import SpaceMismatch as SpaceMismatch
 from envhub.errors import UnsupportedSpace as UnsupportedSpace
 from envhub.errors import VersionMismatch as VersionMismatch
 from envhub.errors import WorkerDied as WorkerDied
-from envhub.recording.options import RecordOptions as RecordOptions
 from envhub.vector_errors import NothingPending as NothingPending
 from envhub.vector_errors import SessionBusy as SessionBusy
 from envhub.vector_errors import SessionClosed as SessionClosed

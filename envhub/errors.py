@@ -40,6 +40,12 @@ from envhub.secret import hidden
 
 FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors also show the library's frames
 
+# For users of the ways to record that are no more.
+ONLY_PROGRAMS_RECORD = (
+    "episodes are recorded by the program that steps the envs: envhub.make_vec(..., record=FOLDER), "
+    "see client/docs/recording.md"
+)
+
 # Control characters except tab and newline, and characters that reverse the direction of text: a terminal obeys them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, List, Literal, Union
 
 from msgspec import Meta
 
+from envhub.errors import ONLY_PROGRAMS_RECORD
 from envhub.option_kinds import (
     DISTINCT,
     EPISODES_MAX,
@@ -43,6 +44,7 @@ MIB = 1 << 20
 RETIRED = {
     "announce": NO_ANNOUNCEMENTS,
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
+    "record": ONLY_PROGRAMS_RECORD,
 }
 
 
@@ -251,14 +253,6 @@ class HubOptions:
         Meta(description="The files kept in that folder; older ones are removed, and with 0 none is kept."),
     ] = 200
     replays_bytes_max: Annotated[Bytes, Meta(description="The bytes of all these files.")] = 256 * MIB
-    recordings_memory_max: Annotated[
-        SomeBytes,
-        Meta(
-            description="The bytes of memory that all recordings of sessions, which the file asks for by record, may "
-            "have together. Each is taken to have twice its queue_bytes. A session whose recording does "
-            "not fit is not recorded."
-        ),
-    ] = 16384 * MIB
 
     # --- times ------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,5 @@
-"""Minari: ``record`` and its ``Recorder``; needs ``pip install "envhub-rl[minari]"``."""
+"""Says what is left of a module that recorded."""
 
-from envhub_client.frameworks.extras import needs
+from envhub.errors import ONLY_PROGRAMS_RECORD
 
-with needs("minari"):
-    from envhub_client.frameworks.minari import Recorder, record
-
-__all__ = ["Recorder", "record"]
+raise ImportError(f"envhub.minari is no more: {ONLY_PROGRAMS_RECORD}")

@@ -19,7 +19,6 @@ from typing_extensions import Unpack
 from envhub.errors import AddressError, RequestRefused, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
-from envhub.recording.options import RecordOptions
 from envhub.secret import Secret
 from envhub.systems import only_linux
 from envhub.transport import address as addresses
@@ -32,6 +31,7 @@ from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant, refused_keyword
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords
+from envhub_client.record_options import RecordOptions
 from envhub_client.session import faults, hosting
 from envhub_client.session.base import VectorSession
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -367,11 +367,12 @@ def _vector_env(
     if not isinstance(options.record, RecordOptions):
         return HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
     if sys.platform == "linux":
-        from envhub.recording.program_recorder import check_packages
-        from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
+        from envhub_client.recording.observer import check_packages, record
 
         check_packages(bool(options.record.film))
-        return RecordedVectorEnv(session_of(RecordedVectorEnv.__name__), origin, options.record)
+        envs = HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
+        record(envs, options.record, origin)
+        return envs
     else:  # noqa: RET505  # for mypy, which leaves out what is for another system
         raise ValueError(only_linux("record="))
 

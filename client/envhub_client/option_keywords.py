@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gymnasium.vector import AutoresetMode
 from typing_extensions import TypedDict
 
-from envhub.recording.options import RecordOptions
+from envhub_client.record_options import RecordOptions
 from envhub_client.session.faults import InvalidPolicy, Policy
 from envhub_client.session.hosting import Rendering
 from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode

@@ -7,7 +7,7 @@ import sys
 
 from envhub.cli import health
 from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, end, print_error, standard_streams
-from envhub.errors import FULL_TRACEBACKS
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD
 from envhub.systems import only_linux
 from envhub.transport.socket_owner import user_text
 
@@ -15,16 +15,22 @@ __all__ = ("main",)
 
 
 # They start a hub or processes, or read and write files of a hub.
-ONLY_LINUX = {"serve", "keys", "record", "demo", "bench", "replays", "replay"}
-NO_CONFORMANCE = "hubs and clients are tested from a clone of the repository: cd tests && python -m conformance.kit -h"
+ONLY_LINUX = {"serve", "keys", "demo", "bench", "replays", "replay"}
+# What was a command, and the way that is left.
+RETIRED = {
+    "conformance": (
+        "hubs and clients are tested from a clone of the repository: cd tests && python -m conformance.kit -h"
+    ),
+    "record": ONLY_PROGRAMS_RECORD,
+}
 
 
 def main() -> None:
     """Run the command line."""
     if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
         end(sys.argv[1], only_linux("this command"))
-    if sys.argv[1:2] == ["conformance"]:
-        end("conformance", NO_CONFORMANCE)
+    for name in RETIRED.keys() & {*sys.argv[1:2]}:
+        end(name, RETIRED[name])
     with standard_streams():
         try:
             _run(sys.argv[1:])

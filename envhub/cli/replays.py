@@ -106,7 +106,7 @@ def _film_into(path: Path | None) -> Iterator[Callable[[np.ndarray, float], None
     if path is None:
         yield None
         return
-    from envhub.recording.film import Film
+    from envhub.film import Film
 
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         end("replay", f"--video {path}: it has to be a file in a folder that exists", EXIT_USAGE)

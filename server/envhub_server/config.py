@@ -18,7 +18,6 @@ from envhub.hub_options import HubOptions
 from envhub.option_kinds import CPUS_MAX
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.processes.exit_cause import counter
@@ -40,7 +39,6 @@ class HubConfig(HubOptions):
     Attributes:
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
         tables: what else may be made, with its settings, by the name under which it is offered.
-        record: which episodes of the sessions of envs whose table says nothing are recorded; None for none.
         step_costs: the file that keeps the costs of steps for later hubs; None for no file.
         program: a pidfd of the program that this private hub belongs to, and a socket, by which the program says that
             the hub is to stop; None for a public hub.
@@ -48,7 +46,6 @@ class HubConfig(HubOptions):
 
     envs: tuple[str, ...] = ()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
-    record: RecordSettings | None = None
     step_costs: Path | None = None
     program: tuple[int, int] | None = None
 
@@ -74,7 +71,7 @@ class HubConfig(HubOptions):
 
     def registry(self) -> Registry:
         """Offers of the hub."""
-        defaults = EnvSettings(python=self.python, rendering=self.rendering, record=self.record)
+        defaults = EnvSettings(python=self.python, rendering=self.rendering)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
     def said(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
     if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
         raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
     try:
-        return HubConfig(envs=tuple(entries), tables=from_file.envs, record=from_file.record, **options)
+        return HubConfig(envs=tuple(entries), tables=from_file.envs, **options)
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hubs import serve, wait_until
 from turns import tell_ratios
 
 import envhub
@@ -32,39 +31,6 @@ def test_recorded_steps(tmp_path: Path, env: str, num_envs: int, what: str) -> N
             target = 0.95 if what != "film" else 0.0
             tell_ratios(f"{env}, {num_envs} envs, {what}", rates, "not recorded", {"recorded": target})
     print(recorded.recorded)  # type: ignore[attr-defined]
-
-
-TABLES = """
-[envs.pole]
-env = "CartPole-v1"
-
-[envs.pong]
-env = "ale_py:ALE/Pong-v5"
-
-[envs.recorded-pole]
-env = "CartPole-v1"
-record = "kept"
-
-[envs.recorded-pong]
-env = "ale_py:ALE/Pong-v5"
-record = "kept"
-"""
-
-
-@pytest.mark.parametrize(("env", "num_envs"), [("pole", 64), ("pong", 16)])
-@pytest.mark.parametrize("lane", ["shared", "tcp"])
-def test_steps_recorded_by_the_hub(tmp_path: Path, env: str, num_envs: int, lane: str) -> None:
-    (tmp_path / "hub.toml").write_text(TABLES)
-    with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub:
-        address = hub.tcp if lane == "tcp" else hub.ipc
-        options: dict[str, Any] = {"hub": address, "lane": "wire" if lane == "tcp" else "auto"}
-        with contextlib.closing(envhub.make_vec(env, num_envs, **options)) as plain:
-            options["num_workers"] = plain.num_workers
-            with contextlib.closing(envhub.make_vec(f"recorded-{env}", num_envs, **options)) as recorded:
-                rates = {"not recorded": _rate(plain), "recorded": _rate(recorded)}
-                tell_ratios(f"{env} by the hub, {lane}", rates, "not recorded", {"recorded": 0.95})
-        assert wait_until(lambda: '"recorded"' in hub.log, 60)
-        print([line for line in hub.log.splitlines() if '"recorded"' in line])
 
 
 def _rate(envs: envhub.HubVectorEnv) -> Callable[[], float]:

@@ -18,12 +18,10 @@ from envhub_client.make import make_vec
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 
 import envhub
 from envhub.hub_options import HubOptions, RecycleOptions
 from envhub.option_kinds import allowed, options_of
-from envhub.recording.options import RecordOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
@@ -76,12 +74,6 @@ def of_hub() -> str:
 def of_envs() -> str:
     """The keys of the table of an environment."""
     return of_table(EnvSettings)
-
-
-def of_records() -> str:
-    """The keys of the table ``record``."""
-    folder = "a folder of the hub's machine. Each session makes ``recording-v0``, ``recording-v1`` ... in it."
-    return of_table(RecordSettings, {**described(RecordOptions), "folder": folder})
 
 
 def of_recycling() -> str:
@@ -154,7 +146,6 @@ REFERENCES = {
     "faults": lambda: of_client(FaultOptions),
     "hub": of_hub,
     "envs": of_envs,
-    "record": of_records,
     "recycle": of_recycling,
 }
 

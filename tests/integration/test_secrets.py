@@ -112,7 +112,7 @@ def test_secret_is_found_in_each_form() -> None:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[ServedHub]:
     """A hub with keys that writes all that a hub can write."""
-    (tmp_path / "hub.toml").write_text(f'record = "{tmp_path}/hub-recordings"\nreplays = "{tmp_path}/replays"\n')
+    (tmp_path / "hub.toml").write_text(f'replays = "{tmp_path}/replays"\n')
     (tmp_path / "config").mkdir()
     (tmp_path / "keys").mkdir(mode=0o700)
     files = ("--config", f"{tmp_path}/hub.toml", "--keys", f"{tmp_path}/keys")
@@ -161,7 +161,7 @@ def test_no_secret_is_in_what_a_run_leaves_or_shows(
     hub.stop()
     evidence.add("log of the client", caplog.text)
     evidence.add_files()
-    assert [*tmp_path.glob("recordings/*/recording.json")] and [*tmp_path.glob("hub-recordings/*/recording.json")]
+    assert [*tmp_path.glob("recordings/*/recording.json")]
     own, server = (key_of((tmp_path / name).read_text().strip()) for name in sorted(KEPT - {SIMBOX}))
     secrets = {"alice": secret_of(alice), "eve": secret_of(eve), "own": own, "server": server}
     secrets |= {f"session {number}": bytes.fromhex(token) for number, token in enumerate(tokens)}
@@ -170,7 +170,7 @@ def test_no_secret_is_in_what_a_run_leaves_or_shows(
 
 
 def record(evidence: Evidence, hub: ServedHub, address: str) -> Iterator[str]:
-    """Record on both sides, by the address itself; returns the sessions' tokens."""
+    """Record, by the address itself; returns the sessions' tokens."""
     for env in ("counter", "CartPole-v1"):  # of which this program knows the second only
         with closing(envhub.make_vec(env, 2, hub=address, record=evidence.folder / "recordings")) as envs:
             yield envs.token

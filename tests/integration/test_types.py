@@ -85,7 +85,6 @@ SHOWN = {
 
 # What ``envs`` is in the text of a page, where it is no ``envhub.HubVectorEnv``.
 ENVS = {
-    "minari": "envhub.minari.Recorder",
     "tianshou": "envhub.tianshou.HubVectorEnv",
 }
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -95,8 +95,8 @@ NAMED = [
             ),
             (
                 STAND_INS,
-                "            self.truncated.append((rows.tolist(), loss.failure.message))\n        self._done(rows)\n",
-                "            self.truncated.append((rows.tolist(), loss.failure.message))\n",
+                "                truncate(arena, row, length, template)\n        self._done(rows)\n",
+                "                truncate(arena, row, length, template)\n",
             ),
         ),
         CHAOS,

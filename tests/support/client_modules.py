@@ -14,20 +14,19 @@ FOLDERS = [ROOT, ROOT / "client", ROOT / "server"]
 LINUX = "sys.platform == 'linux'"  # at the end of the condition of a block
 # What a program imports by name, and the commands of clients.
 ENTRIES = """
-    envhub envhub.errors envhub.vector_errors envhub.env_failure envhub.recording.options envhub_client.make
+    envhub envhub.errors envhub.vector_errors envhub.env_failure envhub_client.record_options envhub_client.make
     envhub_client.client envhub_client.remote envhub_client.envs.async_vector_env envhub_client.session.faults
     envhub_client.session.hosting envhub_client.session.options envhub_client.option_keywords
     envhub.sb3 envhub.tianshou envhub.rllib envhub.torchrl envhub.pettingzoo envhub_client.frameworks.cleanrl
     envhub.cli envhub.fleet
 """
 # The commands that ``envhub.cli`` refuses on other systems, and what ``envhub.fleet`` does.
-REFUSED = {f"envhub.cli.{name}" for name in ("bench", "keys", "record", "replays", "serve")}
+REFUSED = {f"envhub.cli.{name}" for name in ("bench", "keys", "replays", "serve")}
 REFUSED.add("envhub.fleet.fleet")
 
 # Imported for what is portable in them; the rest is run by hubs, and by workers that are processes.
 ON_LINUX = """
-    envhub.recording.recorder_handle envhub.recording.tape envhub.recording.tape_writer envhub.transport.fd_passing
-    envhub_server.hub.compression_thread envhub_server.ipc.channel envhub_server.ipc.journal
+    envhub.transport.fd_passing envhub_server.hub.compression_thread envhub_server.ipc.channel envhub_server.ipc.journal
     envhub_server.ipc.process_marks envhub_server.loop.poller envhub_server.memory.shared_lane_grant
     envhub_server.processes.nonblocking_writer envhub_server.worker.own_process envhub_server.worker.bells
     envhub_server.worker.stack_dumps

@@ -13,8 +13,6 @@ import recorded_sims
 from hubs import kill_worker
 from same import assert_same
 
-from envhub.reseeding import reseeded
-
 
 def data_set(folder: Path, number: int = 0) -> Any:
     return minari.MinariDataset(folder / f"recording-v{number}" / "data")
@@ -30,13 +28,9 @@ class Seen:
 
     Attributes:
         seed: that the program gave for its reset.
-        last_seed: that the program gave last, for this reset or one before.
-        new: whether the hub had made the env anew after a failure, and reset it.
     """
 
     seed: int | None
-    last_seed: int | None
-    new: bool
     observations: list[Any]
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -46,13 +40,12 @@ class Seen:
 
 
 class Witness:
-    """Steps a vector env of array spaces and keeps every env's episodes, to be compared with what the hub recorded."""
+    """Steps a vector env of array spaces and keeps every env's episodes, to be compared with what was recorded."""
 
     def __init__(self, envs: Any) -> None:
         self.envs, self.mode = envs, envs.autoreset_mode.value
         self.episodes: list[list[Seen]] = [[] for _ in range(envs.num_envs)]
         self._ended, self._new = np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs, bool)
-        self._seeds: list[int | None] = [None] * envs.num_envs
 
     def reset(self, seeds: Sequence[int | None] | None = None, mask: Any = None) -> None:
         options = None if mask is None else {"reset_mask": mask}
@@ -60,9 +53,8 @@ class Witness:
         for env in np.flatnonzero(np.ones(self.envs.num_envs, bool) if mask is None else mask).tolist():
             self._begin(env, observations[env], None if seeds is None else seeds[env])
 
-    def _begin(self, env: int, observation: Any, seed: int | None = None, new: bool = False) -> None:
-        self._seeds[env] = self._seeds[env] if seed is None else seed
-        self.episodes[env].append(Seen(seed, self._seeds[env], new, [observation.copy()]))
+    def _begin(self, env: int, observation: Any, seed: int | None = None) -> None:
+        self.episodes[env].append(Seen(seed, [observation.copy()]))
         self._ended[env] = self._new[env] = False
 
     def play(self, steps: int) -> None:
@@ -80,21 +72,21 @@ class Witness:
         observations, rewards, terminations, truncations, infos = result
         for place, env in enumerate(numbers):
             resets = self._new[env] or (self._ended[env] and self.mode == "NextStep")
-            if infos.get("invalid_transition", self._new * False)[place]:
-                self.episodes[env][-1].failed |= not resets  # the env gave nothing
-                self._new[env] = True
-                continue
+            failed = bool(infos.get("invalid_transition", self._new * False)[place])
+            self._new[env] |= failed
             if resets:
-                self._begin(env, observations[place], new=bool(self._new[env]))
+                if not failed:
+                    self._begin(env, observations[place])
                 continue
             seen, ended = self.episodes[env][-1], bool(terminations[place] or truncations[place])
-            same_step = ended and self.mode == "SameStep"
+            same_step = ended and self.mode == "SameStep" and not failed
+            seen.failed = failed
             seen.observations.append((infos["final_obs"] if same_step else observations)[place].copy())
             seen.actions.append(actions[place])
             seen.rewards.append(float(rewards[place]))
             seen.terminations.append(bool(terminations[place]))
             seen.truncations.append(bool(truncations[place]))
-            self._ended[env] = ended
+            self._ended[env] = ended and (not failed or self.mode == "Disabled")
             if same_step:
                 self._begin(env, observations[place])
 
@@ -109,7 +101,7 @@ class Witness:
             assert len(own) == len(mine) > 0
             for number, seen in zip(mine, own, strict=True):
                 self._assert_same(found[number], metadata[number], seen)
-            self._assert_seeded([metadata[number].get("seed") for number in mine], own)
+            assert [metadata[number].get("seed") for number in mine] == [seen.seed for seen in own]
 
     @staticmethod
     def _assert_same(episode: Any, about: dict[str, Any], seen: Seen) -> None:
@@ -122,17 +114,6 @@ class Witness:
         ended = "cut" if cut else "terminated" if seen.terminations[-1] else "truncated"
         ended = "failed" if seen.failed else ended
         assert about["ended"] == ended
-
-    @staticmethod
-    def _assert_seeded(recorded: list[int | None], own: list[Seen]) -> None:
-        """The seeds are the program's, or those that the hub made of them for envs that it made anew."""
-        made_anew = []
-        for seed, seen in zip(recorded, own, strict=True):
-            if seen.seed is None and seed is not None:
-                made_anew.append([reseeded(seen.last_seed, number) for number in range(100)].index(seed, 1))
-            else:
-                assert seed == seen.seed and (not seen.new or seen.last_seed is None)
-        assert made_anew == sorted({*made_anew})
 
 
 def play_until_one_crashed(envs: Any) -> None:

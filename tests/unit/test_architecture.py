@@ -121,10 +121,9 @@ def test_the_files_are_found() -> None:
 ROOMS = {
     "envhub": {
         "arena": {"values"},
-        "cli": {"fleet", "recording", "transport"},
+        "cli": {"fleet", "transport"},
         "fleet": {"transport"},
         "protocol": {"arena", "values"},
-        "recording": {"transport", "values"},
         "transport": set(),
         "values": set(),
         "__main__.py": {"cli"},
@@ -152,7 +151,7 @@ ROOMS = {
     },
     "envhub_client": {
         "connection": {"envhub.fleet", "envhub.protocol", "envhub.transport", "envhub.values"},
-        "envs": {"envhub.protocol", "envhub.recording", "envhub.values", "results", "session"},
+        "envs": {"envhub.protocol", "envhub.values", "results", "session"},
         "federation": {
             *("connection", "lanes", "session"),
             *("envhub.protocol", "envhub.transport", "envhub.values"),
@@ -160,20 +159,21 @@ ROOMS = {
         "frameworks": {"connection", "envhub.transport", "envhub.values", "envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},
         "private_hub": {"connection", "envhub.protocol", "envhub.transport", "envhub.values"},
+        "recording": {"envhub.protocol", "envhub.transport", "envhub.values", "envs"},
         "results": {"envhub.values"},
         "session": {
             *("connection", "lanes", "private_hub"),
-            *("envhub.arena", "envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+            *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
         },
-        "tools": {"connection", "envhub.recording", "envhub.transport"},
+        "tools": {"connection", "envhub.transport"},
         "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
         "make.py": {
-            *("connection", "envs", "federation", "session"),
-            *("envhub.protocol", "envhub.recording", "envhub.transport", "envhub.values"),
+            *("connection", "envs", "federation", "recording", "session"),
+            *("envhub.protocol", "envhub.transport", "envhub.values"),
         },
         "observer.py": {"connection", "results", "envhub.protocol", "envhub.values"},
-        "option_keywords.py": {"session", "envhub.recording"},
+        "option_keywords.py": {"session"},
         "remote.py": {"envs", "envhub.transport"},
     },
 }
@@ -318,7 +318,7 @@ SESSION_CORE = [
 
 @of_each(SESSION_CORE)
 def test_core_of_a_session_names_none_of_the_features_that_observe_it(name: str) -> None:
-    features = {"recordings", "replay_keeper", "replay_writer"}
+    features = {"replay_keeper", "replay_writer"}
     assert not features & {module.rpartition(".")[2] for module, _, _ in imports_of(name)}
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from envhub_server.byte_count import byte_count
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.network.rights import Quotas
 from envhub_server.serve import config_of
 
@@ -43,7 +42,7 @@ def test_what_has_no_unit_or_is_no_whole_number_is_refused(text: str) -> None:
 
 
 def test_every_number_that_is_named_after_bytes_or_memory_takes_a_unit() -> None:
-    tables = (HubOptions, RecycleOptions, EnvSettings, RecordSettings, Quotas)
+    tables = (HubOptions, RecycleOptions, EnvSettings, Quotas)
     units = {
         name: {kind.unit for kind in kinds_of(option.annotation)}
         for table in tables
@@ -59,7 +58,7 @@ def test_options_of_the_command_line_take_units() -> None:
     options = [text for name in names for text in (f"--{name.replace('_', '-')}", "32MiB")]
     _, bound, _ = commands.app.parse_args(["serve", *options, "--recycle.memory-bytes=2GB", "--max-envs", "8"])
     found = config_of((), bound.arguments["options"])
-    assert len(names) == 7 and {getattr(found, name) for name in names} == {32 << 20}
+    assert len(names) == 6 and {getattr(found, name) for name in names} == {32 << 20}
     assert found.recycle == RecycleOptions(memory_bytes=2 * 10**9) and found.max_envs == 8
 
 
@@ -78,12 +77,11 @@ def test_option_that_is_no_number_of_bytes_says_how_to_write_one(
 def test_tables_of_a_file_take_units_and_variables_of_the_same_names_stay_texts(tmp_path: Path) -> None:
     path = tmp_path / "hub.toml"
     path.write_text(
-        'worker_memory = "4GiB"\nrecycle = {memory_bytes = "1GB"}\nrecord = {folder = "a", bytes_max = "2GiB"}\n'
+        'worker_memory = "4GiB"\nrecycle = {memory_bytes = "1GB"}\n'
         '[envs.arm]\nenv = "CartPole-v1"\nmemory_max = "512MiB"\nvariables = {memory_max = "2GB"}\n'
     )
     config = config_of((), None, path)
     assert config.worker_memory == 4 << 30 and config.hosting.recycle.memory_bytes == 10**9
-    assert config.record is not None and config.record.bytes_max == 2 << 30
     assert config.tables["arm"].memory_max == 512 << 20 and config.tables["arm"].variables == {"memory_max": "2GB"}
     path.write_text('memory_max = "2G"')
     with pytest.raises(

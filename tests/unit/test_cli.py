@@ -56,7 +56,6 @@ def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, caps
         ("serve", "--keys", ""),
         ("serve", "--config="),
         ("keys", "add", "alice", "--keys", ""),
-        ("record", "CartPole-v1", ""),
     ],
     ids=" ".join,
 )
@@ -69,14 +68,24 @@ def test_empty_path_is_not_the_current_folder(
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
 
 
-def test_conformance_names_the_kit_of_a_clone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        (
+            ["conformance", "tcp://127.0.0.1:1", "--json"],
+            "a clone of the repository: cd tests && python -m conformance.kit",
+        ),
+        (["record", "CartPole-v1", "runs", "--episodes", "3"], "envhub.make_vec(..., record=FOLDER)"),
+    ],
+)
+def test_command_that_is_no_more_names_the_way_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], way: str
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["envhub", "conformance", "tcp://127.0.0.1:1", "--json"])
+    monkeypatch.setattr("sys.argv", ["envhub", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == terminal.EXIT_USAGE
-    assert "from a clone of the repository: cd tests && python -m conformance.kit" in capsys.readouterr().err
+    assert f"envhub {arguments[0]}: " in (said := capsys.readouterr().err) and way in said
 
 
 @pytest.mark.parametrize("output", ["/dev/full", None])
@@ -260,7 +269,6 @@ def test_help_shows_no_default_where_nothing_is_given(default: object, shown: st
         (["replays", "none"], "there is no folder none; name the one of `envhub serve --replays`"),
         (["replay", "none"], "; `envhub replays` lists the names"),
         (["replay", "file"], "envhub replay: file is no replay: "),
-        (["record", "CartPole-v1", "file"], "file cannot be the folder of recordings: File exists; name another"),
         (
             ["serve", "CartPole-v1", "--replays", "file"],
             "replays cannot be kept in file, which is no",

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.config import HubConfig, usable_cpus
 
 
@@ -39,8 +38,3 @@ def test_configuration_that_differs_from_the_defaults_is_told_in_types_of_json()
         "tables": ["arm"],
     }
     assert HubConfig().said() == {}
-
-
-def test_recording_of_all_envs_passes_the_check_of_the_hub_and_of_a_table() -> None:
-    record = RecordSettings(Path("/recordings"))
-    assert HubConfig(record=record, tables={"arm": EnvSettings("sims:arm", record=record)}).record == record

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from envhub_server.catalog import hub_file
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.processes.interpreter import OWN
 from envhub_server.serve import config_of
 
 from envhub.hub_options import HubArguments, RecycleOptions
-from envhub.recording.options import RecordOptions
 
 FILE = """
 bind = ["tcp://127.0.0.1:5555"]
@@ -103,22 +100,6 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         ("[envs.arm]\nenf = 3", "hub.toml: [envs.arm] unknown key 'enf', did you mean 'env'? Keys here are: env"),
         ("[envs.arm]\nenv = 3", "hub.toml: [envs.arm] env = 3: expected a string"),
         ("[envs.arm]\nrecycle = {episode = 3}", "[envs.arm] recycle: unknown key 'episode', did you mean 'episodes'?"),
-        ("record = {every = 3}", "hub.toml: record: folder is missing. Keys here are: folder, env_ids"),
-        ("record = 3", "hub.toml: record = 3: expected a string, or a table of folder, env_ids, every, only, film"),
-        (
-            "[envs.arm]\nrecord = {folder = 'a', ever = 3}",
-            "[envs.arm] record: unknown key 'ever', did you mean 'every'? Keys here are: folder, env_ids, every",
-        ),
-        (
-            "[envs.arm]\nrecord = {folder = 'a', every = 0}",
-            "record.every = 0: expected a whole number from 1 to",
-        ),
-        ("[envs.arm]\nrecord = {folder = 'a', only = 'fail'}", 'record.only = "fail": expected "all" or "failed"'),
-        ("[envs.arm]\nrecord = {folder = 'a', env_ids = [-1]}", "record.env_ids[0] = -1: expected a whole number"),
-        (
-            "[envs.arm]\nrecord = {folder = 'a', env_ids = [0], film = [1]}",
-            "record: film has 1, which is not among env_ids, which are recorded",
-        ),
         ("recycle = {memory = 3}", "hub.toml: recycle: unknown key 'memory', did you mean 'memory_bytes'?"),
         (
             "[envs.arm.variables]\n'A=B' = ''",
@@ -135,7 +116,14 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         ),
         ("GPUS = [0]", "hub.toml: unknown key 'GPUS', did you mean 'gpus'?"),
         ("max-envs = 3", "hub.toml: unknown key 'max-envs', did you mean 'max_envs'?"),
-        ("recrod = 'a'", "hub.toml: unknown key 'recrod', did you mean 'record'?"),
+        (
+            "record = 'a'",
+            "hub.toml: unknown key 'record'; episodes are recorded by the program that steps the envs: env",
+        ),
+        (
+            "[envs.arm]\nrecord = {folder = 'a'}",
+            "[envs.arm] unknown key 'record'; episodes are recorded by the program",
+        ),
         (
             "[env.arm]",
             "hub.toml: unknown key 'env', did you mean 'envs'? An environment has a table such as [envs.NAME].",
@@ -155,7 +143,6 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         (f"lease = {'1' * 5000}.5", "hub.toml: lease = Infinity: expected a number from 0 to 604800 seconds"),
         ('keys = "a\\u0000b"', r"hub.toml: keys: 'a\x00b' has a null character"),
         ('python = "a\\u0000b"', r"hub.toml: python: 'a\x00b' has a null character"),
-        ('[envs.arm]\nrecord = { folder = "a\\u0000b" }', r"[envs.arm] record.folder: 'a\x00b' has a null character"),
         ('worker_env = ["A", "B\\u0000"]', r"hub.toml: worker_env[1]: 'B\x00' is no name of a variable"),
         ('[envs.arm]\nenv = "sims\\u0000:make"', 'hub.toml: [envs.arm] env = "sims\\u0000:make": a character cannot'),
         ('[envs."a\\u0000"]', 'hub.toml: [envs."a\\u0000"] env = "": a character cannot be printed'),
@@ -178,10 +165,7 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
         ("memory_max = 5", "memory_max = 5: expected a whole number from 16777216 to 1125899906842624 bytes, or 0 for"),
         ("keys = '~nobody-here/x'", "hub.toml: keys: '~nobody-here/x' begins with no known home folder"),
         ("python = '~nobody-here/x'", "hub.toml: python: '~nobody-here/x' begins with no known home folder"),
-        ("[envs.arm]\nrecord = '~nobody-here'", "[envs.arm] record: '~nobody-here' begins with no known home folder"),
-        ("record = {folder = '~nobody-here'}", "hub.toml: record.folder: '~nobody-here' begins with no known home"),
         ('python = "a\\u0000"', r"hub.toml: python: 'a\x00' has a null character"),
-        ('record = "a\\u0000"', r"hub.toml: record: 'a\x00' has a null character"),
         ('[envs.a]\nld_library_path = ["\\u0000"]', r"[envs.a] ld_library_path[0]: '\x00' has a null character"),
         ('name = "ä"', "hub.toml: name: 'ä' is no name of a hub"),
         (f'name = "{"a" * 65}"', "which has at most 64 characters, printable and of ASCII"),
@@ -223,27 +207,6 @@ def test_option_that_is_out_of_bounds_is_named(options: HubArguments, why: str) 
     with pytest.raises(ValueError) as caught:
         config_of((), options)
     assert str(caught.value).startswith(why)
-
-
-def test_recording_is_that_of_the_table_or_else_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "hub.toml"
-    file.write_text(
-        "record = 'kept'\n[envs.arm]\nrecord = {folder = '/data', env_ids = [0, 9], film = [9], every = 3}\n"
-        "[envs.pole]\n[envs.quiet]\nrecord = ''\n"
-    )
-    registry = config_of(["CartPole-v1"], None, file).registry()
-    recorded = {name: registry.find(name).settings.recorded for name in ("CartPole-v1", "arm", "pole", "quiet")}  # type: ignore[union-attr]
-    kept = RecordSettings(tmp_path / "kept")
-    arm = RecordSettings(Path("/data"), env_ids=(0, 9), film=(9,), every=3)
-    assert recorded == {"CartPole-v1": kept, "arm": arm, "pole": kept, "quiet": None}
-    assert arm.of_session(4) == RecordOptions(Path("/data"), env_ids=[0], every=3, film=[])  # it has no env 9
-    assert kept.of_session(2) == RecordOptions(tmp_path / "kept", env_ids=[0, 1], film=[])
-    assert RecordSettings(Path("/data"), env_ids=(4,)).of_session(4) is None
-
-
-def test_recording_of_the_file_has_the_keys_and_defaults_of_a_programs() -> None:
-    said = {each.name: each.default for each in fields(RecordSettings)}
-    assert said == {each.name: each.default for each in fields(RecordOptions)}
 
 
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 from envhub_server.catalog import hub_file
-from envhub_server.hub import recordings, replay_writer, status
+from envhub_server.hub import replay_writer, status
 from envhub_server.ipc import channel, journal, replay_file, set_attributes
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import unread_memory
@@ -32,7 +32,6 @@ from envhub.cli import commands, terminal
 from envhub.env_failure import EnvFailure
 from envhub.hub_options import HubOptions
 from envhub.protocol import messages, prelude, validation
-from envhub.recording import recorder_handle
 from envhub.transport import sockets
 from envhub.values import codec, leaf
 
@@ -133,7 +132,7 @@ def test_commands_are_understood() -> None:
 
 def test_files_of_hubs_are_understood(tmp_path: Path) -> None:
     texts = blocks("toml", [page for page in MANUAL if page.name != "keys.md"])
-    assert len(texts) >= 3
+    assert len(texts) >= 2
     for text in texts:
         (tmp_path / "hub.toml").write_text(text)
         assert hub_file.read(tmp_path / "hub.toml").envs
@@ -249,12 +248,6 @@ LIMITS = {
     "parts of journals of one session that wait": replay_writer.WAITING_BYTES_MAX // 2,
     "actions and observations of an env in a replay": replay_file.HISTORY_BYTES_MAX,
     "time for replays to be written when the hub ends": replay_writer.CLOSE_S,
-    "recordings that are written at a time, of sessions that have ended, too": recordings.RECORDINGS_MAX,
-    "orders to the process of a recording about one worker": recorder_handle.ORDER_BYTES_MAX,
-    "orders that wait for the process of a recording": recorder_handle.ORDERS_WAITING_MAX,
-    "the wait of a session that is recorded for the process that writes": recordings.START_S,
-    "time for recordings to be written when the hub ends": recordings.WRITE_S,
-    "time for recordings to be written when the hub is stopped twice": recordings.WRITE_AT_ONCE_S,
     "connections that wait to be accepted, by ipc": listener.IPC_BACKLOG,
     "connections that wait to be accepted, by tcp without the proxy": listener.TCP_BACKLOG,
     "connections that wait to be accepted, by the proxy": listener.PROXIED_BACKLOG,
@@ -289,7 +282,7 @@ def limits(*titles: str) -> Iterator[tuple[str, float, str]]:
 
 
 SECTIONS = (
-    *("Sessions", "Messages", "Infos and output", "Replays and recordings", "Connections", "Log"),
+    *("Sessions", "Messages", "Infos and output", "Replays", "Connections", "Log"),
     "The end of a hub",
 )
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envhub_client.record_options import RecordOptions
 from envhub_client.session.options import SessionOptions
-
-from envhub.recording.options import RecordOptions
 
 
 @pytest.mark.parametrize(

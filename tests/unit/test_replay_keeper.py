@@ -54,7 +54,7 @@ def failed_replay() -> tuple[Replay, History]:
     keeper.worker_built(1, replace(built, action_space=b"of the first", plain_spec=b"its spec"))
     keeper.worker_built(0, replace(built, plain_spec=None))
     given = control.MapArena(1, *leaves, 64, b"", b"", "same", 0)
-    recipient = Recipient(0, 0, [0], 1, LAYOUT, False, Logger("test"))
+    recipient = Recipient(0, 0, [0], LAYOUT, Logger("test"))
     mapped, descriptors = keeper.arena_given(recipient, given)
     descriptor = descriptors["journal"]
     assert mapped.journal and keeper.arena_given(recipient, given) == (given, {})

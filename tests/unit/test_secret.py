@@ -162,7 +162,7 @@ def test_secret_in_a_text_that_is_no_address_is_not_repeated(form: str, tmp_path
     ["health {}", "fleet ls ssh://h:22:{}", "ls", "keys add a --keys keys --at {}", "keys add a --keys keys --at h:{}",
      "keys list --keys {}", "keys remove a --keys envhub://{}@h:1", "serve --config envhub://{}@h:1", "serve --name {}",
      "serve --keys envhub://{}@h:1", "serve --python envhub://{}@h:1", "serve --bind tcp://h:1:{}", "replay {}",
-     "record CartPole-v1 envhub://{}@h:1", "record envhub://{}@h:1 films", "login a envhub://{}@h:1", "{}",
+     "record CartPole-v1 envhub://{}@h:1", "login a envhub://{}@h:1", "{}",
      "fleet up --name {}"],
 )  # fmt: skip
 def test_command_does_not_repeat_a_secret(

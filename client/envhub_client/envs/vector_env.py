@@ -18,7 +18,6 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envhub.errors import Forked, HubTimeout, SpaceMismatch, ended_by, shown
 from envhub.protocol.messages import Reset, pack_rows
-from envhub.recording.options import Recorded
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.values.gym_api import MULTI_AGENT
@@ -31,6 +30,7 @@ from envhub_client.envs.origin import Origin
 from envhub_client.envs.rendering import Rendering
 from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
+from envhub_client.record_options import Recorded
 from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
 from envhub_client.session.options import InfoMode, checked_info_mode
@@ -60,6 +60,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     env_spec: EnvSpec | None
     _observers: tuple[StepObserver, ...] = ()
+    count_recorded: Callable[[], Recorded] | None = None  # of the recording, if there is one
 
     def __init__(self, session: VectorSession, origin: Origin | None = None) -> None:
         """Use the envs of this session, which the vector env closes; ``origin`` says what the program asked for.
@@ -156,7 +157,9 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             AttributeError: these envs are not recorded.
         """
-        raise AttributeError("these envs are not recorded: make them with record=FOLDER")
+        if self.count_recorded is None:
+            raise AttributeError("these envs are not recorded: make them with record=FOLDER")
+        return self.count_recorded()
 
     @property
     def vector(self) -> bool:

@@ -17,9 +17,9 @@ from envhub.arena.spin import checked_spin_us
 from envhub.errors import shown
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import SECONDS_MAX
-from envhub.recording.options import RecordOptions
 from envhub.secret import hidden
 from envhub.values.compression import METHODS
+from envhub_client.record_options import RecordOptions
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
 

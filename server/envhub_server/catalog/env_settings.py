@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from envhub.hub_options import RecycleOptions
-from envhub.option_kinds import DISTINCT, Function, Gpu, Memory, Program, Spares, VariableName, VariableValue, read_by
+from envhub.option_kinds import DISTINCT, Function, Gpu, Memory, Program, Spares, VariableName, VariableValue
 from envhub.protocol.messages import Hosting, Recycle
-from envhub.recording.recorder_handle import missing_packages
-from envhub_server.catalog.record_settings import RecordSettings, read_recording
 from envhub_server.processes.interpreter import InterpreterKey
 
 RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
@@ -95,14 +93,6 @@ class EnvSettings:
             "have only one."
         ),
     ] = False
-    record: Annotated[
-        Annotated[str, read_by(read_recording)] | RecordSettings | None,
-        Meta(
-            description="The episodes that are recorded on the hub's machine: a folder for all, or a table. Before "
-            "the first table of an environment it is that of all environments whose table has none; "
-            '``""`` is none.'
-        ),
-    ] = None
     worker_setup: Annotated[
         Function,
         Meta(description="A function, ``module:function``, that each worker calls once before it makes its envs."),
@@ -128,16 +118,6 @@ class EnvSettings:
     def shares_process(self) -> bool | None:
         """Setting whether its envs may share a process; None without one."""
         return False if self.one_per_process else self.shared_process or None
-
-    @property
-    def recorded(self) -> RecordSettings | None:
-        """Episodes of its sessions that are recorded; None for none."""
-        return self.record if isinstance(self.record, RecordSettings) else None
-
-    @property
-    def unrecordable(self) -> str:
-        """Name what is missing to record its sessions, and what to do; empty if nothing is, or none are recorded."""
-        return "" if self.recorded is None else missing_packages(bool(self.recorded.film))
 
     @property
     def interpreter(self) -> InterpreterKey:

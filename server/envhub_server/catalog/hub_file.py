@@ -22,7 +22,6 @@ from envhub.hub_options import RETIRED, HubOptions
 from envhub.option_kinds import options_of
 from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.record_settings import RecordSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.table_check import Spot, TableError, table_from, values_from
 from envhub_server.toml_text import TomlError, heading, read_toml
@@ -42,12 +41,10 @@ class HubFile:
     Attributes:
         options: of the hub, those alone that the file has, by name.
         envs: the settings of each environment, by the name under which it is offered.
-        record: what is recorded of environments whose table does not say.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)
-    record: RecordSettings | None = None
 
 
 def read(path: Path) -> HubFile:
@@ -69,13 +66,11 @@ def read(path: Path) -> HubFile:
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
     spot = Spot(f"{path}: ", path.absolute().parent)
     try:
-        said = {"record": content.pop("record")} if "record" in content else {}  # which the command line cannot say
-        record = table_from(said, EnvSettings, spot).recorded
         options = values_from(content, HubOptions, spot, _hint_of_hub)
         tables = {name: _settings(name, table, spot) for name, table in envs.items()}
     except TableError as error:
         raise HubFileError(str(error)) from error
-    return HubFile(options, tables, record)
+    return HubFile(options, tables)
 
 
 def _settings(name: str, table: Mapping[str, Any], spot: Spot) -> EnvSettings:
@@ -90,8 +85,6 @@ def _settings(name: str, table: Mapping[str, Any], spot: Spot) -> EnvSettings:
 
 def _hint_of_hub(name: str, value: Any) -> str:
     """Describe an unknown key outside the tables of envs."""
-    if get_close_matches(name, ["record", *OPTIONS], 1) == ["record"]:
-        return ", did you mean 'record'?"
     if name in RETIRED:
         return f"; {RETIRED[name]}."
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
@@ -105,6 +98,8 @@ def _hint_of_hub(name: str, value: Any) -> str:
 
 def _hint_of_env(name: str, value: Any) -> str:
     """Describe an unknown key in a table of an env."""
+    if name in RETIRED:
+        return f"; {RETIRED[name]}."
     if isinstance(value, dict) and not get_close_matches(name, KEYS_OF_ENVS):
         return "; a name with a dot is written in quotes."
     if name in OPTIONS:

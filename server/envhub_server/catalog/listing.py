@@ -139,8 +139,7 @@ class Listing:
                 self._running.discard(number)
                 self._importing.pop(number, None)
                 self._forget_stage(number)
-                unrecorded = self._registry.unrecorded(key)
-                self._tell(self._registry.names(key), {**unrecorded, **self._problems.pop(number)})
+                self._tell(self._registry.names(key), self._problems.pop(number))
                 for name in self._registry.required & {*self._registry.names(key)} & self.unready.keys():
                     self._refuse(number, EnvNotFound(f"{name!r} is required and not ready: {self.unready[name]}"))
                 self._listed.add(number)

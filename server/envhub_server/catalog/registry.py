@@ -85,7 +85,7 @@ class Registry:
     The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
     ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter, the rendering and the recording of ``defaults``. ``vector`` says whether the entries are vector envs.
+    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs.
 
     Raises:
         ValueError: an entry or a declaration has none of these forms.
@@ -106,9 +106,7 @@ class Registry:
         self._entries = [replace(entry, settings=settings) for entry in said]
         for name, settings in tables.items():
             python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
-            record = defaults.record if settings.record is None else settings.record
-            of_entry = replace(settings, python=python, rendering=rendering, record=record)
-            self._entries.append(_from_table(name, of_entry))
+            self._entries.append(_from_table(name, replace(settings, python=python, rendering=rendering)))
         self._arguments = [parse_arguments(text) for text in arguments]
 
     @property
@@ -127,10 +125,6 @@ class Registry:
     def rendering(self, key: InterpreterKey) -> str:
         """The renderer of this interpreter's envs; empty if it is not set."""
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
-
-    def unrecorded(self, key: InterpreterKey) -> dict[str, str]:
-        """Envs of this interpreter that cannot be recorded as the operator wants, by their names, and what to do."""
-        return {entry.name: why for entry in self._of(key) if (why := entry.settings.unrecordable)}
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
         """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""

@@ -50,8 +50,6 @@ class Executor:
         """Have a spare serve a slot."""
         held = self._held
         self._label()
-        for observer in held.observers:
-            observer.slot_assigned(assigned.process)
         if assigned.recycled:
             # Event: Another worker has taken over from one that has served for long enough.
             held.log.info("worker_recycled", worker=assigned.slot)
@@ -72,9 +70,8 @@ class Executor:
         memory = held.memory
         if memory is None:
             return
-        process, slots, layout = instruction.process, held.state.slots, memory.arena.layout
-        rows, making = slots[instruction.slot].rows, held.state.making
-        recipient = Recipient(process, instruction.slot, rows, len(slots), layout, making, held.log)
+        process, layout = instruction.process, memory.arena.layout
+        recipient = Recipient(process, instruction.slot, held.state.slots[instruction.slot].rows, layout, held.log)
         message, given = instruction.message, dict[str, int]()
         for observer in held.observers:
             message, descriptors = observer.arena_given(recipient, message)
@@ -140,10 +137,6 @@ class Executor:
         """Allocate the arena, or report that it cannot be had."""
         held = self._held
         layout = instruction.layout
-        for observer in held.observers:
-            if why := observer.arena_made(layout, instruction.loose):
-                held.report(stimuli.ArenaRefused(why))
-                return
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"

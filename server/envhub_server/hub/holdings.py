@@ -74,7 +74,7 @@ class Holdings:
         connections: by which replies were sent under an earlier token, or were before the session ended.
         interpreter: of its workers.
         pool: its processes.
-        observers: the features that it has, as its recording and its replays.
+        observers: the features that it has, such as its replays.
         factories: the memory of pickled factories, which the session closes; -1 for none.
         memory: its arena, once there is one.
         stand_ins: what completes rows in place of processes, once there is an arena.

@@ -46,7 +46,6 @@ from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.leases import Leases
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.proxy_runner import ProxyRunner
-from envhub_server.hub.recordings import WRITE_AT_ONCE_S, WRITE_S
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.session_features import SessionFeatures
 from envhub_server.hub.session_starter import SessionStarter
@@ -203,15 +202,13 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            signals.handled(
-                self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None
-            ) as heard,
+            signals.handled(self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None),
         ):
             try:
                 self._open()
                 yield
             finally:
-                self._close(heard)
+                self._close()
 
     def _open(self) -> None:
         self._router.open(self.config.message_bytes_max)
@@ -238,10 +235,8 @@ class Hub:
             )
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
 
-    def _close(self, heard: signals.Signals) -> None:
+    def _close(self) -> None:
         self._abandon_all()
-        # Before the supervisor, which ends all children.
-        self._features.close_recordings(partial(self._recording_grace_s, heard))
         self._supervisor.close()
         self._compression.close()
         self._features.close_replays()
@@ -251,11 +246,6 @@ class Hub:
             self._connections.close()
             self._router.context.term()
             self._proxy.close()
-
-    def _recording_grace_s(self, heard: signals.Signals) -> float:
-        """The seconds for which recordings may write after the end of the loop; fewer once it is to end at once."""
-        heard.look()
-        return WRITE_AT_ONCE_S if self._service is Service.KILLING else WRITE_S
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

@@ -185,10 +185,6 @@ class Inputs:
         for report in reports:
             held.report(report)
         assert held.memory is not None and held.stand_ins is not None
-        truncated, held.stand_ins.truncated = held.stand_ins.truncated, []
-        for rows, why in truncated:
-            for observer in held.observers:
-                observer.rows_truncated(rows, why)
         if not held.stand_ins.unrung:
             return
         held.stand_ins.unrung = False

@@ -117,7 +117,7 @@ class Offers:
         if why := self._listing.undrawn.get(settings.interpreter, ""):
             self._try_again(settings.interpreter)
             why = without_folders(why) if hides_folders else why
-        if why := why or settings.unrecordable:
+        if why:
             return Failure("env_unready", "hub", f"{name!r} is not ready: {why}")
         return None
 

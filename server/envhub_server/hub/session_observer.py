@@ -20,37 +20,25 @@ class Recipient:
         process: its number.
         slot: the index of the slot that it serves, or is to.
         rows: of that slot.
-        slots: how many there are.
         layout: of the arena.
-        making: True if the session's envs do not exist yet.
         log: the session's.
     """
 
     process: int
     slot: int
     rows: Sequence[int]
-    slots: int
     layout: Layout
-    making: bool
     log: Logger
 
 
 class SessionObserver:
-    """One feature of one session, as its recording or its replays; what it does not define does nothing.
+    """One feature of one session, such as its replays; what it does not define does nothing.
 
     A process is named by its number, which no other process of the session ever has.
     """
 
     def worker_built(self, process: int, built: control.Built) -> None:
         """Note that a process has made its envs."""
-
-    def arena_made(self, layout: Layout, loose: bool) -> str:
-        """Note the layout of the arena, outside of which observations have leaves if they are ``loose``.
-
-        Returns:
-            Why the session cannot be made; empty if it can.
-        """
-        return ""
 
     def arena_given(
         self, recipient: Recipient, message: control.MapArena
@@ -63,9 +51,6 @@ class SessionObserver:
         """
         return message, {}
 
-    def slot_assigned(self, process: int) -> None:
-        """Note that a process which was made ahead serves a slot from now on."""
-
     def env_failed(
         self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, output: str, client: str
     ) -> None:
@@ -73,9 +58,6 @@ class SessionObserver:
 
     def rows_lost(self, process: int, why: str) -> None:
         """Note that the process of a slot has ended, and the hub completes its rows."""
-
-    def rows_truncated(self, rows: Sequence[int], why: str) -> None:
-        """Note that the hub truncated the step of these rows, which have no process; their results are stored."""
 
     def process_ended(self, process: int, why: str) -> None:
         """Note that a process has ended; ``why`` is empty where that was expected."""

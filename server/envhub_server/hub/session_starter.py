@@ -57,7 +57,7 @@ class SessionStarter:
             runtime = self._build(planned, request, holder)
         except OSError as error:
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
-        self._features.add(runtime, planned.recipe.settings)
+        self._features.add(runtime)
         self._directory.add(runtime, request, holder)
         runtime.start(request._replace(message=runtime.state.make))
         return None

@@ -176,8 +176,6 @@ class ArenaDescriptors(NamedTuple):
         hub_done_bell: the eventfd by which the worker wakes the hub.
         client_done_bell: the eventfd by which the worker wakes the client.
         journal: the memory of the journal.
-        recording_line: the line to the process that writes the recording.
-        recording_counts: the memory that counts the episodes of the recording.
     """
 
     memory: int
@@ -186,8 +184,6 @@ class ArenaDescriptors(NamedTuple):
     hub_done_bell: int
     client_done_bell: int
     journal: int = -1
-    recording_line: int = -1
-    recording_counts: int = -1
 
     @property
     def sent(self) -> List[int]:
@@ -196,9 +192,8 @@ class ArenaDescriptors(NamedTuple):
 
 
 class MapArena(Frozen):
-    """Hub to worker, with ``ArenaDescriptors``: map this arena, begin a ``journal`` and a recording.
+    """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a ``journal``.
 
-    What is recorded is said in ``recording``, which is empty for nothing (see ``envhub_server.worker.episode_writer``).
     The spaces are those of the session's first env; the spaces of the worker's envs must match them.
     """
 
@@ -211,16 +206,11 @@ class MapArena(Frozen):
     observation_mode: str
     spin_us: int
     journal: bool = False
-    recording: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def descriptor_names(self) -> Sequence[str]:
         """The names of the descriptors that come with this message."""
-        absent = {
-            *(() if self.journal else ("journal",)),
-            *(() if self.recording else ("recording_line", "recording_counts")),
-        }
-        return [name for name in ArenaDescriptors._fields if name not in absent]
+        return [name for name in ArenaDescriptors._fields if self.journal or name != "journal"]
 
     def layout(self) -> Layout:
         """The arena's layout.

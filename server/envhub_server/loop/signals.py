@@ -22,11 +22,6 @@ class Signals:
         self._on_named = on_named
         self._on_child = on_child
 
-    def look(self) -> None:
-        """Handle the signals that have come, if any have, while the loop does not run."""
-        with contextlib.suppress(BlockingIOError):
-            self.on_ready(self._ours.fileno())
-
     def on_ready(self, descriptor: int) -> None:
         """Handle the signals that have come."""
         for number in self._ours.recv(64):
@@ -40,7 +35,7 @@ class Signals:
 @contextlib.contextmanager
 def handled(
     poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None], is_served: bool
-) -> Iterator[Signals]:
+) -> Iterator[None]:
     """Within the context, call ``on_named`` with a signal's name, and ``on_child`` when a child process has ended.
 
     Signals to a hub that is not served, but belongs to a program, mean the program: only ``on_child`` is called.
@@ -58,7 +53,7 @@ def handled(
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         before = [signal.signal(number, lambda *_: None) for number in numbers]
         try:
-            yield source
+            yield
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, signal.SIG_IGN if source.stopped and number in STOPPING else handler)

@@ -71,7 +71,6 @@ class StandIns:
         memory: the session's, with the rows.
         copies: of the objects in observations; None where the observation space has no objects.
         losses: by slot whose process has ended, the loss that its rows report.
-        truncated: rows that were truncated here, with the reason; the runtime tells the observers, and clears this.
         unrung: whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
     """
 
@@ -81,7 +80,6 @@ class StandIns:
         self.memory = memory
         self.copies = copies
         self.losses: dict[int, WorkerLoss] = {}
-        self.truncated: list[tuple[list[int], str]] = []
         self.unrung = False
 
     def take(self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None) -> list[Stimulus]:
@@ -135,8 +133,6 @@ class StandIns:
                 length, template, left = self._put_info(row, loss.info)
                 reports += left
                 truncate(arena, row, length, template)
-        if rows.size and not loss.raises:
-            self.truncated.append((rows.tolist(), loss.failure.message))
         self._done(rows)
         return reports
 

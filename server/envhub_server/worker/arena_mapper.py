@@ -1,9 +1,8 @@
-"""Maps the arena of a worker, and opens its journal and its recording."""
+"""Maps the arena of a worker, and opens its journal."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
@@ -13,7 +12,6 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.ipc.journal import Journal, JournalLayout
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.context import SessionSpaces, WorkerContext
-from envhub_server.worker.episode_writer import EpisodeWriter
 from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
 
 
@@ -41,8 +39,6 @@ class ArenaMapper:
         self._progress.attach(arena, self._envs.groups[0].index)
         if mapped.journal:
             self._open_journal(arena, descriptors.journal)
-        if mapped.recording:
-            self._open_recording(arena, mapped.recording, descriptors)
         return arena
 
     def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
@@ -74,15 +70,3 @@ class ArenaMapper:
         journal.format()
         writer = JournalWriter if rows > 1 else RowJournalWriter
         self._envs.observe(writer(journal, arena, self._envs.groups, is_batch=bool(self._envs.build.shares)))
-
-    def _open_recording(self, arena: Arena, wanted: dict[str, Any], descriptors: control.ArenaDescriptors) -> None:
-        def gave_up(error: BaseException) -> None:
-            self._envs.remove(writer)
-            why = f"its worker records no more: {self._reports.in_a_line(error)}"
-            self._channel.send(control.Suspicious(self._envs.indices[0], why))
-
-        of_one = self._envs.spaces.observation, self._envs.spaces.action
-        groups, build, rendering = self._envs.groups, self._envs.build, self._progress.rendering
-        writer = EpisodeWriter(descriptors, wanted, groups, of_one, build, rendering, gave_up)
-        self._envs.observe(writer)
-        writer.attach(arena)

@@ -1,10 +1,8 @@
-"""The interface of a worker's journal and recording, which observe the calls and results of its envs."""
+"""The interface of a worker's journal, which observes the calls and results of its envs."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Optional, Sequence
-
-from envhub.protocol.messages import Failure
 
 Seeds = Mapping[int, Optional[int]]  # by row
 
@@ -14,7 +12,6 @@ class BatchObserver:
 
     A batch begins with ``begin`` or ``begin_reset``, before its first env is called, and ends with ``end`` or
     ``end_reset``, once the driver was woken. What the driver overwrites after that is copied at the beginning.
-    After ``raised`` a row's flags are those of an earlier step. After ``left`` another worker completes the row's step.
     A group is a ``Row`` or an ``EnvBatch``. ``ArenaMapper`` makes observers, with the arena.
     """
 
@@ -35,15 +32,6 @@ class BatchObserver:
     def end_reset(self, seeds: Seeds) -> None:
         """Note that the resets are done, which began with these seeds."""
 
-    def truncated(self, group: Any, failure: Mapping[str, Any]) -> None:
-        """Note that the group was truncated in this step, because its env failed so."""
-
-    def raised(self, index: int, failure: Failure) -> None:
-        """Note that the row has no result, because its env raised."""
-
-    def left(self, row: Any) -> None:
-        """Note that the row's episode has ended in this step, which another worker completes."""
-
     def built(self, group: Any) -> None:
         """Note that the group has a new env."""
 
@@ -55,6 +43,3 @@ class BatchObserver:
 
     def called(self, target: Any, name: str) -> None:
         """Note that an env is about to be called by this name, or to have this attribute set."""
-
-    def close(self) -> None:
-        """Observe nothing from now on."""

@@ -336,8 +336,6 @@ class Rebuilder:
             replay=name_of_raised(self._envs.build.replays, group.index, number) if tick >= 0 else "",
         )
         group.truncate(failure_info(failure))
-        for observer in self._envs.observers:
-            observer.truncated(group, failure)
         text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
         # The hub reads short headers only.
         reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 from envhub.arena.memory import TURN_ONE, Arena
 from envhub.errors import shortened
@@ -80,10 +79,6 @@ class HostedEnvs:
         """Add an observer."""
         self._set_observers((*self.observers, observer))
 
-    def remove(self, observer: BatchObserver) -> None:
-        """Undo ``observe``."""
-        self._set_observers(tuple(each for each in self.observers if each is not observer))
-
     def _set_observers(self, observers: tuple[BatchObserver, ...]) -> None:
         self.observers = observers
         for group in self.groups:
@@ -126,13 +121,6 @@ class ProgressWord:
     def show(self, bits: int) -> None:
         """Store these lower bits; 0 where no env is called."""
         self.words[self.at] = self.turn | bits
-
-    @contextlib.contextmanager
-    def rendering(self, target: Any) -> Iterator[None]:
-        """Within the context, the worker renders this env between steps."""
-        self.begin(target)
-        yield
-        self.show(0)
 
 
 LINE_CHARS_MAX = 1024  # of an exception's text

@@ -79,14 +79,10 @@ class Departure:
 
     def leave_within_step(self, row: RowGroup, ending: bytes) -> None:
         """Leave the only row to another worker, which completes its step with the ``ending`` of ``Left``."""
-        for observer in self._envs.observers:
-            observer.left(row)
         self._leave(ending)
 
     def _leave(self, ending: bytes) -> None:
         self._bells.unwatch()
         self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
         self._await()
-        for observer in self._envs.observers:
-            observer.close()
         self._channel.send(control.Left(ending))

@@ -147,8 +147,6 @@ class Worker:
 
     def _close_envs(self) -> None:
         stacks = self._host.keep_stacks()
-        for observer in self._envs.observers:
-            observer.close()  # before an env can hang
         for group in self._envs.groups or self._departure.left:
             self._channel.send(control.Closing(list(group.indices), stacks))
             try:

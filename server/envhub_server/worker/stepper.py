@@ -188,9 +188,7 @@ class Stepper:
         group.repeat_last()
         for index in group.indices:
             # Sent after ``repeat_last``, because an info that comes later would replace the failure in the hub.
-            failure = self._reports.send(error, index, "env_raised", self._request[index])
-            for observer in self._envs.observers:
-                observer.raised(index, failure)
+            self._reports.send(error, index, "env_raised", self._request[index])
             self._status[index] = STATUS_RAISED
 
     def _ring_at_end(self) -> None:

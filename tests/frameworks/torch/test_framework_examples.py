@@ -51,16 +51,13 @@ def test_vec_env_of_sb3_is_stepped_behind_gymnasiums_interface() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_program_of_a_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_program_of_a_page_runs(number: int, tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", hub.tcp)
         subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["sb3.HubVecEnv", "tianshou.HubVectorEnv", "torchrl.make_env", "minari.record", "legacy_infos"]
-)
+@pytest.mark.parametrize("name", ["sb3.HubVecEnv", "tianshou.HubVectorEnv", "torchrl.make_env", "legacy_infos"])
 def test_framework_is_imported_when_it_is_used(name: str) -> None:
     program = f"import sys, envhub; assert 'torch' not in sys.modules; print(envhub.{name}.__module__)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

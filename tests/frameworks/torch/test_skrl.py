@@ -13,7 +13,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from envhub_client.envs.recorded_vector_env import RecordedVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from hubs import kill_worker, serve, worker_processes
 from skrl.agents.torch.dqn import DQN, DQN_CFG
@@ -123,4 +122,4 @@ def test_vector_envs_of_every_class_are_known_to_skrl() -> None:
             assert isinstance(wrap_env(envs), GymnasiumWrapper)
         finally:
             envs.close()
-    assert VectorEnv in RecordedVectorEnv.__bases__  # at which skrl looks
+    assert VectorEnv in envhub.HubVectorEnv.__bases__  # at which skrl looks

@@ -29,8 +29,8 @@ class RecordOptions:
         folder_bytes_max: the bytes of all recordings in ``folder`` together, whichever sessions made them, after which
             nothing more is recorded. Each recording looks at them every 10 s.
         queue_bytes: the memory between the program and the process that writes, and as much for episodes that have
-            not ended. Where both are full, whole episodes are dropped, and counted. While an episode is written, it
-            takes its size once more; that process keeps this memory for the next one.
+            not ended. Where either is full, whole episodes are dropped, and counted. An episode takes its size once
+            more while it is written.
     """
 
     folder: str | Path
@@ -44,7 +44,7 @@ class RecordOptions:
     queue_bytes: int = GIB // 2
 
     def __post_init__(self) -> None:
-        """Check what does not depend on the session.
+        """Check what does not depend on the envs, and take numbers of NumPy as ints, which can be written as JSON.
 
         Raises:
             TypeError: a value has another type.
@@ -52,27 +52,24 @@ class RecordOptions:
         """
         if not isinstance(self.folder, (str, os.PathLike)):
             raise TypeError(f"folder must be a path, got {shown(self.folder)}")
-        if not os.fspath(self.folder):
+        folder = os.fsdecode(self.folder)
+        if not folder:
             raise ValueError('folder is empty; "." is the working directory')
-        if "://" in os.fsdecode(self.folder):
+        if "://" in folder:
             raise ValueError("folder must be a path, and is a URL")
-        if "\0" in os.fsdecode(self.folder):
-            raise ValueError(f"folder has a null character: {shown(os.fsdecode(self.folder))}")
-        for name in ("env_ids", "film"):
-            if (numbers := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _checked_numbers(name, numbers))
+        if "\0" in folder:
+            raise ValueError(f"folder has a null character: {shown(folder)}")
         if self.only not in ("all", "failed"):
             raise ValueError(f"only must be 'all' or 'failed', got {shown(self.only)}")
+        for name in ("env_ids", "film"):
+            if (numbers := getattr(self, name)) is not None:
+                if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
+                    raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {shown(numbers)}")
+                object.__setattr__(self, name, tuple(_whole(f"each of {name}", number) for number in numbers))
         for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
-            number = _checked_number(name, getattr(self, name))
-            object.__setattr__(self, name, number)
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Room for what waits for the process that writes, and for episodes under way; 8 steps are kept in any case."""
-        return 2 * self.queue_bytes
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def chosen(self, num_envs: int) -> list[int]:
         """The envs that are recorded, ascending.
@@ -88,12 +85,7 @@ class RecordOptions:
         return chosen
 
 
-def _checked_number(name: str, number: Any) -> int:
-    """The number as an int: those of NumPy cannot be written as JSON.
-
-    Raises:
-        TypeError: it is no whole number.
-    """
+def _whole(name: str, number: Any) -> int:
     text = f"{name} must be a whole number, got {shown(number)}"
     if isinstance(number, bool):
         raise TypeError(text)
@@ -101,17 +93,6 @@ def _checked_number(name: str, number: Any) -> int:
         return operator.index(number)
     except TypeError as error:
         raise TypeError(text) from error
-
-
-def _checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
-    """These numbers as ints.
-
-    Raises:
-        TypeError: they are no sequence of whole numbers.
-    """
-    if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
-        raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {shown(numbers)}")
-    return tuple(_checked_number(f"each of {name}", number) for number in numbers)
 
 
 class Recorded(NamedTuple):
@@ -126,7 +107,7 @@ class Recorded(NamedTuple):
     """
 
     folder: Path
-    episodes: int
-    nbytes: int
-    dropped: int
-    ended: str
+    episodes: int = 0
+    nbytes: int = 0
+    dropped: int = 0
+    ended: str = ""

@@ -97,6 +97,20 @@ def test_env_of_a_data_set_can_be_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_texts_are_recorded_as_they_are(tmp_path: Path, mode: str) -> None:
+    envs: Any = envhub.make_vec(recorded_sims.Talker, 2, record=tmp_path, autoreset_mode=mode)
+    envs.reset()
+    for _ in range(4):
+        envs.step(("ä€", "abcabc"))
+    envs.close()
+    found = [(each.observations, each.actions) for each in data_set(tmp_path)]
+    assert [each["said"] for each, _ in found] == [["a", *["ä€"] * 4], ["a", *["abcabc"] * 4]]
+    assert [acted for _, acted in found] == [["ä€"] * 4, ["abcabc"] * 4]
+    assert found[0][0]["at"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
 def test_two_sessions_have_two_folders(tmp_path: Path) -> None:
     for _ in range(2):
         envs = envhub.make_vec(sims.Counter, 2, record=tmp_path)

@@ -42,5 +42,21 @@ class Parts(gymnasium.Env[Any, Any]):
         return {"image": image, "at": np.int64(self.at), "x": np.float32(self.np_random.uniform(-9, 9))}
 
 
+class Talker(gymnasium.Env[Any, Any]):
+    """Says the texts that it is told, of up to six characters; episodes of four steps."""
+
+    observation_space = spaces.Dict({"said": spaces.Text(6, charset="abcä€"), "at": spaces.Discrete(9)})
+    action_space = spaces.Text(6, charset="abcä€")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = 0
+        return {"said": "a", "at": 0}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return {"said": str(action), "at": self.at}, float(len(action)), self.at == 4, False, {}
+
+
 def parts(**kwargs: Any) -> gymnasium.Env[Any, Any]:
     return Parts(**kwargs)

@@ -174,9 +174,8 @@ class HubProtocol:
         return Incoming(peer, op, prelude.token, prelude.seq, message, frames[1:])
 
     def _refusal(self, prelude: Prelude, uses: bool) -> Failure | None:
-        if prelude.major != VERSION[0]:
-            spoken = f"{VERSION[0]}.{VERSION[1]}"
-            text = f"this hub speaks protocol {spoken}, the client {prelude.major}.{prelude.minor}; upgrade the older"
+        if prelude.version != VERSION:
+            text = f"this hub speaks protocol {VERSION}, the client {prelude.version}; upgrade the older side"
             return Failure("unsupported_version", "hub", text)
         if prelude.op not in messages.REQUESTS and prelude.op != Op.STEP:
             return Failure("malformed", "request", f"this hub knows no request with op {prelude.op}")

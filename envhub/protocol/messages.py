@@ -1,8 +1,8 @@
 """Every request, reply and failure as a frozen dataclass, and their strict form on the wire.
 
 A message is a msgpack map of its fields (PROTOCOL.md lists them). A field that only the client and the worker read
-(options, call arguments, infos) is ``bytes``, which the hub passes on without reading. New fields go last and have
-defaults, so that the messages of an older peer can be read. A receiver ignores a field that it does not know.
+(options, call arguments, infos) is ``bytes``, which the hub passes on without reading. A sender may
+leave a field with a default out. A receiver ignores a field that it does not know.
 """
 
 from __future__ import annotations
@@ -307,7 +307,6 @@ class Made(Frozen):
     render_mode: Optional[str] = None
     spec: bytes = b""  # the env's EnvSpec, encoded; empty if it has none or it cannot be encoded
     ticket: bytes = b""  # for the hub's side socket, valid once; empty if the hub has none
-    step_s: Optional[float] = None  # this hub never sets it
     autoreset_mode: str = ""  # of Make, in the reply to Attach
     observation_mode: str = ""
     steps: List[int] = field(default_factory=list)  # each row's number of steps and resets, in the reply to Attach

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from envhub.errors import RemoteProtocolError
 
 MAGIC = b"EHUB"
-VERSION = (1, 3)  # a peer of another major version is refused
-PRELUDE = struct.Struct("<4sBBBxQ16sQ")  # magic, major, minor, op, hub id, session token, seq
+VERSION = 1  # a peer of another version is refused
+PRELUDE = struct.Struct("<4sHBxQ16sQ")  # magic, version, op, hub id, session token, seq
 NO_SESSION = bytes(16)
 SEQ_MAX = (1 << 64) - 1
 
-pack_head = partial(PRELUDE.pack, MAGIC, *VERSION)  # the bytes of a prelude from op, hub id, token and seq
+pack_head = partial(PRELUDE.pack, MAGIC, VERSION)  # the bytes of a prelude from op, hub id, token and seq
 
 FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply
@@ -46,12 +46,11 @@ class Prelude(NamedTuple):
     hub_id: int
     token: bytes
     seq: int
-    major: int = VERSION[0]
-    minor: int = VERSION[1]
+    version: int = VERSION
 
     def pack(self) -> bytes:
         """The prelude's bytes."""
-        return PRELUDE.pack(MAGIC, self.major, self.minor, *self[:4])
+        return PRELUDE.pack(MAGIC, self.version, *self[:4])
 
     @classmethod
     def unpack(cls, frame: Frame) -> Prelude:
@@ -62,7 +61,7 @@ class Prelude(NamedTuple):
         """
         if len(frame) < PRELUDE.size:
             raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
-        magic, major, minor, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
+        magic, version, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
         if magic != MAGIC:
             raise RemoteProtocolError("the first frame does not start with EHUB")
-        return tuple.__new__(cls, (op, hub_id, token, seq, major, minor))  # twice as fast as cls(...)
+        return tuple.__new__(cls, (op, hub_id, token, seq, version))  # twice as fast as cls(...)

@@ -146,8 +146,7 @@ class InProcessHub:
         if request is None:
             return
         if request.op is Op.HELLO:
-            version = f"{prelude.VERSION[0]}.{prelude.VERSION[1]}"
-            self.protocol.answer(request, Welcome(envhub.__version__, version, True, {}, pid=os.getpid()))
+            self.protocol.answer(request, Welcome(envhub.__version__, str(prelude.VERSION), True, {}, pid=os.getpid()))
         elif request.op is Op.HEARTBEAT:
             self.protocol.answer(request, HeartbeatReply("running"))
         elif request.op is Op.MAKE and self._runtime is None:

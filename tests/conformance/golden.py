@@ -115,7 +115,7 @@ def exchanges() -> dict[str, list[bytes]]:
         found[f"{name} request"], found[f"{name} reply"] = request, response
 
     # A client ignores the last limit.
-    welcome = messages.Welcome("0.1.0", "1.3", False, {**LIMITS, "sessions_max": 64})
+    welcome = messages.Welcome("0.1.0", "1", False, {**LIMITS, "sessions_max": 64})
     exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), welcome)
     exchange("LIST", Op.LIST, messages.Question(), messages.EnvNames(["CartPole-v1"]))
     exchange("HEALTH", Op.HEALTH, messages.Question(), messages.Table([{"status": "ok"}]))
@@ -182,7 +182,7 @@ def session() -> dict[str, list[bytes]]:
         hub.outgoing.clear()
         found[f"{op.name} request"], found[f"{op.name} reply"] = request, response
 
-    welcome = messages.Welcome("0.1.0", "1.3", False, LIMITS, "simbox", 7)
+    welcome = messages.Welcome("0.1.0", "1", False, LIMITS, "simbox", 7)
     exchange(Op.HELLO, 1, codec.encode({"client": "0.1.0"}), welcome)
     box, two = gym_spaces.Box(-1, 1, (4,), np.float32), gym_spaces.Discrete(2)
     observation, action = (codec.encode(spaces.describe(space)) for space in (box, two))
@@ -240,7 +240,7 @@ def refusals() -> dict[str, tuple[list[bytes], str]]:
     """Messages to a hub in which the session of ``session`` was made by its first two requests, and what it does."""
 
     def sent(op: int, body: bytes = b"\x80", seq: int = 2, token: bytes = TOKEN, **prelude: int) -> list[bytes]:
-        return [Prelude(op, prelude.get("hub_id", HUB_ID), token, seq, prelude.get("major", 1)).pack() + body]
+        return [Prelude(op, prelude.get("hub_id", HUB_ID), token, seq, prelude.get("version", 1)).pack() + body]
 
     def make(**fields: Any) -> list[bytes]:
         return sent(Op.MAKE, codec.encode({"num_envs": 2, "name": "Example-v0", **fields}), 1, OTHER_TOKEN)
@@ -252,7 +252,7 @@ def refusals() -> dict[str, tuple[list[bytes], str]]:
     return {
         "no frame of a prelude's length": ([reset[:39]], "dropped"),
         "another magic": ([b"HTTP" + reset[4:]], "dropped"),
-        "another major version": (sent(Op.RESET, major=2), "unsupported_version"),
+        "another version": (sent(Op.RESET, version=2), "unsupported_version"),
         "an op that is none": (sent(99), "malformed"),
         "the op of a reply": (sent(messages.REPLY | Op.RESET), "malformed"),
         "a push of a hub": (sent(Op.PING), "malformed"),

@@ -60,7 +60,7 @@ def test_request_for_another_hub_is_refused(raw: Raw) -> None:
 
 def test_unknown_requests_and_versions_are_refused(raw: Raw) -> None:
     assert raw.refusal(99, b"").code == "malformed"
-    raw.send([Prelude(Op.HELLO, 0, bytes(16), 3, major=9).pack()])
+    raw.send([Prelude(Op.HELLO, 0, bytes(16), 3, version=9).pack()])
     assert raw.receive().failure.code == "unsupported_version"  # type: ignore[union-attr]
 
 

@@ -171,7 +171,7 @@ def test_failure_of_an_env_that_is_none_breaks_the_protocol(env: int) -> None:
 
 
 def test_hub_that_accepts_no_message_or_has_no_id_breaks_the_protocol() -> None:
-    for lie in ({Op.HELLO: (Welcome("1", "1.0", False, {"message_bytes_max": 0}), ())}, {}):
+    for lie in ({Op.HELLO: (Welcome("1", "1", False, {"message_bytes_max": 0}), ())}, {}):
         with LyingHub(lie) as hub:
             hub.id = hub.id if lie else 0
             with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{hub.address} broke the protocol"):
@@ -179,7 +179,7 @@ def test_hub_that_accepts_no_message_or_has_no_id_breaks_the_protocol() -> None:
 
 
 BAD_INFO = pack_rows([(0, codec.encode([1]))])
-HELLO = {Op.HELLO: (Welcome("1", "1.3", False, {}), ()), Op.SEND: (Done(), ())}
+HELLO = {Op.HELLO: (Welcome("1", "1", False, {}), ()), Op.SEND: (Done(), ())}
 
 
 def connected_to_two(*hubs: LyingHub) -> closing[Any]:

@@ -54,7 +54,7 @@ class LyingHub:
         frame_bytes_max: int = 1 << 30,
     ) -> None:
         honest = {
-            Op.HELLO: (Welcome("1", "1.0", False, {}), ()),
+            Op.HELLO: (Welcome("1", "1", False, {}), ()),
             Op.MAKE: (made(), ()),
             Op.RESET: (messages.Done(), [bytes(16 * NUM_ENVS)]),
             Op.STEP: (messages.Done(), [bytes(16 * NUM_ENVS), bytes(10 * NUM_ENVS)]),

@@ -197,7 +197,7 @@ def joined() -> ProtocolPair:
 def outcome(request: Incoming) -> tuple[Any, list[bytes]]:
     """What this fake hub answers: of a step, frames that say which actions it was given."""
     if request.op == Op.HELLO:
-        return Welcome("0.1.0", "1.0", False, {}), []
+        return Welcome("0.1.0", "1", False, {}), []
     if request.op == Op.LIST:
         return EnvNames(["CartPole-v1"]), []
     if request.op == Op.MAKE:

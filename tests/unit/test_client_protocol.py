@@ -13,7 +13,7 @@ from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
 from envhub.protocol.validation import TEXT_CHARS_MAX
 
 REPLY = messages.REPLY
-WELCOME = messages.pack(messages.Welcome("1", "1.3", False, {}))
+WELCOME = messages.pack(messages.Welcome("1", "1", False, {}))
 BAD_SEQ = Failure("bad_seq", "request", "request 3 does not follow request 2, which runs")
 
 

@@ -54,7 +54,7 @@ def test_session_in_bytes_is_that_of_the_golden_frames() -> None:
 
 
 def test_version_of_the_specification_is_the_codes() -> None:
-    assert TEXT.startswith(f"# The EnvHub protocol, version {prelude.VERSION[0]}.{prelude.VERSION[1]}\n")
+    assert TEXT.startswith(f"# The EnvHub protocol, version {prelude.VERSION}\n")
 
 
 def test_prelude_is_described_field_by_field() -> None:
@@ -64,7 +64,7 @@ def test_prelude_is_described_field_by_field() -> None:
     assert sum(sizes) == prelude.PRELUDE.size
     values = {row[2]: row[3] for row in rows}
     assert values["magic"].strip("`") == prelude.MAGIC.decode()
-    assert (int(values["major"]), int(values["minor"].split(";")[0])) == prelude.VERSION
+    assert int(values["version"]) == prelude.VERSION
 
 
 def test_every_op_is_in_the_table_with_its_number() -> None:

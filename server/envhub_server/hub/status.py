@@ -59,7 +59,7 @@ class Status:
         config = self._config
         return Welcome(
             hub=envhub.__version__,
-            version=f"{prelude.VERSION[0]}.{prelude.VERSION[1]}",
+            version=str(prelude.VERSION),
             private=config.private,
             limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
             host=socket.gethostname(),

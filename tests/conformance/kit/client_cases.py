@@ -99,12 +99,12 @@ class _ShortFrame(Script):
 
 
 class _OtherVersion(Script):
-    """Reaches a hub of the next major version, which is to say, reaches this one with the last."""
+    """Reaches a hub of the next version, which is to say, reaches this one with the last."""
 
     def arrives(self, heard: Heard) -> Sequence[bytes] | None:
         if not self.is_at(heard):
             return heard.message
-        other = heard.prelude._replace(major=VERSION[0] + 1)
+        other = heard.prelude._replace(version=VERSION + 1)
         return [other.pack() + header(heard), *heard.message[1:]]
 
 
@@ -241,7 +241,7 @@ def _says_hello(record: Record) -> str:
     if not record.heard:
         raise NotShown("nothing came")
     first = record.heard[0]
-    due = Prelude(Op.HELLO, 0, bytes(16), 1, VERSION[0], first.prelude.minor)
+    due = Prelude(Op.HELLO, 0, bytes(16), 1)
     if first.prelude != due:
         return f"the first prelude was to be HELLO with hub id 0, zero token and seq 1: {_hex(first)}"
     messages.unpack(messages.Hello, header(first))

@@ -132,7 +132,7 @@ class CountingSession:
         match request.op:
             case Op.HELLO:
                 limits = {"envs_per_session_max": NUM_ENVS, "message_bytes_max": FRAME_BYTES_MAX}
-                return Welcome("0", f"{VERSION[0]}.{VERSION[1]}", False, limits), ()
+                return Welcome("0", str(VERSION), False, limits), ()
             case Op.LIST:
                 return EnvNames([NAME]), ()
             case Op.STATS | Op.HEALTH | Op.SESSIONS:

@@ -120,8 +120,8 @@ def check_refusals(address: str, env: str) -> None:
         refused(peer.ask(99, b""), "malformed", "an unknown op")
         refused(peer.ask(Op.MAKE, b"\xc1", b"m" * 16), "malformed", "a header that is no msgpack")
         refused(peer.ask(Op.STEP, b"\x04", b"t" * 16, 5), "session_lost", "a step of no session")
-        peer.send([Prelude(Op.HELLO, 0, bytes(16), 3, major=9).pack()])
-        refused(peer.receive(), "unsupported_version", "another major version")
+        peer.send([Prelude(Op.HELLO, 0, bytes(16), 3, version=9).pack()])
+        refused(peer.receive(), "unsupported_version", "another version")
         peer.hub_id += 1
         refused(peer.ask(Op.STATS, b"\x80"), "stale_hub", "a request for another hub")
 

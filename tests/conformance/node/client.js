@@ -1,4 +1,4 @@
-// A client of the EnvHub protocol 1.2, of the levels "basic", "resilient" and "parts". It was written from
+// A client of the EnvHub protocol 1, of the levels "basic", "resilient" and "parts". It was written from
 // PROTOCOL.md alone, to show that the document is enough. The sections that comments name are those of the document.
 
 import crypto from 'node:crypto';
@@ -126,7 +126,7 @@ function openSocketFile(address) {
 function prelude(op, hub, token, seq) {
   const bytes = Buffer.alloc(PRELUDE);
   bytes.write('EHUB', 0, 'latin1');
-  bytes.set([1, 2, op], 4);
+  bytes.set([1, 0, op], 4);
   bytes.writeBigUInt64LE(hub, 8);
   bytes.set(token, 16);
   bytes.writeBigUInt64LE(seq, 32);

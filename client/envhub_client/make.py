@@ -94,7 +94,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             with ``"redistribute"`` also after its loss the hub with most free CPUs.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
-            get as many as suit what their steps took before. ``envs.sizing`` says how many there are, and why. A number
+            share a process per CPU, or fewer. ``envs.sizing`` says how many there are, and why. A number
             is divided among several hubs by their envs, and each has one at least. With 0
             the envs are in the program's own process and run in the thread that steps them, for debuggers and
             profilers. Results and errors are the same, but nothing ends an env that hangs, and one that crashes ends

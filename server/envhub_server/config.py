@@ -39,14 +39,12 @@ class HubConfig(HubOptions):
     Attributes:
         envs: what may be made, in the forms of ``envhub_server.catalog.registry``.
         tables: what else may be made, with its settings, by the name under which it is offered.
-        step_costs: the file that keeps the costs of steps for later hubs; None for no file.
         program: a pidfd of the program that this private hub belongs to, and a socket, by which the program says that
             the hub is to stop; None for a public hub.
     """
 
     envs: tuple[str, ...] = ()
     tables: Mapping[str, EnvSettings] = field(default_factory=dict)
-    step_costs: Path | None = None
     program: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -30,8 +30,8 @@ from envhub.protocol.messages import Failure, HeartbeatReply, Op, Welcome
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.values import codec
 from envhub_server import log
+from envhub_server.catalog.env_facts import EnvFactsTable
 from envhub_server.catalog.registry import of_program
-from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import control
@@ -126,7 +126,7 @@ class InProcessHub:
             protocol=self.protocol,
             clock=self._clock,
             events=self._events,
-            costs=KnownCosts(None),
+            env_facts=EnvFactsTable(),
             unread=UnreadMemory(FRAME_BYTES_MAX),
             transferred=lambda number, attaching: None,
             forget=lambda token: None,

@@ -47,7 +47,6 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     from envhub.transport.address import side_path
     from envhub_server import log
     from envhub_server.catalog.replay_folder import default_path
-    from envhub_server.catalog.step_cost_file import cache_path
     from envhub_server.config import HubConfig
     from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.serve import run_hub
@@ -80,7 +79,6 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
         message_bytes_max=1 << 30,
         close_timeout_max=SECONDS_MAX,
         lease=3600.0,  # the hub ends with the program, which a debugger may stop for long
-        step_costs=cache_path(os.environ),
         replays=default_path(os.environ),
     )
     try:

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 import cloudpickle
 import pytest
-
-os.environ["ENVHUB_CACHE"] = "off"  # what other runs of the tests have learned must not decide anything here
-
 from envhub_client.session.faults import FaultOptions
 from hubs import ServedHub, lane_address, serve, wait_until, worker_processes
 from sims import OFFERED

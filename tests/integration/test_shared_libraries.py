@@ -22,7 +22,6 @@ import envhub
 
 CPUS = usable_cpus()
 NUM_ENVS = 2 * CPUS + 1
-LEARNED = 100  # steps, after which the hub knows the env
 SIM = """
 import os, sys, threading
 import gymnasium as gym, numpy as np
@@ -42,8 +41,6 @@ import envhub, fit_sim
 for num_workers in {sessions}:
     envs = envhub.AsyncVectorEnv([fit_sim.Sim] * {num_envs}, num_workers=num_workers)
     envs.reset()
-    for _ in range({steps}):
-        envs.step([0] * {num_envs})
     print(*envs.get_attr("shared"))
     envs.close()
 """
@@ -61,9 +58,9 @@ def written(folder: Path, library: str = "scipy.special", before: str = "") -> N
     (folder / "sims" / "fit_sim.py").write_text(SIM.format(library=library, before=before))
 
 
-def shared(folder: Path, *sessions: int | None, steps: int = 1, **environ: str) -> list[list[bool]]:
+def shared(folder: Path, *sessions: int | None, **environ: str) -> list[list[bool]]:
     """For each session of a program, of each env, whether its worker had the library before it imported it itself."""
-    program = PROGRAM.format(sessions=sessions, num_envs=NUM_ENVS, steps=steps)
+    program = PROGRAM.format(sessions=sessions, num_envs=NUM_ENVS)
     found = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder / "sims",
@@ -79,13 +76,13 @@ def shared(folder: Path, *sessions: int | None, steps: int = 1, **environ: str) 
 @pytest.mark.long
 def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> None:
     written(folder)
-    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [OTHERS, ALL]
+    assert shared(folder, None, NUM_ENVS) == [OTHERS, ALL]
 
 
 @pytest.mark.long
 def test_mujoco_is_shared(folder: Path) -> None:
     written(folder, library="mujoco")
-    assert shared(folder, None, NUM_ENVS, steps=LEARNED, MUJOCO_GL="") == [OTHERS, ALL]
+    assert shared(folder, None, NUM_ENVS, MUJOCO_GL="") == [OTHERS, ALL]
 
 
 def test_mujoco_that_has_opened_a_device_is_not_shared() -> None:
@@ -100,41 +97,31 @@ def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_later_program_has_it_for_all_workers(folder: Path) -> None:
-    written(folder)
-    cache = {"XDG_CACHE_HOME": str(folder), "ENVHUB_CACHE": ""}
-    assert shared(folder, NUM_ENVS, steps=LEARNED, **cache) == [OTHERS]
-    assert shared(folder, NUM_ENVS, **cache) == [ALL]
-
-
-@pytest.mark.long
 def test_library_of_the_program_itself_is_not_taken_for_an_installed_one(folder: Path) -> None:
     (folder / "sims" / "scipy").mkdir()
     (folder / "sims" / "scipy" / "__init__.py").write_text("")
     (folder / "sims" / "scipy" / "special.py").write_text("")
     written(folder)
-    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
+    assert shared(folder, None, NUM_ENVS) == [NONE, NONE]
 
 
 @pytest.mark.long
 def test_library_that_is_not_listed_is_imported_by_each_worker(folder: Path) -> None:
     (folder / "sims" / "needed.py").write_text("import random\nDRAWN = random.random()\n")
     written(folder, library="needed")
-    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
+    assert shared(folder, None, NUM_ENVS) == [NONE, NONE]
 
 
 @pytest.mark.long
 def test_env_that_must_load_something_before_a_library_is_made_without(folder: Path) -> None:
     written(folder, before="if SHARED: raise ImportError('it has to be imported after the simulator')")
-    assert shared(folder, None, NUM_ENVS, steps=LEARNED) == [NONE, NONE]
+    assert shared(folder, None, NUM_ENVS) == [NONE, NONE]
 
 
 def seen(hub: ServedHub, env: str, num_workers: int | None = None) -> list[bool]:
     """As ``shared``, of a session of a served hub."""
     with closing(envhub.make_vec(env, NUM_ENVS, hub=hub.tcp, num_workers=num_workers)) as envs:
         envs.reset()
-        for _ in range(LEARNED):
-            envs.step([0] * NUM_ENVS)
         return list(envs.get_attr("shared"))
 
 

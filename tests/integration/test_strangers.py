@@ -160,7 +160,7 @@ def test_descriptors_that_a_worker_sends_are_not_taken(met: ServedHub, honest: e
 
 @pytest.mark.parametrize(
     "said",
-    [("Suspicious", -1, ""), ("RowInfo", 1 << 62, b""), ("InfoTemplate", -1, b""), ("StepTimes", 1, -1, 0)],
+    [("Suspicious", -1, ""), ("RowInfo", 1 << 62, b""), ("InfoTemplate", -1, b"")],
     ids=str,
 )
 def test_worker_that_sends_a_number_out_of_bounds_is_ended(

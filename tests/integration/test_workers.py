@@ -6,8 +6,6 @@ import io
 import logging
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ import psutil
 import pytest
 import sims
 from envhub_client.tools.progress import making_bar
+from envhub_server.session.worker_count import first_workers
 from hubs import ServedHub, kill_worker, serve, wait_until, worker_processes
 from rich.console import Console
 
@@ -30,7 +29,7 @@ ALL_CPUS = sorted(os.sched_getaffinity(0))
 CPUS = len(ALL_CPUS)
 
 
-STEPS_TOLD = 40  # after which a worker has told what its steps take
+STEPS_TOLD = 40  # after which a worker has told what its envs change that its process shares
 
 
 def step(envs: envhub.HubVectorEnv, times: int) -> list[int]:
@@ -70,6 +69,12 @@ def test_env_that_computes_in_its_process_gets_a_worker_per_cpu(make: Callable[[
         assert envs.step([1] * (2 * CPUS + 1))[0].shape == (2 * CPUS + 1, 4)
 
 
+def test_env_whose_steps_are_very_cheap_has_fewer_workers_than_others() -> None:
+    with closing(envhub.make_vec("CartPole-v1", 4)) as envs:
+        assert envs.num_workers == first_workers("CartPole-v1", 4, CPUS) <= max(1, CPUS - 1)
+        assert "its steps to be very cheap" in envs.sizing.reason
+
+
 def test_no_env_is_made_or_stepped_to_learn_about_it(tmp_path: Path) -> None:
     made = tmp_path / "made"
 
@@ -95,99 +100,6 @@ def test_all_envs_are_asked_where_they_are_of_different_kinds(first_unknown: int
 
 class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that might wait."""
-
-
-@pytest.mark.long
-def test_second_session_of_an_env_knows_what_its_steps_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    offered = (f"{kind}=sims:{kind}" for kind in ("Waits", "Computes"))
-    num_envs = CPUS + 4
-    with serve(tmp_path, *offered) as hub, envhub.connect(hub.ipc) as client:
-        with closing(envhub.make_vec("Waits", num_envs, hub=hub.ipc, num_workers=1)) as envs:
-            step(envs, STEPS_TOLD)
-        for kind in ("Waits", "Computes"):
-            with closing(envhub.make_vec(kind, num_envs, hub=hub.tcp)) as envs:
-                assert kind == "Waits" or "nothing is known" in envs.sizing.reason
-                assert envs.num_workers == num_envs
-                step(envs, STEPS_TOLD)
-                (row,) = [row for row in client.sessions() if row["env"] == kind]
-                assert (len(row["workers"]), row["sizing"]) == (num_envs, envs.sizing.reason)
-        with closing(envhub.make_vec("Computes", num_envs, hub=hub.tcp)) as envs:
-            assert envs.num_workers == num_envs and "nobody says that its envs may share one" in envs.sizing.reason
-        with closing(envhub.make_vec("Computes", num_envs, hub=hub.tcp, shared_process=True)) as envs:
-            assert envs.num_workers == CPUS and "ms of CPU and" in envs.sizing.reason
-            assert step(envs, 3) == [3] * num_envs
-    assert re.search(r"\"num_workers\": \d+, \"why\": \"a step of this env took", hub.log)
-    assert (
-        hub.log.count("worker_count_unsuitable") <= 1
-    )  # not of those that chose the number, nor of what was told before
-
-
-def learn_and_look(script: str, cache: Path, **environ: str) -> list[str]:
-    """What a program prints that steps an env that waits, in a hub of its own."""
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "ENVHUB_CACHE": "", **environ},
-    )
-    return found.stdout.splitlines()
-
-
-LEARNING = """
-import time, envhub, gymnasium
-class Waits(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(3)
-    def reset(self, *, seed=None, options=None): return 0, {}
-    def step(self, action):
-        time.sleep(0.002)
-        return 0, 0.0, False, False, {}
-envs = envhub.AsyncVectorEnv([lambda: Waits() for _ in range(5)], num_workers=%s, shared_process=True)
-envs.reset()
-for _ in range(40):
-    envs.step([0] * 5)
-print(envs.sizing.reason)
-envs.close()
-"""
-
-
-@pytest.mark.long
-def test_later_program_knows_what_steps_took_in_an_earlier_one(tmp_path: Path) -> None:
-    assert learn_and_look(LEARNING % 1, tmp_path) == ["told by num_workers=1"]
-    (file,) = (tmp_path / "envhub").iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
-    (found,) = learn_and_look(LEARNING % None, tmp_path)
-    assert re.fullmatch(r"a step of this env took [\d.]+ ms of CPU and [\d.]+ ms of waiting before", found)
-    file.write_text("{")
-    assert learn_and_look(LEARNING % 2, tmp_path) == ["told by num_workers=2"]
-
-
-@pytest.mark.long
-def test_nothing_is_kept_where_the_cache_is_off(tmp_path: Path) -> None:
-    learn_and_look(LEARNING % 1, tmp_path, ENVHUB_CACHE="off")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_session_of_the_wrong_size_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    num_envs = 8 * CPUS
-    waiting = [waits_as_if_in_process] * num_envs
-    with closing(envhub.make_vec(waiting)) as envs:
-        assert envs.num_workers == CPUS
-        step(envs, STEPS_TOLD)
-        assert wait_until(lambda: "would step them about" in caplog.text)
-        step(envs, STEPS_TOLD)
-    assert caplog.text.count("would step them about") == 1
-    assert f"{num_envs} envs in {CPUS} workers: {num_envs} would step them about" in caplog.text
-    with closing(envhub.make_vec(waiting)) as envs:
-        assert envs.num_workers == num_envs
-
-
-def waits_as_if_in_process() -> sims.Counter:
-    """An env that waits although it is of a package that is known not to."""
-    kind = type("Known", (sims.Waits,), {"__module__": "gymnasium"})
-    return kind()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])

@@ -23,7 +23,7 @@ TARGETS: dict[str, list[str]] = {
     "server/envhub_server/session/failover.py": ["test_failover", "test_stand_ins"],
     "server/envhub_server/session/restarts.py": ["test_restarts", *_SESSION],
     "server/envhub_server/session/hang_detector.py": ["test_hang_detector", *_SESSION],
-    "server/envhub_server/session/worker_count.py": ["test_worker_count", "test_step_costs", *_SESSION],
+    "server/envhub_server/session/worker_count.py": ["test_worker_count", *_SESSION],
     "server/envhub_server/session/build_order.py": ["test_build_order", "test_specification", *_SESSION],
     "server/envhub_server/session/failure_text.py": ["test_failure_text", "test_exit_cause", *_SESSION],
     "server/envhub_server/session/machine.py": _SESSION,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
@@ -19,7 +19,7 @@ from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 
 MACHINE = Machine((0, 1, 2, 3), 4, workers_max=100, memory_bytes=1 << 40)
 ALICE = Holder("alice", "use", Quotas(sessions_max=2, envs_max=10, workers_max=6))
-CHEAP = StepCost(1e-6, 0.0, fit=True)
+NOTHING = EnvFacts()
 
 
 def admitted(
@@ -35,12 +35,12 @@ def planned(
     config: HubConfig | None = None,
     usage: Usage | None = None,
     machine: Machine = MACHINE,
-    cost: StepCost | None = None,
+    facts: EnvFacts = NOTHING,
 ) -> SessionPlan | Failure:
     admission = admitted(make, holder, config, usage)
     if isinstance(admission, Failure):
         return admission
-    return planner.plan(admission, machine, cost, config or HubConfig(), "0badcafe", "kept-")
+    return planner.plan(admission, machine, facts, config or HubConfig(), "0badcafe", "kept-")
 
 
 def workers(*arguments: Any, **keywords: Any) -> int | None:
@@ -62,7 +62,7 @@ def test_env_has_as_much_time_to_close_by_default_as_the_hub_gives(most_s: float
 
 
 def test_number_of_workers_that_a_client_asks_for_comes_before_all_others() -> None:
-    assert workers(Make(8, "A-v0", num_workers=3), config=HubConfig(workers=2), cost=CHEAP) == 3
+    assert workers(Make(8, "A-v0", num_workers=3), config=HubConfig(workers=2)) == 3
     alone = Make(8, "A-v0", num_workers=3, hosting=Hosting(shares_process=False))
     assert "there are to be 3" in refusal(alone).message
 
@@ -82,7 +82,7 @@ def test_envs_of_which_nothing_is_known_are_counted_when_the_first_are_made() ->
 
 def test_plan_says_what_every_worker_gets() -> None:
     config = HubConfig(worker_memory=32 << 20, info_bytes_max=1 << 16)
-    plan = planned(Make(2, "A-v0"), ANYBODY, config, cost=replace(CHEAP, libraries=("a.so",)))
+    plan = planned(Make(2, "A-v0"), ANYBODY, config, facts=EnvFacts(("a.so",)))
     assert isinstance(plan, SessionPlan)
     rules = plan.rules
     assert (rules.session, rules.replays, rules.memory_bytes_max, rules.info_bytes_max) == (
@@ -91,7 +91,7 @@ def test_plan_says_what_every_worker_gets() -> None:
         32 << 20,
         1 << 16,
     )
-    assert rules.hide_folders and rules.cost_known and rules.libraries == ("a.so",)
+    assert rules.hide_folders and rules.libraries == ("a.so",)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_envs_that_need_a_process_each_are_refused_where_there_is_no_room() -> N
     assert workers(make) == 8
     why = refusal(make, machine=replace(MACHINE, workers_max=5))
     assert (why.code, why.scope) == ("refused", "request") and "there is room for 5" in why.message
-    alone = StepCost(0.0, 0.0, alone=True)
+    alone = EnvFacts(alone=True)
     assert (
-        "there is room for 5" in refusal(Make(8, "A-v0"), machine=replace(MACHINE, workers_max=5), cost=alone).message
+        "there is room for 5" in refusal(Make(8, "A-v0"), machine=replace(MACHINE, workers_max=5), facts=alone).message
     )
 
 
@@ -178,9 +178,3 @@ def test_capacity_is_what_hub_and_key_leave() -> None:
 def test_capacity_is_never_negative() -> None:
     over = Usage(hub_sessions=9, hub_envs=900, busy_workers=90, sessions=9, envs=90)
     assert planner.capacity(ALICE, HubConfig(sessions_max=5, max_envs=100), over, 4) == Capacity(4, 0, 0, 0)
-
-
-def test_workers_whose_envs_wait_are_known_from_the_cost_of_their_steps() -> None:
-    for cost, waits in ((CHEAP, False), (StepCost(1e-3, 2e-3), True), (None, False)):
-        plan = planned(Make(4, "A-v0"), cost=cost)
-        assert isinstance(plan, SessionPlan) and plan.rules.waits is waits

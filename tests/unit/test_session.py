@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.step_costs import StepCost
 from envhub_server.hub.executor import EXECUTED
 from envhub_server.hub.replies import REPLIES
 from envhub_server.ipc.control import (
@@ -31,7 +31,6 @@ from envhub_server.ipc.control import (
     Serve,
     SetAttrRows,
     SharedChanged,
-    StepTimes,
     Suspicious,
 )
 from envhub_server.processes.exit_cause import ExitCause
@@ -56,7 +55,7 @@ from envhub_server.session.instructions import (
     Instruction,
     Instructions,
     Kill,
-    LearnCost,
+    Learn,
     LeavePart,
     MakeArena,
     Notify,
@@ -172,7 +171,7 @@ def separated(session: Session, instructions: Instructions) -> None:
         assert session.phase is Phase.BUILDING
         session.said(number, built())
     answers = [session.said(number, Mapped()) for number in range(3)][-1]
-    assert LearnCost(StepCost(0.0, 0.0, alone=True)) in answers
+    assert only(Learn, answers).facts.alone
     answer = only(Answer, answers)
     assert answer.message.num_workers == 3 and "a second env could not be made" in answer.message.sizing
 
@@ -259,17 +258,6 @@ def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_t
         assert isinstance(found[0], Fail) and session.phase is Phase.CLOSING
 
 
-def test_what_steps_took_is_learned_with_whether_envs_may_share_a_process() -> None:
-    for fit in (True, False):
-        session = begun(workers=3)
-        for number in range(3):
-            session.said(number, replace(built(), fit=fit))
-        for number in range(3):
-            session.said(number, Mapped())
-        learned = only(LearnCost, session.said(0, StepTimes(100, 10**6, 0)))
-        assert learned.cost.fit is fit and not learned.cost.alone
-
-
 def test_client_is_told_once_what_envs_change_that_their_process_shares() -> None:
     session = ready()
     told = only(Notify, session.said(0, SharedChanged(["os.environ", "a bad word"])))
@@ -285,7 +273,7 @@ FIT, UNKNOWN = FirstBuilt(True, 1 << 20, []), FirstBuilt(False, 1 << 20, [])
 
 def undecided(num_envs: int = 16) -> Session:
     """A session whose first envs are being made, to decide how many workers it gets, and what they share."""
-    make = Make(num_envs, "CartPole-v1", pin=True)
+    make = Make(num_envs, "Ant-v5", pin=True)
     session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts(), WorkerRules(libraries=None))
     begun = session.handle(stimuli.SessionMade())
     assert StartProcesses((0, 1, 2, 3)) in begun and len(every(Tell, begun)) == 4  # one for each CPU
@@ -356,8 +344,16 @@ def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_an
         session.said(worker, replace(UNKNOWN, libraries=["torch", "os"][: 2 * (worker == 1)]))
     started = only(StartProcesses, session.said(3, replace(UNKNOWN, libraries=["scipy.stats"])))
     assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
-    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
-    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch", "scipy.stats")))
+    assert learned(session) == EnvFacts(("torch", "scipy.stats"))
+
+
+def learned(session: Session) -> EnvFacts:
+    """What later sessions know of the envs, once all of those that are still to be made are made."""
+    for message in (replace(built(), libraries=[]), Mapped()):
+        for worker, slot in enumerate(session.slots):
+            if slot.waiting:
+                instructions = session.said(worker, message)
+    return only(Learn, instructions).facts
 
 
 def told_to_share(libraries: tuple[str, ...] | None, workers: int = 2, gpus: Sequence[int] = ()) -> Session:
@@ -392,8 +388,7 @@ def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> Non
     session.handle(stimuli.SessionMade())
     started = [session.said(worker, Imported(["torch"])) for worker in range(4)][-1][0]
     assert started == StartProcesses(tuple(range(4, 16)))
-    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
-    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=("torch",)))
+    assert learned(session) == EnvFacts(("torch",))
 
 
 def sharing() -> Session:
@@ -422,8 +417,7 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     assert session.phase is Phase.BUILDING
     session.said(1, replace(built(), libraries=["torch"]))
     assert session.phase is Phase.MAPPING
-    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
-    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=(), fit=True))  # later sessions do without from the start
+    assert learned(session) == EnvFacts(())  # later sessions do without from the start
 
 
 @pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), ([], ()), (None, ())])
@@ -433,8 +427,7 @@ def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None,
     for message in (Imported([]), replace(built(), libraries=found)):
         for worker in (0, 1):
             session.said(worker, message)
-    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
-    assert learned == LearnCost(StepCost(0.0, 0.0, libraries=noted, fit=True))
+    assert learned(session) == EnvFacts(noted)
 
 
 def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_libraries() -> None:
@@ -545,42 +538,6 @@ def sized(workers: int, chosen: bool = False, alone: bool = False, factories: by
     return session
 
 
-def test_cost_of_a_step_is_learned_from_all_workers_together() -> None:
-    session = sized(2, chosen=True)
-    assert session.said(0, StepTimes(20, 20_000_000, 0)) == []  # too few steps to say anything
-    assert session.said(1, StepTimes(20, 20_000_000, 80_000_000)) == [LearnCost(StepCost(0.001, 0.002, libraries=()))]
-
-
-def test_user_is_told_once_that_another_number_of_workers_is_better() -> None:
-    session = sized(1)
-    first = session.said(0, WAITS)
-    learn, notify = only(LearnCost, first), only(Notify, first)
-    assert "16 envs in 1 workers: 16 would" in notify.text and "10 ms of waiting" in notify.text
-    assert session.said(0, WAITS) == [learn]
-
-
-WAITS = StepTimes(64, 6_400_000, 640_000_000)  # 10 ms each
-SHARING = Hosting(shares_process=True)
-
-
-@pytest.mark.parametrize(
-    ("rules", "fit", "then"),
-    [
-        ({"cost_known": True}, True, "the next session of this env gets them by itself"),
-        ({"cost_known": True, "hosting": SHARING}, False, "the next session of this env gets them by itself"),
-        ({"factories": b"which no other session has"}, True, "pass num_workers=16"),
-        ({}, False, "pass num_workers=16"),
-        ({"cost_known": True}, False, None),  # who may share a process was told when that was learned
-    ],
-)
-def test_user_is_told_whether_the_next_session_has_the_better_number(rules: Any, fit: bool, then: str | None) -> None:
-    session = sized(1, **rules)
-    if fit:
-        session.said(0, built())
-    texts = [each.text for each in every(Notify, session.said(0, WAITS))]
-    assert len(texts) == (then is not None) and all(text.endswith(f"; {then}") for text in texts)
-
-
 @pytest.mark.parametrize(
     ("workers", "seen", "before", "alone"),
     [(16, True, False, True), (16, False, True, True), (1, False, True, False), (16, False, False, False)],
@@ -590,23 +547,7 @@ def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
 ) -> None:
     session = sized(workers, alone=seen)
     session.launcher.rules = replace(session.launcher.rules, alone=before)
-    learned = only(LearnCost, session.said(0, StepTimes(64, 0, 0)))
-    assert learned.cost.alone is alone
-
-
-def test_times_of_steps_before_the_number_of_workers_is_decided_are_nothing() -> None:
-    assert undecided().said(0, StepTimes(64, 10**9, 0)) == []
-
-
-def test_user_who_chose_the_number_of_workers_is_told_nothing() -> None:
-    assert sized(1, chosen=True).said(0, StepTimes(64, 0, 640_000_000)) == [
-        LearnCost(StepCost(0.0, 0.01, libraries=()))
-    ]
-
-
-def test_worker_that_tells_nonsense_of_its_steps_is_not_believed() -> None:
-    assert sized(1).said(0, StepTimes(64, -1, 10**30)) == []
-    assert sized(1).said(0, StepTimes(-64, 1, 1)) == []
+    assert learned(session).alone is alone
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -663,7 +604,8 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session.said(1, built())
     assert session.said(1, Mapped()) == []
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
-    assert session.said(0, Mapped()) == [HandOver(0, 0, Serve()), HandOver(1, 1, Serve()), Answer(made)]
+    handed_over = [HandOver(0, 0, Serve()), HandOver(1, 1, Serve())]
+    assert session.said(0, Mapped()) == [*handed_over, Learn(EnvFacts(())), Answer(made)]
     assert session.phase is Phase.READY and not session.requests.asked
     session = begun(1, 1, lost=b"what it lost with the session before", seeds=[7])
     session.said(0, built())
@@ -1471,7 +1413,7 @@ def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_wait
     assert isinstance(failed, Fail) and transferred == Transfer() and failed.failure.code == "session_lost"
     session.said(0, built())
     done = session.said(0, Mapped())
-    assert [type(each) for each in done] == [HandOver, TakeDrive, AnswerAttach] and session.phase is Phase.READY
+    assert [type(each) for each in done] == [HandOver, Learn, TakeDrive, AnswerAttach] and session.phase is Phase.READY
 
 
 def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -> None:
@@ -1623,10 +1565,6 @@ def test_vector_env_has_options_for_all_of_its_envs() -> None:
     assert PostReset() in vector_env().request(Reset(options=b"options"))
     refused = only(Fail, vector_env().request(Reset(options_each=[b"", b"", b""])))
     assert "options for all of its envs" in refused.failure.message
-
-
-def test_steps_of_a_vector_env_choose_no_number_of_workers() -> None:
-    assert vector_env().said(0, StepTimes(100, 10**9, 0)) == []
 
 
 def test_workers_are_told_how_many_have_a_share() -> None:

@@ -54,7 +54,7 @@ class ClientUsage:
         of_hub = Usage(
             hub_sessions=len(states),
             hub_envs=sum(each.make.num_envs for each in states),
-            busy_workers=sum(len(each.slots) for each in states if not each.sizing.waits),
+            busy_workers=sum(len(each.slots) for each in states),
         )
         if holder.quotas is None:
             return of_hub

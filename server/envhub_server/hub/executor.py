@@ -300,10 +300,10 @@ class Executor:
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def learn_cost(self, learned: instructions.LearnCost) -> None:
-        """Keep what a step of the envs takes."""
+    def learn(self, learned: instructions.Learn) -> None:
+        """Note facts about the envs."""
         held = self._held
-        held.services.costs.note(held.state.make, learned.cost)
+        held.services.env_facts.note(held.state.make, learned.facts)
 
     def warn(self, warning: instructions.Warn) -> None:
         """Log a warning."""
@@ -382,7 +382,7 @@ EXECUTED: Table[Executor] = dict(
         entry(instructions.EndRecall, Executor.end_recall),
         entry(instructions.Transfer, Executor.transfer),
         entry(instructions.WindUp, Executor.wind_up),
-        entry(instructions.LearnCost, Executor.learn_cost),
+        entry(instructions.Learn, Executor.learn),
         entry(instructions.Warn, Executor.warn),
         entry(instructions.End, Executor.end),
     ]

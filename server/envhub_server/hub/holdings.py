@@ -11,7 +11,7 @@ from typing import NamedTuple
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
 from envhub.transport.address import TICKET_BYTES
-from envhub_server.catalog.step_cost_file import KnownCosts
+from envhub_server.catalog.env_facts import EnvFactsTable
 from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
@@ -54,7 +54,7 @@ class Services:
     protocol: HubProtocol
     clock: Clock
     events: Events
-    costs: KnownCosts
+    env_facts: EnvFactsTable
     unread: UnreadMemory
     transferred: Callable[[int, Attaching], None]
     forget: Callable[[bytes], None]

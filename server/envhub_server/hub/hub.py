@@ -32,8 +32,8 @@ from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Op
 from envhub.values import codec
+from envhub_server.catalog.env_facts import EnvFactsTable
 from envhub_server.catalog.listing import LISTING
-from envhub_server.catalog.step_cost_file import KnownCosts
 from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.compression_thread import CompressionThread
@@ -152,7 +152,6 @@ class Hub:
         """Make the components that begin sessions and report them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
-        self._costs = KnownCosts(config.step_costs)
         self._compression = CompressionThread(self._poller)
         services = Services(
             poller=self._poller,
@@ -160,7 +159,7 @@ class Hub:
             protocol=protocol,
             clock=self._clock,
             events=self._events,
-            costs=self._costs,
+            env_facts=EnvFactsTable(),
             unread=self._unread,
             transferred=directory.transferred,
             forget=directory.forget,
@@ -399,8 +398,6 @@ class Hub:
         self._unread.release()
         self._connections.plan_unread()
         self._schedule.set(runtime.inputs.elapse, math.inf)
-        self._costs.write()
-        # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
 
     def _on_listing(self, event: WorkerEvent) -> None:

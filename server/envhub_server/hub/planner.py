@@ -12,14 +12,22 @@ from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted
+from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.hosting import hosting_of_session
 from envhub_server.catalog.registry import Recipe, Registry
-from envhub_server.catalog.step_costs import StepCost
 from envhub_server.config import HubConfig
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.worker_count import Machine, WorkerCount, chosen_count, count_in_advance, lacking, separate
+from envhub_server.session.worker_count import (
+    Machine,
+    WorkerCount,
+    chosen_count,
+    count_in_advance,
+    first_workers,
+    lacking,
+    separate,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Usage:
 
     Attributes:
         hub_sessions, hub_envs: of all clients.
-        busy_workers: of all clients, those whose envs are not known to wait longer than they compute.
+        busy_workers: of all clients.
         sessions, envs, processes: of the client that asks.
     """
 
@@ -152,14 +160,14 @@ def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
 
 
 def plan(
-    admission: Admission, machine: Machine, cost: StepCost | None, config: HubConfig, session: str, replays: str
+    admission: Admission, machine: Machine, facts: EnvFacts, config: HubConfig, session: str, replays: str
 ) -> SessionPlan | Failure:
     """Plan the workers of a session, or refuse it.
 
     Args:
         admission: of its request.
         machine: what the hub has left of the machine.
-        cost: of a step of its envs, as it was measured before; None if it was not.
+        facts: about such envs, of earlier sessions.
         config: the hub's.
         session: its name.
         replays: the beginning of the names of its replays; empty where none are kept.
@@ -170,10 +178,10 @@ def plan(
     # A session may always have a worker for each CPU, so a quota lowers their number, too.
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
-    count = _count(admission, machine, cost, config.workers if isinstance(config.workers, int) else None)
+    count = _count(admission, machine, facts.alone, config.workers if isinstance(config.workers, int) else None)
     if why := _crowding(admission, machine, count):
         return Failure("refused", "request", why)
-    workers = min(machine.cpus, make.num_envs) if count is None else count.workers
+    workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
     if admission.is_recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
         why = "recycle with SameStep needs a process per env: num_workers=num_envs"
         return Failure("refused", "request", why)
@@ -183,18 +191,14 @@ def plan(
         session,
         hosting,
         replays,
-        None if cost is None else cost.libraries,
-        cost_known=cost is not None,
-        alone=cost is not None and cost.alone,
+        facts.libraries,
+        alone=facts.alone,
         info_bytes_max=config.info_bytes_max,
-        waits=cost is not None and cost.waits,
     )
     return SessionPlan(make, admission.recipe, count, machine, rules, workers + admission.spares)
 
 
-def _count(
-    admission: Admission, machine: Machine, cost: StepCost | None, hub_workers: int | None
-) -> WorkerCount | None:
+def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int | None) -> WorkerCount | None:
     """Number of workers; None where the first envs decide."""
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
@@ -208,7 +212,7 @@ def _count(
     if admission.is_recycled:
         why = "a process per env, which is recycled by itself"
         return chosen_count(make.num_envs, min(make.num_envs, room), why)
-    return count_in_advance(make.num_envs, cost, machine, bool(hosting.shares_process))
+    return count_in_advance(make.name, make.num_envs, alone, machine.cpus)
 
 
 def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:

@@ -84,8 +84,8 @@ class SessionStarter:
         replays = ""
         if self._features.keeps_replays:
             replays = name_beginning(make.name, holder.name, secrets.token_hex(8))
-        cost, name = self._services.costs.find(make), request.token.hex()[:8]
-        planned = planner.plan(admission, _machine(self._config.cpus), cost, self._config, name, replays)
+        facts, name = self._services.env_facts.find(make), request.token.hex()[:8]
+        planned = planner.plan(admission, _machine(self._config.cpus), facts, self._config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)
         return planned

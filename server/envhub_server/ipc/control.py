@@ -138,6 +138,7 @@ class FirstBuilt(Frozen):
     fit: bool  # as of ``Built``, of this env
     private_bytes: int  # memory that this worker shares with no other process
     libraries: Optional[List[str]] = None  # as of ``Built``
+    cheap: bool = False  # whether its steps are known to be very cheap; then it is fit, too
 
 
 class BuildRest(Frozen):
@@ -155,15 +156,6 @@ class TakePlace(Frozen):
     rows: List[int]
     variables: Dict[str, str] = field(default_factory=dict)
     cpu: Optional[int] = None  # as of ``Build``
-
-
-class StepTimes(Frozen):
-    """Worker to hub, sometimes: the total time of the timed steps, resets included."""
-
-    steps: int
-    cpu_ns: int
-    wait_ns: int
-    env_bytes: int = 0  # per env, of the memory that this worker shares with no other process
 
 
 class ArenaDescriptors(NamedTuple):

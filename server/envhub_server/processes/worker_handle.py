@@ -25,7 +25,6 @@ from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 BOUNDS: validation.Bounds = {
     control.Building: {"built": (0, validation.ROWS_MAX)},
     control.FirstBuilt: {"private_bytes": validation.COUNT},
-    control.StepTimes: dict.fromkeys(("steps", "cpu_ns", "wait_ns", "env_bytes"), validation.COUNT),
     control.Faulted: {"row": validation.ROW, "number": validation.WORD, "tick": (-1, 1 << 62)},
     control.Suspicious: {"row": validation.ROW},
     control.Closing: {"rows": validation.ROW, "stacks": (-1, validation.ROWS_MAX)},

@@ -25,8 +25,7 @@ class WorkerRules:
         variables. hosting: its settings besides its envs. replays: the prefix of the names of the session's replays;
         empty if none are kept. info_bytes_max: limit of an info without its observation, for a hub that is not private.
         libraries: the libraries that its workers share through their zygote; None until the first workers report
-        theirs. cost_known: True if the cost of a step was measured in an earlier session. waits: True if steps waited
-        longer than they computed there. alone: True if an earlier session could not make two of its envs in a process.
+        theirs. alone: True if an earlier session could not make two of its envs in a process.
     """
 
     memory_bytes_max: int = 0
@@ -35,10 +34,8 @@ class WorkerRules:
     hosting: Hosting = field(default_factory=Hosting)
     replays: str = ""
     libraries: tuple[str, ...] | None = ()
-    cost_known: bool = False
     alone: bool = False
     info_bytes_max: int = control.INFO_BYTES_MAX
-    waits: bool = False
 
 
 NO_RULES = WorkerRules()

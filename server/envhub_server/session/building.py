@@ -8,8 +8,8 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
+from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.step_costs import StepCost
 from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import failure_text
@@ -130,7 +130,6 @@ class EnvBuilding:
 
     def _make_arena(self) -> Instructions | Failure:
         launcher, made = self._launcher, self._made
-        self._sizing.fit = all(each.fit for each in made)
         launcher.share(launcher.rules.libraries or ())  # an empty list means that there are none to share
         first = made[0]
         action_space, action_leaves = first.action_space, first.action_leaves
@@ -198,9 +197,10 @@ class EnvBuilding:
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
             seeds = [self._make.seeds[row] for row in slot.rows] if self._make.seeds else []
             served.append(do.HandOver(slot.index, process.number, control.Serve(seeds, info=self._make.lost)))
-        if self._sizing.separated:
-            served.append(do.LearnCost(StepCost(0.0, 0.0, alone=True)))
-        return served
+        rules, count = self._launcher.rules, self._sizing.count
+        # Where no process had to make two envs, what an earlier session has found holds.
+        alone = (count is not None and count.alone) or (rules.alone and len(self._slots) == self._make.num_envs)
+        return [*served, do.Learn(EnvFacts(rules.libraries, alone))]
 
     # --- failures -----------------------------------------------------------------------------------------------------
 

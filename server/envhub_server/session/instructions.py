@@ -8,7 +8,7 @@ from envhub.arena.layout import Layout
 from envhub.env_failure import EnvFailure
 from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
-from envhub_server.catalog.step_costs import StepCost
+from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.ipc import control
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Late
@@ -267,10 +267,10 @@ class Notify(Instruction):
     text: str
 
 
-class LearnCost(Instruction):
-    """Record the cost of a step of the session's envs for later sessions."""
+class Learn(Instruction):
+    """Note facts about the session's envs for later sessions."""
 
-    cost: StepCost
+    facts: EnvFacts
 
 
 class Warn(Instruction):

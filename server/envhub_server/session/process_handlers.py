@@ -154,11 +154,6 @@ def on_closing_failed(state: SessionState, process: Process, failed: control.Row
     return []
 
 
-def on_step_times(state: SessionState, process: Process, times: control.StepTimes, now_s: float) -> Instructions:
-    """Note the duration of the envs' steps."""
-    return state.sizing.on_step_times(state.slots[process.place], times)
-
-
 def on_shared_changed(
     state: SessionState, process: Process, changed: control.SharedChanged, now_s: float
 ) -> Instructions:

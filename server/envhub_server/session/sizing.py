@@ -1,13 +1,10 @@
-"""The number of workers of a session: its decision, and the notices and the step cost that follow from it."""
+"""The number of workers of a session: its decision, and the notices that follow from it."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from envhub.arena.spin import spin_us
 from envhub.protocol.messages import Make
 from envhub_server.catalog.registry import Recipe
-from envhub_server.catalog.step_costs import average, key
 from envhub_server.ipc import control
 from envhub_server.session import instructions as do
 from envhub_server.session.instructions import Instructions
@@ -16,9 +13,8 @@ from envhub_server.session.slots import Slot, SlotTable
 from envhub_server.session.worker_count import (
     Machine,
     WorkerCount,
-    better_count,
-    better_count_text,
     crowded_text,
+    first_workers,
     of_first_envs,
     separate,
     shared_text,
@@ -35,8 +31,6 @@ class WorkerSizing:
         worker_spin_us: the microseconds that each worker spins before it parks.
         driver_spin_us: the microseconds that the driver spins before it parks.
         separated: True if each env has its own process because a second env could not be made in one.
-        fit: True if the envs are known to share a process well.
-        waits: True if a step of the envs is known to wait longer than it computes.
     """
 
     def __init__(
@@ -53,10 +47,9 @@ class WorkerSizing:
         self._slots, self._launcher = slots, launcher
         self.count = count
         self.worker_spin_us = self.driver_spin_us = 0
-        self.separated = self.fit = False
-        self.waits = launcher.rules.waits
-        self._better_notified = self._shared_notified = False
-        self._resize(machine.cpus if count is None else count.workers)
+        self.separated = self._shared_notified = False
+        first = first_workers(make.name, make.num_envs, machine.cpus)
+        self._resize(first if count is None else count.workers)
 
     def _resize(self, workers: int) -> None:
         workers = max(1, min(workers, self._make.num_envs))
@@ -106,34 +99,6 @@ class WorkerSizing:
             return []
         # Event: There is no room for a process per env: envs share processes.
         return [do.Notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))]
-
-    def on_step_times(self, slot: Slot, times: control.StepTimes) -> Instructions:
-        """Report the duration of the env's steps, and, once, a better number of workers."""
-        slot.times = times
-        if self._recipe.settings.vector:  # the steps are not of single envs, and do not decide a number of workers
-            return []
-        cost = average(each.times for each in self._slots if each.times is not None)
-        if cost is None or self.count is None:
-            return []
-        rules = self._launcher.rules
-        self.waits = cost.waits
-        cost = replace(cost, libraries=rules.libraries, fit=self.fit, alone=self._is_alone(self.count))
-        learned: Instructions = [do.LearnCost(cost)]
-        workers, num_envs = len(self._slots), self._make.num_envs
-        by_itself = self.fit or bool(rules.hosting.shares_process)
-        # The advice to share processes is given once, not in each session of the env.
-        decided = self._better_notified or self.count.chosen or (rules.cost_known and not by_itself)
-        better = None if decided else better_count(num_envs, workers, cost, self._machine)
-        if better is None:
-            return learned
-        self._better_notified = True
-        text = better_count_text(num_envs, workers, *better, cost, bool(key(self._make)) and by_itself)
-        # Event: The session would be faster with another number of workers.
-        return [*learned, do.Notify("worker_count_unsuitable", text)]
-
-    def _is_alone(self, count: WorkerCount) -> bool:
-        """True if a process could not make two envs, here or, if no process here has two, in an earlier session."""
-        return count.alone or (self._launcher.rules.alone and len(self._slots) == self._make.num_envs)
 
     def on_shared_changed(self, changed: control.SharedChanged) -> Instructions:
         """Notify the client, once, that its envs change state that a process shares."""

@@ -106,7 +106,6 @@ class Slot:
         overdue: True if its process must be replaced even during episodes.
         nbytes: the last measurement of its process's memory.
         leaves_since_s, leaves_bytes: the time at which its process was told to leave, and its memory then.
-        times: the step times that its processes reported.
         templates: the examples of the templates that its processes announced last, by number, oldest first.
     """
 
@@ -128,7 +127,6 @@ class Slot:
     nbytes: int = 0
     leaves_since_s: float = math.inf
     leaves_bytes: float = math.inf
-    times: control.StepTimes | None = None
     templates: dict[int, bytes] = field(default_factory=dict)
 
     @property

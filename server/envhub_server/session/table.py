@@ -176,7 +176,6 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         ),
         _row(control.CallResults, _said(request.on_call_answered, _CALLED)),
         _row(control.CallFailed, _said(request.on_call_answered, _CALLED)),
-        _row(control.StepTimes, _said(process.on_step_times, _to(_LIVE))),
         _row(control.SharedChanged, _said(process.on_shared_changed, _to(_LIVE))),
         _row(control.Faulted, _said(process.on_faulted, _to(SERVING, _P.BROKEN))),
         _row(control.EpisodesDone, _said(process.on_episodes_done, _to(SERVING))),

@@ -23,7 +23,7 @@ from envhub_server.ipc.packages import remedy_of
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
-from envhub_server.worker.env_family import may_share_process
+from envhub_server.worker.env_family import is_cheap, may_share_process
 from envhub_server.worker.env_sources import (
     adopt_environment,
     factories,
@@ -152,7 +152,8 @@ class Builder:
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
-        return control.FirstBuilt(self._fit(), private_bytes(), shareable(self._variables))
+        fit, (first,) = self._fit(), self._envs.groups
+        return control.FirstBuilt(fit, private_bytes(), shareable(self._variables), fit and is_cheap(first.env))
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         envs, sent_s = self._envs, time.monotonic()

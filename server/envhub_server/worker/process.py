@@ -159,7 +159,6 @@ class Worker:
         """Free everything except the channel and the arena, of a worker in the program itself."""
         self._envs.clear()
         self._poller.close()
-        self._stepper.close()
         self._bells.close()
         self._builder.close()
 

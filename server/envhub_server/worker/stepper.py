@@ -7,7 +7,6 @@ and so does every reset. An exception of an env becomes a ``RowFailed`` to the h
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Callable, Mapping
@@ -23,13 +22,12 @@ from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.departure import Departure
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
-from envhub_server.worker.host import private_bytes
 from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.row import Row
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
-from envhub_server.worker.step_timer import StepTimer
 
+LOOK_FIRST = 8  # the number of batches before the first look for shared state that envs have changed
 NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
 
 
@@ -40,8 +38,8 @@ class Stepper:
         self._channel, self._envs, self._host, self._reports, self._progress = context
         self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
         self._calls_directly = context.host.calls_directly
-        self._timer = StepTimer()
         self._reseeded = False
+        self._batches, self._look_at = 0, LOOK_FIRST
         self._shared: SharedState | None = None  # None once the hub knows of a change
 
     def attach(self, arena: Arena) -> None:
@@ -127,14 +125,10 @@ class Stepper:
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
         """Step the envs of these groups, by ``run`` if that is given, and wake the driver."""
-        progress, timer, rung = self._progress, self._timer, 0
+        progress, rung = self._progress, 0
         clocked = self._began_ns[progress.at]
         if clocked:
             self._began_ns[progress.at] = time.monotonic_ns()
-        timer.batches_left -= 1
-        timed = not timer.batches_left
-        if timed:
-            timer.start()
         for observer in self._envs.observers:
             observer.begin(groups, out_of_band)
         for group in groups:
@@ -148,13 +142,13 @@ class Stepper:
         progress.words[progress.at] = progress.turn
         if clocked:
             self._ended_ns[progress.at] = time.monotonic_ns()
-        report_due = timed and timer.stop(len(groups))
         if not rung or rung < len(groups):
             self._ring_at_end()
         for observer in self._envs.observers:
             observer.end()  # the driver need not wait for it
-        if report_due:
-            self._report()
+        self._batches += 1
+        if self._batches == self._look_at:
+            self._look_for_changes()
         if self._rebuilder.pending:
             self._rebuilder.rebuild()
         if self._departure.awaited:
@@ -226,9 +220,9 @@ class Stepper:
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        """Send the hub the step times and, once, the shared state that the envs have changed."""
-        self._channel.send(replace(self._timer.times, env_bytes=private_bytes() // len(self._envs.groups)))
+    def _look_for_changes(self) -> None:
+        """Tell the hub, once, of shared state that the envs have changed; look again after four times the batches."""
+        self._look_at *= 4
         if self._shared is not None and (what := self._shared.changed()):
             self._shared = None
             self._channel.send(control.SharedChanged(what))
@@ -237,7 +231,3 @@ class Stepper:
         """Send the hub the exception of an env's ``close``."""
         number = self._request[group.index] if hasattr(self, "_arena") else 0
         self._reports.send(error, group.index, "env_raised", number)
-
-    def close(self) -> None:
-        """Free the descriptors."""
-        self._timer.close()

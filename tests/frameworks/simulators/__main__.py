@@ -79,9 +79,7 @@ def _installed(package: Package, folder: Path) -> str:
 
 def attempt(package: Package, folder: Path) -> dict[str, str]:
     """What the package's env did on each way."""
-    cache = folder / "cache"  # where hubs remember what steps cost: the first session is to be a first one
-    shutil.rmtree(cache, ignore_errors=True)
-    environ = {**os.environ, **VARIABLES, "XDG_CACHE_HOME": str(cache), "ENVHUB_TRIED": package.name}
+    environ = {**os.environ, **VARIABLES, "ENVHUB_TRIED": package.name}
     own = folder / "bin/python"
     program = [sys.executable if package.apart else own, HERE / "attempt.py", package.name, own]
     log = folder / "log.txt"

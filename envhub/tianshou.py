@@ -1,10 +1,12 @@
 """tianshou: ``HubVectorEnv``, a ``BaseVectorEnv`` whose envs live in a hub; ``pip install "envhub-rl[tianshou]"``."""
 
-from envhub_client.frameworks.extras import needs
+from functools import partial
+
+from envhub_client.frameworks.extras import needs, raise_missing
 
 with needs("tianshou"):
     from envhub_client.frameworks.tianshou import TianshouVectorEnv as HubVectorEnv
-    from envhub_client.frameworks.tianshou_factory import HubEnvFactory
-    from envhub_client.frameworks.tianshou_whole_episodes import AsyncCollector, ValidReplayBuffer, WholeEpisodeStats
+    from envhub_client.frameworks.tianshou import ValidReplayBuffer
 
-__all__ = ["AsyncCollector", "HubEnvFactory", "HubVectorEnv", "ValidReplayBuffer", "WholeEpisodeStats"]
+__all__ = ["HubVectorEnv", "ValidReplayBuffer"]
+__getattr__ = partial(raise_missing, __name__)

@@ -18,7 +18,7 @@ from tianshou.data import Collector
 from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import Net
 
-from envhub.tianshou import HubVectorEnv, ValidReplayBuffer, WholeEpisodeStats
+from envhub.tianshou import HubVectorEnv, ValidReplayBuffer
 
 NUM_ENVS, EPOCH_STEPS = 16, 4000
 
@@ -52,8 +52,8 @@ def main() -> None:
         target_update_freq=200,
     )
     buffer = ValidReplayBuffer(100_000, NUM_ENVS)
-    collector = Collector(algorithm, envs, buffer, exploration_noise=True, collect_stats_class=WholeEpisodeStats)
-    test_collector = Collector(algorithm, test_envs, collect_stats_class=WholeEpisodeStats)
+    collector = Collector(algorithm, envs, buffer, exploration_noise=True)
+    test_collector = Collector(algorithm, test_envs)
     collector.reset()
     collector.collect(n_step=min(1024, arguments.steps), random=True)
 

@@ -21,7 +21,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 import envhub
 from envhub.pettingzoo import HubParallelEnv
 
-LANES = ["in-process", "shared", "wire", "tcp"]
+LANES = ["shared", "wire", "tcp"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,7 +33,7 @@ def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def options_of(lane: str, teams: ServedHub) -> dict[str, Any]:
-    options = {"in-process": {"num_workers": 0}, "shared": {}, "wire": {"lane": "wire"}, "tcp": {"hub": teams.tcp}}
+    options = {"shared": {}, "wire": {"lane": "wire"}, "tcp": {"hub": teams.tcp}}
     return options[lane]
 
 
@@ -108,7 +108,7 @@ def test_knights_archers_zombies_is_equal_to_itself_in_a_plain_loop(lane: str, t
     ids=["by the worker", "by its factory"],
 )
 def test_env_whose_agents_take_turns_is_made_parallel(hosted: Any, alone: Any) -> None:
-    with closing(envhub.pettingzoo.make(hosted, num_workers=0)) as env:
+    with closing(envhub.pettingzoo.make(hosted)) as env:
         assert played(env, alone) > 0
 
 
@@ -125,7 +125,7 @@ def test_pettingzoos_own_tests_pass(lane: str, teams: ServedHub) -> None:
     parallel_seed_test(make, num_cycles=20)
 
 
-@pytest.mark.parametrize("lane", ["in-process", "tcp"])
+@pytest.mark.parametrize("lane", ["shared", "tcp"])
 def test_what_else_the_env_has_is_reached(lane: str, teams: ServedHub) -> None:
     with closing(made("team", lane, teams, render_mode="rgb_array")) as env:
         assert (env.render_mode, env.metadata["name"], env.max_num_agents, env.num_agents) == (
@@ -145,7 +145,7 @@ def test_what_else_the_env_has_is_reached(lane: str, teams: ServedHub) -> None:
 
 
 def test_actions_that_do_not_fit_are_refused_with_their_agents_name(teams: ServedHub) -> None:
-    with closing(made("team", "in-process", teams)) as env:
+    with closing(made("team", "shared", teams)) as env:
         with pytest.raises(ResetNeeded, match="before the first reset"):
             env.step({})
         env.reset(seed=1)
@@ -173,12 +173,12 @@ def test_what_is_no_parallel_env_is_refused(teams: ServedHub) -> None:
     with pytest.raises(TypeError, match="is no PettingZoo parallel env"):
         envhub.pettingzoo.make("CartPole-v1", hub=teams.tcp)
     with pytest.raises(TypeError, match="two agents of one text"):
-        envhub.pettingzoo.make(lambda: team_envs.Team(("1", 1, 2, 3)), num_workers=0)
+        envhub.pettingzoo.make(lambda: team_envs.Team(("1", 1, 2, 3)))
     assert wait_until(lambda: len(teams.workers()) <= before)  # one that lists what the hub offers may have been born
 
 
 def test_episode_without_agents_is_told(teams: ServedHub) -> None:
-    with closing(made("team", "in-process", teams)) as env:
+    with closing(made("team", "shared", teams)) as env:
         with pytest.raises(ValueError, match="has no agent after its reset: an episode begins with one or more"):
             env.reset(options={"empty": True})
         assert env.reset(seed=1)[0].keys() == {*env.agents} and len(env.agents) == 3
@@ -245,15 +245,15 @@ def test_user_of_batches_reads_which_way_is_left(teams: ServedHub) -> None:
     before = len(teams.workers())
     makes: list[Any] = [
         lambda: envhub.make_vec("team", 2, hub=teams.tcp),
-        lambda: envhub.make_vec(team_envs.Team, 1, num_workers=0),
+        lambda: envhub.make_vec(team_envs.Team, 1),
         lambda: envhub.AsyncVectorEnv([team_envs.Team]),
     ]
     for make in makes:
         with pytest.raises(TypeError, match=r"multi-agent envs are not batched: envhub.pettingzoo.make gives one as a"):
             make()
     assert wait_until(lambda: len(teams.workers()) <= before)
-    with pytest.raises(AttributeError, match=r"not batched: envhub.pettingzoo.make gives one as a PettingZoo Parallel"):
-        envhub.pettingzoo.make_vec(team_envs.Team, 2)  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match=r"make_vec is retired: make a ParallelEnv for each env by envhub.pettingzoo"):
+        getattr(envhub.pettingzoo, "make_vec")  # noqa: B009
 
 
 def test_pettingzoo_is_imported_when_it_is_used() -> None:

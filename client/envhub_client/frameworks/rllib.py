@@ -19,7 +19,7 @@ from envhub_client import make as making
 from envhub_client.connection.members import stands_for_several
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frameworks.decided_options import refuse_decided
+from envhub_client.frameworks.adapter import refuse_decided
 from envhub_client.frameworks.extras import needs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _check_names_env(env_config: Mapping[str, Any]) -> None:
 def _on_one_hub(env_config: Mapping[str, Any], worker_index: int | None) -> dict[str, Any]:
     """The arguments, by which of several hubs the one of the env runner's number gets all envs."""
     hubs = env_config.get("hub")
-    if hubs is None and isinstance(env_config.get("env", ""), str) and env_config.get("num_workers") != 0:
+    if hubs is None and isinstance(env_config.get("env", ""), str):
         hubs = addresses.of_environment()
     if worker_index is None or "split" in env_config or hubs is None or not stands_for_several(hubs):
         return dict(env_config)

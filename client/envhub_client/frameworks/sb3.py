@@ -1,4 +1,4 @@
-"""A vector env of Stable-Baselines3 whose envs live in a hub, and what leaves out what a crash cut short."""
+"""A vector env of Stable-Baselines3 whose envs live in a hub, and replay buffers without invalid transitions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,18 @@ import numpy as np
 from gymnasium.spaces import Dict, Text
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-from stable_baselines3.common.vec_env import VecMonitor
-from stable_baselines3.common.vec_env.base_vec_env import (
-    VecEnv,
-    VecEnvIndices,
-    VecEnvObs,
-    VecEnvStepReturn,
-    VecEnvWrapper,
-)
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import Unpack
 
 from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frameworks import composed_actions
-from envhub_client.frameworks.attributes import attributes
-from envhub_client.frameworks.by_value import by_value
-from envhub_client.frameworks.decided_options import refuse_decided
+from envhub_client.frameworks.adapter import INVALID, attributes, batched, by_value, is_composed, refuse_decided
 from envhub_client.make import EnvLike, make_vec
 from envhub_client.option_keywords import MakeKeywords
 
 # What a factory of ``make_vec_env`` refers to.
 PACKAGES = ("stable_baselines3", "sb3_contrib")
-FAILURE = "env_failure"  # in the info of a step with which a failure cut an episode short
 
 
 class HubVecEnv(VecEnv):
@@ -79,7 +68,7 @@ class HubVecEnv(VecEnv):
         except BaseException:
             self.envs.close(terminate=True)
             raise
-        self._composed_actions = composed_actions.is_composed(self.action_space)
+        self._has_action_parts = is_composed(self.action_space)
         parts = (
             self.observation_space.values() if isinstance(self.observation_space, Dict) else [self.observation_space]
         )
@@ -103,8 +92,8 @@ class HubVecEnv(VecEnv):
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; errors as for ``HubVectorEnv.step_async``."""
         self.envs.drop_pending()  # as in ``reset``
-        if self._composed_actions:
-            actions = composed_actions.batched(self.action_space, actions)
+        if self._has_action_parts:
+            actions = batched(self.action_space, actions)
         self.envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -131,7 +120,7 @@ class HubVecEnv(VecEnv):
             for row in np.flatnonzero(dones).tolist():
                 truncated = bool(truncations[row] and not terminations[row])
                 infos[row] = self._end(row, by_env.get(row, {}), truncated)
-            failed = np.array(["env_failure" in info for info in infos])
+            failed = np.array([INVALID in info for info in infos])
             if failed.any():
                 observations = self._reset_failed(failed, observations)
         return self._stacked(observations), rewards, dones, infos
@@ -147,7 +136,7 @@ class HubVecEnv(VecEnv):
     def _end(self, row: int, info: dict[str, Any], truncated: bool) -> dict[str, Any]:
         """The info of an episode's end, which came with that of the reset after it."""
         terminal, final = info.pop("final_obs"), info.pop("final_info")
-        if "env_failure" in info:
+        if INVALID in info:
             final, info = info, {}
         self.reset_infos[row] = info
         return {**final, "TimeLimit.truncated": truncated, "terminal_observation": terminal}
@@ -214,36 +203,7 @@ class HubVecEnv(VecEnv):
         return list(self.envs.render())
 
 
-# --- what a crash cut short -------------------------------------------------------------------------------------------
-
-
-class _HidesCuts(VecEnvWrapper):
-    """Says of no episode that was cut short that it is done; ``cut`` says of which envs that was hidden."""
-
-    cut: np.ndarray
-
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def step_wait(self) -> VecEnvStepReturn:
-        observations, rewards, dones, infos = self.venv.step_wait()
-        self.cut = np.array([FAILURE in info for info in infos])
-        return observations, rewards, dones & ~self.cut, infos
-
-
-class WholeEpisodeMonitor(VecMonitor):
-    """A ``VecMonitor``, with its arguments, that leaves out episodes that a failure of their env cut short."""
-
-    def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
-        self._hides_cuts = _HidesCuts(venv)
-        super().__init__(self._hides_cuts, filename, info_keywords)
-
-    def step_wait(self) -> VecEnvStepReturn:
-        """Wait as ``VecMonitor.step_wait``, with no ``episode`` in the info of an episode that was cut short."""
-        observations, rewards, dones, infos = super().step_wait()
-        failed = self._hides_cuts.cut
-        self.episode_returns[failed], self.episode_lengths[failed] = 0, 0
-        return observations, rewards, dones | failed, infos
+# --- replay buffers ---------------------------------------------------------------------------------------------------
 
 
 class _Whole:
@@ -265,7 +225,7 @@ class _Whole:
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         """Add as ``ReplayBuffer.add``."""
-        failed = np.array([FAILURE in info for info in infos])
+        failed = np.array([INVALID in info for info in infos])
         if failed.all():
             return
         if failed.any():
@@ -293,7 +253,7 @@ class WholeHerReplayBuffer(HerReplayBuffer):
         """Add as ``HerReplayBuffer.add``."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
-        self.ep_length[row, [FAILURE in info for info in infos]] = 0  # what marks a step as not to be drawn
+        self.ep_length[row, [INVALID in info for info in infos]] = 0  # what marks a step as not to be drawn
 
 
 def _rows_of(observations: Any, rows: np.ndarray) -> Any:

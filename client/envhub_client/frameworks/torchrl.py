@@ -18,11 +18,9 @@ from typing_extensions import Unpack
 
 from envhub.env_failure import EnvFailure
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frameworks.decided_options import refuse_decided
+from envhub_client.frameworks.adapter import INVALID, refuse_decided
 from envhub_client.make import EnvLike, make_vec
 from envhub_client.option_keywords import MakeKeywords
-
-INVALID = "invalid_transition"
 
 
 def make_env(

@@ -64,7 +64,7 @@ def test_agents_that_come_and_leave_have_their_own_steps() -> None:
 
 
 def test_rllibs_own_wrapper_is_equal_where_all_agents_are_there_from_the_start() -> None:
-    env = envhub.rllib.multi_agent_env_creator({"env": team_envs.by_flags, "num_workers": 0})
+    env = envhub.rllib.multi_agent_env_creator({"env": team_envs.by_flags, "num_workers": 1})
     other = ParallelPettingZooEnv(team_envs.by_flags())
     assert env.possible_agents == AGENTS and {*other.possible_agents} == {*AGENTS} - {"late"}
     assert str(env.reset(seed=1)[0]["scout"]) == str(other.reset(seed=1)[0]["scout"])

@@ -35,11 +35,9 @@ def test_example_is_short_and_trains_over_tcp(example: str, tmp_path: Path) -> N
         assert 5 < ran(example, "--steps", "2048", "--hub", hub.tcp) <= 500
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=() if name == "sb3_ppo.py" else pytest.mark.chaos) for name in NAMES]
-)
+@pytest.mark.parametrize("example", NAMES)
 def test_example_learns(example: str) -> None:
     assert ran(example) >= LEARNED
 

@@ -6,10 +6,7 @@ import contextlib
 import copy
 import functools
 import os
-import pickle
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +24,11 @@ from hubs import kill_worker, serve, signalled_in_a_wait, stopped, wait_until, w
 from same import assert_same
 from telling_env import Telling
 from tianshou.algorithm.algorithm_base import Policy
-from tianshou.data import AsyncCollector as TianshouAsyncCollector
-from tianshou.data import Batch, Collector, CollectStats, ReplayBuffer, VectorReplayBuffer
+from tianshou.data import Batch, Collector, ReplayBuffer, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
-from tianshou.highlevel.env import EnvFactoryRegistered, EnvMode, VectorEnvType
 
 import envhub
-from envhub.tianshou import AsyncCollector, HubEnvFactory, HubVectorEnv, ValidReplayBuffer, WholeEpisodeStats
+from envhub.tianshou import HubVectorEnv, ValidReplayBuffer
 
 torch.set_num_threads(1)
 
@@ -110,7 +105,7 @@ def test_composed_actions_are_taken_as_by_dummy_vector_env(kind: type[gymnasium.
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", ["private hub", "messages", "own process", "tcp"])
+@pytest.mark.parametrize("way", ["private hub", "messages", "tcp"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.chaos if name in ("pendulum", "taxi") else ()) for name in FACTORIES]
 )
@@ -119,7 +114,6 @@ def test_results_are_those_of_subproc_vector_env(name: str, way: str, tcp: str) 
     makes: dict[str, Callable[[], HubVectorEnv]] = {
         "private hub": lambda: HubVectorEnv(factories),
         "messages": lambda: HubVectorEnv(factories, lane="wire"),
-        "own process": lambda: HubVectorEnv(factories, num_workers=0),
         "tcp": lambda: HubVectorEnv(name, NUM_ENVS, hub=tcp),
     }
     with contextlib.closing(makes[way]()) as ours:
@@ -198,7 +192,7 @@ def test_env_that_seeds_itself_is_seeded_so() -> None:
 
 def test_factories_are_counted_in_any_iterable() -> None:
     factories = (tianshou_envs.Kinds for _ in range(3))
-    with contextlib.closing(HubVectorEnv(factories, wait_num=2)) as envs:
+    with contextlib.closing(HubVectorEnv(factories)) as envs:
         assert len(envs) == envs.envs.num_envs == 3
         assert envs.reset()[0].shape[0] == 3
 
@@ -207,11 +201,8 @@ def test_arguments_that_are_not_the_users() -> None:
     factories = [tianshou_envs.Kinds] * 2
     with pytest.raises(TypeError, match="autoreset_mode is not to be given: tianshou"):
         HubVectorEnv(factories, autoreset_mode="Disabled")
-    with pytest.raises(ValueError, match="wait_num is a keyword"):
+    with pytest.raises(ValueError, match="num_envs=1 and 2 factories"):
         HubVectorEnv(factories, 1)
-    for options in ({"wait_num": 3}, {"wait_num": 0}, {"timeout": 0}):
-        with pytest.raises(AssertionError):
-            HubVectorEnv(factories, **options)
 
 
 @pytest.mark.parametrize(
@@ -259,17 +250,15 @@ def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> N
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])
-@pytest.mark.parametrize("wait_num", [None, 1])
-def test_env_that_raises_ends_the_step_and_a_reset_goes_on(wait_num: int | None, lane: str) -> None:
+@pytest.mark.parametrize("ids", [None, [0, 1]])
+def test_env_that_raises_ends_the_step_and_a_reset_goes_on(ids: list[int] | None, lane: str) -> None:
     kinds = [tianshou_envs.Kinds, tianshou_envs.Raises, tianshou_envs.Kinds]
-    with contextlib.closing(HubVectorEnv(kinds, wait_num=wait_num, lane=lane)) as envs:
+    with contextlib.closing(HubVectorEnv(kinds, num_workers=3, lane=lane)) as envs:
         for _ in range(2):
             envs.reset()
             with pytest.raises(RuntimeError, match="a step that raises"):
-                for _ in range(100):
-                    ready = list(envs.ready_id)
-                    envs.step([0] * len(ready), ready)
-            assert sorted(envs.ready_id) == [0, 1, 2]
+                for _ in range(3):
+                    envs.step([0] * (3 if ids is None else 2), ids)
         envs.reset()
 
 
@@ -281,123 +270,16 @@ def test_closed_envs_refuse_everything() -> None:
             ask()
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
+# --- collectors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """What envs wait for that are to block."""
-    return tmp_path / "file"
-
-
-def of_parts(file: Path, **options: Any) -> HubVectorEnv:
-    factories = [functools.partial(tianshou_envs.Blocks, file)] * NUM_ENVS
-    return HubVectorEnv(factories, num_workers=NUM_ENVS, **options)
-
-
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_a_step_waits_for_wait_num_envs(lane: str, file: Path) -> None:
-    with contextlib.closing(of_parts(file, wait_num=2, lane=lane)) as envs:
-        assert envs.is_async
-        envs.reset()
-        observations, rewards, terminations, truncations, infos = envs.step(np.array([0.0, 0.0, 1.0, 1.0]))
-        assert sorted(info["env_id"] for info in infos) == [0, 1] == sorted(envs.ready_id)
-        assert sorted(envs.waiting_id) == [2, 3] and observations.shape == (2, 2)
-        assert rewards.dtype == np.float64 and not terminations.any() and not truncations.any()
-        for ask in (lambda: envs.step([0.0], 2), lambda: envs.reset(2), lambda: envs.get_env_attr("steps", 3)):
-            with pytest.raises(AssertionError, match="which is stepping now"):
-                ask()
-        with pytest.raises(AssertionError, match="which is stepping now"):
-            envs.seed(1)
-        with pytest.raises(RuntimeError, match="still stepping"):
-            envs.render()
-        threading.Timer(0.2, file.touch).start()
-        assert envs.get_env_attr("steps", 0) == [1]  # it waits for the others, which are still to be returned
-        assert sorted(envs.waiting_id) == [2, 3]
-        *_, infos = envs.step(np.array([0.0, 0.0]), [1, 0])
-        assert sorted(info["env_id"] for info in infos) == [2, 3]
-        *_, infos = envs.step(None, id=envs.waiting_id)
-        assert sorted(info["env_id"] for info in infos) == [0, 1] and not envs.waiting_id
-        with pytest.raises(envhub.EnvHubError, match="no env is stepping"):
-            envs.step(None)
-        with pytest.raises(AssertionError, match="Can only interact with ready"):
-            envs.reset(9)
-
-
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_a_step_waits_no_longer_than_its_timeout(lane: str, file: Path) -> None:
-    with contextlib.closing(of_parts(file, timeout=3, lane=lane)) as envs:
-        envs.reset()
-        *_, infos = envs.step(np.array([0.0, 0.0, 0.0, 1.0]))
-        assert sorted(info["env_id"] for info in infos) == [0, 1, 2]  # while the last one blocks
-        threading.Timer(0.2, file.touch).start()  # for which this step waits over messages
-        *_, infos = envs.step(np.zeros(3), [0, 1, 2])
-        assert {info["env_id"] for info in infos} >= {0, 1, 2}
-        while envs.waiting_id:
-            envs.step(None)  # of which each waits for one at least
-        observations, _ = envs.reset()
-        assert observations.tolist() == [[2, 0]] * NUM_ENVS
-
-
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_reset_of_an_ended_env_waits_for_no_other(lane: str, file: Path) -> None:
-    with contextlib.closing(of_parts(file, wait_num=1, lane=lane)) as envs:
-        envs.reset()
-        envs.step(np.array([0.0, 0.0, 0.0, 1.0]))
-        for _ in range(30):
-            if len(ended := envs.ready_id) and envs.step(np.zeros(len(ended)), list(ended))[2].any():
-                break
-        (index,) = [index for index in envs.ready_id if envs._steps.ended[index]][:1]
-        observations, infos = envs.reset(index)
-        assert 3 in envs.waiting_id  # for it blocks
-        assert observations.tolist() == [[2, 0]] and infos.tolist() == [{}]
-        file.touch()
-        seen: list[int] = []
-        while envs.waiting_id:
-            seen += [info["env_id"] for info in envs.step(None)[4]]
-        assert len(seen) == len(set(seen)) and 3 in seen and index not in seen
-
-
-class Remembering(Policy):
-    """A random policy with a state, without which ``AsyncCollector`` of tianshou 2.0.1 fails."""
-
+class Random(Policy):
     def forward(self, batch: Any, state: Any = None, **_: Any) -> Any:
-        return Batch(act=np.random.randint(2, size=len(batch)), state=np.zeros((len(batch), 1)))
+        return Batch(act=np.random.randint(2, size=len(batch)))
 
 
 def random_policy(envs: BaseVectorEnv) -> Policy:
-    return Remembering(envs.action_space[0])
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
-@pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}, {"wait_num": 3, "timeout": 0.05}], ids=str)
-def test_async_collector_collects_whole_trajectories(options: dict[str, Any], over_tcp: bool, tcp: str) -> None:
-    env = "cartpole" if over_tcp else [tianshou_envs.cartpole] * NUM_ENVS
-    where = {"hub": tcp} if over_tcp else {}
-    with contextlib.closing(HubVectorEnv(env, NUM_ENVS, num_workers=NUM_ENVS, **where, **options)) as envs:
-        envs.seed(3)
-        buffer = VectorReplayBuffer(2000, NUM_ENVS)
-        collector = TianshouAsyncCollector(random_policy(envs), envs, buffer)
-        collector.reset()
-        stats = collector.collect(n_step=400)
-        assert stats.n_collected_steps >= 400 and stats.n_collected_episodes == len(stats.returns) > 5
-        assert (stats.returns == stats.lens).all() and not buffer.hasnull()
-        gone_on = 0
-        for sub_buffer in buffer.buffers:
-            if len(sub_buffer) < 2:  # of an env whose worker had no CPU meanwhile
-                continue
-            steps = sub_buffer[: len(sub_buffer)]
-            goes_on = ~steps.done[:-1]
-            gone_on += goes_on.sum()
-            assert (steps.obs_next[:-1][goes_on] == steps.obs[1:][goes_on]).all()
-            assert (np.abs(steps.obs[1:][~goes_on]) <= 0.05).all()  # the first observations of episodes
-        assert gone_on > 300
-        collector.reset()
-        assert collector.collect(n_episode=5).n_collected_episodes >= 5
-
-
-# --- collectors -------------------------------------------------------------------------------------------------------
+    return Random(envs.action_space[0])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -450,22 +332,17 @@ def cut_steps(buffer: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_episode_that_a_crash_cut_short_is_left_out_of_the_statistics(lane: str) -> None:
+def test_step_that_cut_an_episode_short_is_marked_and_not_drawn(lane: str) -> None:
     with contextlib.closing(crashing(lane=lane)) as envs:
         buffer = ValidReplayBuffer(2000, 2)
-        collector = Collector(random_policy(envs), envs, buffer, collect_stats_class=WholeEpisodeStats)
+        collector = Collector(random_policy(envs), envs, buffer)
         collector.reset()
         stats = collector.collect(n_step=300, random=True)
-        assert stats.n_cut_episodes >= 4 and stats.n_collected_episodes >= 8
-        assert (
-            (stats.returns == 10).all() and (stats.lens == 10).all() and len(stats.lens) == stats.n_collected_episodes
-        )
-        assert (stats.cut_returns == 4).all() and (stats.cut_lens == 5).all()
-        assert stats.returns_stat is not None and stats.returns_stat.std == 0
+        assert set(stats.returns) == {10, 4}
         # In the buffer each is an episode that was truncated, and its last step is marked.
         assert not buffer.hasnull()
         cut = cut_steps(buffer)
-        assert len(cut) == stats.n_cut_episodes and buffer.truncated[cut].all() and not buffer.rew[cut].any()
+        assert len(cut) == (stats.returns == 4).sum() >= 4 and buffer.truncated[cut].all() and not buffer.rew[cut].any()
         assert (buffer.obs[cut] == buffer.obs_next[cut]).all()
         assert buffer.truncated.sum() == len(cut)
         assert {*envs.failures} == {0, 1} and envs.failures[0].signal == "SIGKILL"
@@ -477,74 +354,30 @@ def test_episode_that_a_crash_cut_short_is_left_out_of_the_statistics(lane: str)
         assert np.isin(plain, cut).any()
 
 
-def test_tests_have_a_result_when_every_episode_is_cut() -> None:
-    stats = WholeEpisodeStats()
-    cut = Batch(info=Batch(invalid_transition=np.array([False, True])), rew=np.array([1.0, 0.0]))
-    stats.update_at_episode_done(cut, 1.0)
-    assert stats.n_collected_episodes == 0 and stats.n_cut_episodes == 1
-    stats.refresh_all_sequence_stats()
-    assert stats.n_collected_episodes == 1 and stats.returns_stat is not None and stats.returns_stat.mean == 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_async_collector_leaves_out_what_a_crash_cut_short() -> None:
-    with contextlib.closing(crashing(wait_num=1)) as envs:
-        collector = AsyncCollector(random_policy(envs), envs, VectorReplayBuffer(2000, 2))
-        collector.reset()
-        for _ in range(2):
-            stats = collector.collect(n_step=150)
-            assert stats.n_cut_episodes >= 2 and stats.n_collected_episodes == len(stats.returns) >= 3
-            assert (stats.returns == 10).all() and (stats.cut_returns == 4).all()
-        assert not collector.buffer.hasnull()
-        collector.reset()
-
-
-@pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["whole", "by parts"])
-@pytest.mark.filterwarnings("ignore")
-def test_collection_goes_on_when_a_worker_is_killed(options: dict[str, Any]) -> None:
+def test_collection_goes_on_when_a_worker_is_killed() -> None:
     before = worker_pids()
-    with contextlib.closing(HubVectorEnv([tianshou_envs.cartpole] * 4, num_workers=2, **options)) as envs:
+    with contextlib.closing(HubVectorEnv([tianshou_envs.cartpole] * 4, num_workers=2)) as envs:
         own = [process.pid for process in worker_processes(os.getpid()) if process.pid not in before]
         assert len(own) == 2
         buffer = VectorReplayBuffer(4000, 4)
-        kind: Any = AsyncCollector if options else functools.partial(Collector, collect_stats_class=WholeEpisodeStats)
-        collector = kind(random_policy(envs), envs, buffer)
+        collector = Collector(random_policy(envs), envs, buffer)
         collector.reset()
         # An env makes at most 7 steps in it, within which no CartPole falls: one whose episode ended would not be cut.
         collector.collect(n_step=12)
         kill_worker(own[0])
-        stats = collector.collect(n_step=400)
-        assert stats.n_cut_episodes == 2 == len(cut_steps(buffer)) == len(envs.failures)
-        assert stats.n_collected_steps >= 400 and stats.n_collected_episodes > 4
-        goes_on = collector.collect(n_step=200)
-        assert goes_on.n_cut_episodes == 0 and goes_on.n_collected_episodes > 2
-        assert not buffer.hasnull()
+        collector.collect(n_step=400)
+        assert len(cut_steps(buffer)) == len(envs.failures) == 2
+        stats = collector.collect(n_step=200)
+        assert len(cut_steps(buffer)) == 2 and stats.n_collected_episodes > 2 and not buffer.hasnull()
 
 
-@pytest.mark.timeout(60)
-def test_loss_of_the_hub_is_raised_while_envs_are_under_way(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1") as hub:
-        envs = HubVectorEnv("CartPole-v1", 4, hub=hub.ipc, wait_num=1)
-        envs.reset()
-        envs.step([0] * 4)
-        hub.stop(signal.SIGKILL)
-        until_s = time.monotonic() + 30  # a worker that has not heard of it yet may answer
-        with pytest.raises(envhub.errors.HubLost):
-            while time.monotonic() < until_s:
-                try:
-                    envs.step(None)
-                except envhub.vector_errors.NothingPending:  # all envs were done before the kill
-                    envs.step([0] * 4)
-        envs.close()
-
-
-def test_plain_statistics_count_it() -> None:
-    """What ``WholeEpisodeStats`` is for."""
-    with contextlib.closing(crashing()) as envs:
-        collector = Collector(random_policy(envs), envs, VectorReplayBuffer(2000, 2))
-        collector.reset()
-        stats: CollectStats = collector.collect(n_step=120, random=True)
-        assert set(stats.returns) == {10, 4}
+def test_retired_names_and_keywords_name_what_is_left() -> None:
+    for name in ("AsyncCollector", "HubEnvFactory", "WholeEpisodeStats"):
+        with pytest.raises(ImportError, match=f"envhub.tianshou.{name} is retired: "):
+            getattr(envhub.tianshou, name)
+    for options in ({"wait_num": 3}, {"timeout": 0.1}):
+        with pytest.raises(TypeError, match=r"a step waits for all of its envs. .* send and recv of envhub.make_vec"):
+            HubVectorEnv([tianshou_envs.Kinds] * 2, **options)
 
 
 # --- what runs where --------------------------------------------------------------------------------------------------
@@ -597,61 +430,7 @@ def test_tensors_are_actions() -> None:
         assert_same(found[0], found[1], "tensors")
 
 
-# --- the high-level interface -----------------------------------------------------------------------------------------
-
-
-def experiment(factory: Any, folder: Path) -> Any:
-    from tianshou.highlevel.config import OnPolicyTrainingConfig
-    from tianshou.highlevel.experiment import ExperimentConfig, PPOExperimentBuilder
-
-    config = ExperimentConfig(persistence_enabled=False, watch=False, persistence_base_dir=str(folder))
-    training = OnPolicyTrainingConfig(
-        max_epochs=2,
-        epoch_num_steps=400,
-        num_training_envs=2,
-        num_test_envs=2,
-        test_step_num_episodes=2,
-        collection_step_num_env_steps=200,
-        update_step_num_repetitions=2,
-        batch_size=64,
-        buffer_size=1000,
-    )
-    return PPOExperimentBuilder(factory, config, training).with_actor_factory_default([16]).build()
-
-
-def best_of(factory: Any, folder: Path) -> tuple[Any, Any]:
-    result = experiment(factory, folder).run(raise_error_on_dirname_collision=False).trainer_result
-    return result.best_reward, result.best_score
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_experiments_train_the_same_wherever_the_envs_are(tmp_path: Path, tcp: str) -> None:
-    registered = EnvFactoryRegistered(task="CartPole-v1", venv_type=VectorEnvType.SUBPROC)
-    wanted = best_of(registered, tmp_path)
-    assert wanted[0] > 5
-    assert best_of(HubEnvFactory("CartPole-v1", num_workers=1), tmp_path) == wanted
-    assert best_of(HubEnvFactory("CartPole-v1", hub=tcp), tmp_path) == wanted
-    assert best_of(HubEnvFactory(tianshou_envs.cartpole), tmp_path) == wanted
-    assert HubEnvFactory("CartPole-v1").create_env(EnvMode.TRAINING, seed=3).spec.id == "CartPole-v1"
-
-
-def test_high_level_factory_is_pickled_with_its_experiment() -> None:
-    factory = pickle.loads(pickle.dumps(HubEnvFactory("CartPole-v1", num_workers=1, render_mode_test="rgb_array")))
-    assert factory.task == "CartPole-v1" and "CartPole-v1" in str(factory)
-    with contextlib.closing(factory.create_venv(2, EnvMode.TEST, seed=1)) as envs:
-        assert envs.envs.num_workers == 1 and envs.envs.render_mode == "rgb_array"
-
-
-def test_high_level_factory_makes_envs_to_watch() -> None:
-    factory = HubEnvFactory(tianshou_envs.Draws)
-    envs = factory.create_envs(3, 2, create_watch_env=True, seed=4)
-    try:
-        assert [len(each) for each in (envs.training_envs, envs.test_envs, envs.watch_env)] == [3, 2, 1]
-        assert envs.watch_env.render()[0].shape == (8, 8, 3)
-        assert envs.get_action_shape() == 2 and envs.get_observation_shape() == (2,)
-    finally:
-        for each in (envs.env, envs.training_envs, envs.test_envs, envs.watch_env):
-            each.close()
+# --- envs that differ -------------------------------------------------------------------------------------------------
 
 
 def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
@@ -683,22 +462,6 @@ def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env(lane: 
         ours.set_env_attr("row", 9, id=2)
         assert ours.get_env_attr("row") == [0, 1, 9, 3]
         assert_same(ours.render(), theirs.render(), "frames")
-
-
-@pytest.mark.parametrize("options", [{"wait_num": 2}, {"timeout": 0.001}], ids=str)
-def test_envs_of_other_shapes_step_while_others_are_under_way(options: dict[str, Any]) -> None:
-    with contextlib.closing(HubVectorEnv(of_other_shapes(), **options)) as envs:
-        envs.seed(3)
-        envs.reset()
-        ids, counts = np.arange(NUM_ENVS), np.zeros(NUM_ENVS, int)
-        while counts.min() < 10:
-            observations, _, terminations, _, infos = envs.step(np.ones(len(ids), np.int64), ids)
-            ids = np.array([info["env_id"] for info in infos])
-            counts[ids] += 1
-            for row, seen in zip(ids, observations, strict=True):
-                assert (seen["own"] if row == 1 else seen).shape == (row + 1,)
-            if terminations.any():
-                envs.reset(ids[terminations])
 
 
 def test_envs_of_other_shapes_that_die_are_truncated_and_go_on() -> None:

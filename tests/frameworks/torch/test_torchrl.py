@@ -51,7 +51,7 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield hub.tcp
 
 
-WHERE = ["private hub", "tcp", "tcp, own memory", "in process"]
+WHERE = ["private hub", "tcp", pytest.param("tcp, own memory", marks=pytest.mark.chaos)]
 
 
 @pytest.fixture(params=WHERE)
@@ -59,8 +59,6 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Keywords of ``make_env`` for one place where the envs may be."""
     if request.param == "private hub":
         return {"num_workers": 2}
-    if request.param == "in process":
-        return {"num_workers": 0}
     address = request.getfixturevalue("tcp")
     return {"hub": address, "lane": "wire" if request.param == "tcp" else "auto"}
 
@@ -111,7 +109,7 @@ def test_rollout_is_that_of_torchrls_own_wrapper(name: str, options: dict[str, A
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "kinds"])
 def test_one_env_is_a_batch_of_one_as_with_torchrls_own_wrapper(name: str, tcp: str) -> None:
-    for where in ({}, {"num_workers": 0}, {"hub": tcp, "lane": "wire"}):
+    for where in ({}, {"hub": tcp, "lane": "wire"}):
         ours, theirs = made(name, where, num_envs=1), of_torchrl(name, num_envs=1)
         with contextlib.closing(ours), contextlib.closing(theirs):
             assert ours.reward_spec.shape == theirs.reward_spec.shape == (1, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -98,20 +97,6 @@ class Sleeps(gymnasium.Env[Any, Any]):
         return self._observed(), 1.0, self.steps == 4, False, {}
 
 
-class Blocks(Sleeps):
-    """Its action is whether it waits in the step until a file is there, for a minute at most."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def step(self, action: Any) -> Any:
-        end_s = time.monotonic() + 60
-        while action and not self.file.exists() and time.monotonic() < end_s:
-            time.sleep(0.01)
-        return super().step(0)
-
-
 class Counts(gymnasium.Env[Any, Any]):
     """Episodes of ten steps and return 10; every third one of a process ends that process in its fifth step."""
 
@@ -180,7 +165,5 @@ class Differs(Draws):
         return {"own": found} if self.row == 1 else found
 
     def step(self, action: Any) -> Any:
-        if np.shape(action) == () and action == 1 and self.row == 1:
-            time.sleep(0.01)
         observation, _, *_ = super().step(action)
         return observation, float(np.sum(action)), self.steps == 3 + self.row, False, {"acted": np.shape(action)}

@@ -23,7 +23,7 @@ def pong(num_envs: int, **arguments: Any) -> Any:
     return envpool.make_gymnasium("Pong-v5", num_envs=num_envs, max_episode_steps=20, **arguments)
 
 
-LANES = [{"lane": "auto"}, {"lane": "wire"}, {"num_workers": 0}]
+LANES = [{"lane": "auto"}, {"lane": "wire"}]
 
 
 @pytest.mark.parametrize("how", LANES, ids=str)

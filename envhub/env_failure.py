@@ -31,7 +31,7 @@ class EnvFailure(Mapping[str, Any]):
         log_tail: the last output of the env's process.
         replay: the name of the file on the hub's machine with which ``envhub replay`` runs the env to this failure
             again, written a moment after the failure is reported; empty if the hub keeps none.
-        hub: the name of the hub that had the env; None for a private hub, for ``num_workers=0``, and where the hub's
+        hub: the name of the hub that had the env; None for a private hub, and where the hub's
             name is not known.
     """
 

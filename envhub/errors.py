@@ -119,8 +119,8 @@ class EnvHubError(Exception):
     """The base of every error that EnvHub itself raises.
 
     Attributes:
-        hub: the name of the hub that the error comes from; None for an error of the client, of a private hub or of
-            ``num_workers=0``, and where the hub's name is not known.
+        hub: the name of the hub that the error comes from; None for an error of the client or of a private hub, and
+            where the hub's name is not known.
         env_ids: of an error that ends a session, from ``recv``: the envs that are under way no more.
     """
 

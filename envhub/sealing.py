@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import os
-import sys
-
-with contextlib.suppress(ImportError):  # Windows has none
-    import fcntl
 
 # From linux/fcntl.h; Python's fcntl module names them only on some builds.
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
-_ZEROS_BYTES = 1 << 20  # that are written to a file at once
-
 
 def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
     """A memfd of zeros whose size is sealed; the caller owns the descriptor.
 
-    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written. Systems other
-    than Linux have no memfd: there it is a temporary file without a name, whose bytes are all written at once.
+    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written.
 
     Raises:
         OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
     """
-    if sys.platform != "linux":
-        return _temporary_file(nbytes)
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         if reserved:
@@ -47,18 +38,5 @@ def check_sealed(fd: int) -> None:
         OSError: the descriptor is not a memfd.
         ValueError: it is not sealed.
     """
-    if sys.platform != "linux":
-        return  # it comes from this process
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:
         raise ValueError("the memory is not sealed against shrinking")
-
-
-def _temporary_file(nbytes: int) -> int:
-    """A file of zeros that no other process opens, and that is gone once it is closed and not mapped any more."""
-    import tempfile  # which workers do not need
-
-    with tempfile.TemporaryFile(buffering=0) as file:
-        for start in range(0, nbytes, _ZEROS_BYTES):
-            file.write(bytes(min(_ZEROS_BYTES, nbytes - start)))
-        file.seek(0)
-        return os.dup(file.fileno())

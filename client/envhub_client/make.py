@@ -94,11 +94,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             with ``"redistribute"`` also after its loss the hub with most free CPUs.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
-            share a process per CPU, or fewer. ``envs.sizing`` says how many there are, and why. A number
-            is divided among several hubs by their envs, and each has one at least. With 0
-            the envs are in the program's own process and run in the thread that steps them, for debuggers and
-            profilers. Results and errors are the same, but nothing ends an env that hangs, and one that crashes ends
-            the program.
+            share a process per CPU, or fewer. ``envs.sizing`` says how many there are, and why. A number is divided
+            among several hubs by their envs, and each has one at least. For a debugger or a profiler use
+            ``gymnasium.vector.SyncVectorEnv``, whose results are equal.
         autoreset_mode: the mode, as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``, as in Gymnasium. With
             ``"first"`` envs may differ in the bounds of their observations and actions, such as in ``n`` of a
@@ -187,10 +185,6 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs = len(each)
     arguments = {**arguments, **(env_kwargs or {})}
     wrapping = named_wrappers(wrappers)
-    if num_workers == 0 and hub is not None:
-        raise ValueError(
-            f"num_workers=0 makes the envs in this program's own process, and hub={shown(hubs)} in a hub's"
-        )
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
@@ -198,8 +192,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
         factories = _with_arguments(env, num_envs, each or [arguments])
         return _by_factories(factories, num_envs, hubs, options, vector)
-    if num_workers != 0:
-        hubs = hubs or addresses.of_environment()
+    hubs = hubs or addresses.of_environment()
     try:
         return _by_name(env, num_envs, hubs, options, arguments, each, vector, wrapping)
     except TypeError as error:

@@ -55,14 +55,11 @@ def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX)
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
 
     The places of large infos, at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a
-    row memory there. There are none if a limit of the process forbids a file of that size, and on other systems than
-    Linux, whose files may take memory or room on a disk for them.
+    row memory there. There are none if a limit of the process forbids a file of that size.
 
     Raises:
         OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
     """
-    if sys.platform != "linux":
-        return new_memory("envhub-arena", layout.nbytes())
     try:
         return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
     except OSError:
@@ -107,11 +104,11 @@ class Arena:
         self.layout = layout
         self._memory = _mapped(layout, fd)
         self._epoch = 0
-        if sys.platform == "linux" and not in_children:
+        if not in_children:
             # A child process of an env must not keep the session's memory alive, nor write to it.
             self._memory.madvise(mmap.MADV_DONTFORK)
         places = -(-(layout.nbytes() + layout.rooms_bytes()) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if sys.platform == "linux" and len(self._memory) > places:
+        if len(self._memory) > places:
             # Writing a core file would allocate the memory of all large infos.
             self._memory.madvise(mmap.MADV_DONTDUMP, places, len(self._memory) - places)
         self._fields = layout.fields()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import socket
-import sys
 from typing import Any
-
-if sys.platform != "win32":
-    import fcntl
 
 DESCRIPTORS_MAX = 250  # per message; the kernel passes up to 253
 

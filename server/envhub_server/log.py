@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import time
 import traceback
 from collections import Counter
@@ -40,8 +39,8 @@ class HubStream(io.TextIOBase):
 
 
 def _stderr() -> Any:
-    """The stream of the log: of a program whose envs are its own, on another system than Linux, its usual one."""
-    return HubStream(2) if sys.platform == "linux" else sys.stderr
+    """The stream of the log."""
+    return HubStream(2)
 
 
 LIMIT_S = 10.0  # the period of the limit
@@ -112,11 +111,6 @@ def configure(level: int = logging.INFO) -> None:
         _own_logger()
 
 
-def configured_by_program() -> bool:
-    """True if the program, in whose process this is, has configured structlog for itself."""
-    return "structlog" in sys.modules and sys.modules["structlog"].is_configured()
-
-
 @functools.cache
 def _own_logger() -> Any:
     """A logger of structlog's. Importing that takes 0.1 s, and a hub that logs errors only seldom needs it."""
@@ -157,8 +151,8 @@ class Logger:
 
     An event is its name, and a sentence in a comment at its call, ``# Event: ...``, of which
     ``server/docs/log_events.md`` is made. Equal lines are written once in ``LIMIT_S``, or those that are equal in the
-    fields ``once_per``. The ``name`` of a logger is for a program that configures structlog for itself, and has the
-    lines of envs in its own process.
+    fields ``once_per``. The ``name`` of a logger is for a program that runs ``envhub.serve`` and configures
+    structlog for itself.
     """
 
     def __init__(self, name: str, **fields: Any) -> None:

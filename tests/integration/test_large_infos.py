@@ -34,11 +34,9 @@ def large_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 @contextlib.contextmanager
 def made(where: str, hub: ServedHub, kind: str, sizes: tuple[int, ...], **options: Any) -> Iterator[Any]:
-    """The envs by this lane: of a private hub (shared, wire, in-process), or of a served one (ipc, tcp)."""
+    """The envs by this lane: of a private hub (shared, wire), or of a served one (ipc, tcp)."""
     if where in ("ipc", "tcp"):
         envs = envhub.make_vec("shows", NUM_ENVS, hub=getattr(hub, where), kind=kind, sizes=sizes, **options)
-    elif where == "in-process":
-        envs = envhub.make_vec([partial(Shows, kind, sizes)] * NUM_ENVS, num_workers=0, **options)
     else:
         lane = "auto" if where == "shared" else "wire"
         envs = envhub.make_vec([partial(Shows, kind, sizes)] * NUM_ENVS, num_workers=2, lane=lane, **options)
@@ -60,7 +58,7 @@ def small_hub(folder: Path) -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("where", "kind"), each_value(["shared", "tcp", "wire", "in-process", "ipc"], ["info", "text", "array", "ints"])
+    ("where", "kind"), each_value(["shared", "tcp", "wire", "ipc"], ["info", "text", "array", "ints"])
 )
 def test_values_of_any_size_are_what_the_env_gave(where: str, kind: str, large_hub: ServedHub) -> None:
     sizes = SIZES[:6] if where in ("ipc", "tcp") or kind == "ints" else SIZES  # more is dropped, or slow to compare

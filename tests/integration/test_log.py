@@ -48,7 +48,6 @@ structlog.configure(
     wrapper_class={wrapper},
     logger_factory=lambda *names: structlog.PrintLogger() if names == ('envhub.hub',) else None,
 )
-assert log.configured_by_program()
 logger.info('session_ready', rows=2)
 logger.exception('internal_error')
 """

@@ -39,7 +39,7 @@ CARTPOLES = functools.partial(gym.make, "CartPole-v1")
 
 
 class Kind(NamedTuple):
-    """An env, the arguments of each of them, and how it is made without a hub."""
+    """An env, the arguments of each of them, and how it is made without these hubs."""
 
     name: str
     make: Callable[..., gym.Env[Any, Any]]
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     def reference(self, mode: AutoresetMode) -> gym.vector.VectorEnv[Any, Any, Any]:
         factories = [functools.partial(self.make, **one) for one in self.each]
         if self.name == "ratings":  # no vector env of Gymnasium has rewards with axes
-            return envhub.make_vec(factories, num_workers=0, autoreset_mode=mode)
+            return envhub.make_vec(factories, num_workers=1, autoreset_mode=mode)
         return SyncVectorEnv(factories, autoreset_mode=mode)
 
 

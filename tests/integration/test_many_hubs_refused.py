@@ -143,7 +143,12 @@ HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([], {}, ValueError, "names no hub"),
     (["tcp://127.0.0.1:1"] * 2, {}, ValueError, "named twice"),
     (["tcp://127.0.0.1:1", None], {}, TypeError, "a list of addresses"),  # None is the private hub
-    (["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], {"num_workers": 0}, ValueError, "num_workers=0"),
+    (
+        ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"],
+        {"num_workers": 0},
+        ValueError,
+        "num_workers=0 hosts no env",
+    ),
     (["nobody", "tcp://127.0.0.1:1"], {}, ValueError, "nobody"),
     ("tcp://127.0.0.1:1", {"split": [4]}, ValueError, "for several hubs"),
     ("tcp://127.0.0.1:1", {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),

@@ -19,7 +19,7 @@ from same import assert_same
 
 import envhub
 
-WAYS: list[dict[str, Any]] = [{"num_workers": 0}, {}, {"lane": "wire"}]
+WAYS: list[dict[str, Any]] = [{}, {"lane": "wire"}]
 
 
 def lengths(envs: Any) -> list[int]:
@@ -70,11 +70,9 @@ def wrapped() -> Any:
     return wrappers.FrameStackObservation(env, stack_size=3)
 
 
-@pytest.mark.parametrize("way", ["in_process", "private", "ipc", "tcp"])
+@pytest.mark.parametrize("way", ["private", "ipc", "tcp"])
 def test_wrappers_are_named_with_their_arguments(hub: ServedHub, way: str) -> None:
-    where: dict[str, Any] = {"in_process": {"num_workers": 0}, "ipc": {"hub": hub.ipc}, "tcp": {"hub": hub.tcp}}.get(
-        way, {}
-    )
+    where: dict[str, Any] = {"ipc": {"hub": hub.ipc}, "tcp": {"hub": hub.tcp}}.get(way, {})
     named = [functools.partial(wrappers.TimeLimit, max_episode_steps=5), ("FrameStackObservation", {"stack_size": 3})]
     envs = envhub.make_vec("CartPole-v1", 2, wrappers=named, **where)
     direct = SyncVectorEnv([wrapped] * 2)
@@ -156,7 +154,5 @@ def test_interpreter_and_rendering_are_for_private_hubs(hub: ServedHub) -> None:
     for option in ({"python": sys.prefix}, {"rendering": "egl"}):
         with pytest.raises(envhub.RequestRefused, match="for private hubs"):
             envhub.make_vec("CartPole-v1", 2, hub=hub.tcp, **option)
-        with pytest.raises(envhub.RequestRefused, match="num_workers=0 has the program's own"):
-            envhub.make_vec("CartPole-v1", 2, num_workers=0, **option)
     with pytest.raises(ValueError, match="rendering must be 'egl' or 'osmesa'"):
         envhub.make_vec("CartPole-v1", 2, rendering="glfw")

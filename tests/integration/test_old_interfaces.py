@@ -21,7 +21,7 @@ import envhub
 STEPS = 14
 OFFERED = [f"{name}=old_interfaces:{name}" for name in ("Plain", "Newer")]
 OFFERED += ["own_space=sims:own_space", "no_space=sims:no_space", "minigrid:MiniGrid-*"]
-WAYS = ["in_process", "private", "wire", "tcp"]
+WAYS = ["private", "wire", "tcp"]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def made(way: str, hub: ServedHub, name: str, factory: Any, count: int) -> Any:
-    if way in ("in_process", "private"):
-        return envhub.make_vec(factory, count, num_workers=0 if way == "in_process" else None)
+    if way == "private":
+        return envhub.make_vec(factory, count)
     return envhub.make_vec(name, count, hub=hub.ipc if way == "wire" else hub.tcp, lane="wire")
 
 
@@ -84,7 +84,7 @@ def test_single_env_without_a_base_class_is_made(hub: ServedHub, way: str) -> No
 def test_env_with_a_space_of_its_own_is_served(hub: ServedHub, way: str) -> None:
     envs = made(way, hub, "own_space", sims.own_space, 3)
     direct = SyncVectorEnv([sims.own_space] * 3)
-    foreign = way in ("in_process", "private")
+    foreign = way == "private"
     kinds = (sims.OwnSpace,) if foreign else (spaces.Text,)
     assert isinstance(envs.single_action_space, kinds) and isinstance(envs.single_observation_space["colour"], kinds)
     assert_same(envs.reset(seed=3), direct.reset(seed=3), "reset")

@@ -21,15 +21,13 @@ PLATFORMS = ["darwin", "win32"]
 FILES = ["any_space", "drop_in", "equality", "single_env", "truncations"]
 
 PROGRAM = """
-import functools, io, sys
+import io, sys
 import other_platform
 
 platform, plain, local, guarded = sys.argv[1:]
 other_platform.become(platform)
 other_platform.hide_proc()
 
-import gymnasium
-import numpy as np
 import envhub
 from envhub import cli
 
@@ -49,14 +47,6 @@ env = envhub.make("counter", hub=plain)
 env.reset()
 print(env.step(7)[1])
 env.close()
-
-make = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=9)  # is sent as a pickle
-own, gym = envhub.make_vec([make] * 3, num_workers=0), gymnasium.vector.SyncVectorEnv([make] * 3)
-for envs in (own, gym):
-    envs.action_space.seed(5)
-seen = [[envs.reset(seed=3)[0], *(envs.step(envs.action_space.sample())[:4] for _ in range(30))] for envs in (own, gym)]
-print(own.lane, str(seen[0]) == str(seen[1]))
-own.close()
 
 envs = envhub.make_vec("counter", 4, hub=[plain, guarded])
 envs.reset()
@@ -102,7 +92,6 @@ ok True
 wire 3.0 4.0
 5.0 6.0
 7.0
-in-process True
 1.0 2.0 3.0 4.0
 the hub answers
 kept: hub="box"
@@ -212,10 +201,3 @@ def test_socket_on_macos_is_in_a_folder_that_others_cannot_write_to(tmp_path: Pa
     assert printed[:2] == addresses[:2]
     refused = "another user could replace it, since {} can be written to by every user"
     assert all(refused.format(Path(path).parent) in line for path, line in zip(addresses[2:], printed[2:], strict=True))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("platform", PLATFORMS)
-def test_envs_in_the_programs_own_process_pass_their_tests_there(platform: str) -> None:
-    assert passed_there(platform, "not those_of_workers", "in_process") > 12  # workers are for Linux

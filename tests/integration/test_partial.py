@@ -155,7 +155,7 @@ def test_exception_of_one_env_ends_its_step_where_a_lost_hub_is_replaced(lane: s
         envs.step([0, 0, 0])
 
 
-@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {}], ids=str)
 def test_interrupted_send_costs_no_result_of_others_and_is_done_once_or_never(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_interrupted_send_costs_no_result_of_others_and_is_done_once_or_never(
         assert envs.get_attr("count") == (1, 1, len(received) - 2)
 
 
-@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {}], ids=str)
 def test_least_number_of_envs_may_be_numpys(how: dict[str, Any]) -> None:
     with contextlib.closing(envhub.make_vec(sims.Counter, 3, **how)) as envs:
         envs.reset()
@@ -189,7 +189,7 @@ def test_least_number_of_envs_may_be_numpys(how: dict[str, Any]) -> None:
         envs.recv()
 
 
-@pytest.mark.parametrize("how", [{"lane": "wire"}, {"num_workers": 0}, {}], ids=str)
+@pytest.mark.parametrize("how", [{"lane": "wire"}, {}], ids=str)
 def test_observations_of_a_reset_that_is_received_are_the_callers_own(how: dict[str, Any]) -> None:
     with contextlib.closing(envhub.make_vec(sims.Counter, 3, copy=False, **how)) as envs:
         envs.async_reset()

@@ -95,9 +95,9 @@ def test_envs_may_have_arguments_of_their_own(hub: ServedHub) -> None:
             assert ended.argmax(axis=0).tolist() == [1, 2, 3]
 
 
-def test_envs_of_a_spec_and_in_the_program_may_have_arguments_of_their_own(hub: ServedHub) -> None:
+def test_envs_of_a_spec_may_have_arguments_of_their_own(hub: ServedHub) -> None:
     spec, each = gymnasium.spec("CartPole-v1"), [{"sutton_barto_reward": value} for value in (True, False)]
-    for options in ({}, {"hub": hub.tcp}, {"num_workers": 0}):
+    for options in ({}, {"hub": hub.tcp}):
         env: Any = "CartPole-v1" if options else spec
         with closing(envhub.make_vec(env, env_kwargs=each, **options)) as envs:  # type: ignore[arg-type]
             envs.reset(seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -52,20 +53,19 @@ OF_THREADS = """
 import json, sys
 sys.path.append({support!r})
 import sims, envhub
-envs = envhub.make_vec(sims.Counter, 1, num_workers={workers})
+envs = envhub.make_vec(sims.Counter, 1)
 print(json.dumps([envs.call("environment", name)[0] for name in {names}]))
 envs.close()
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.long)])
-def test_numbers_of_threads_that_the_program_has_set_are_kept(tmp_path: Path, workers: int) -> None:
-    program = OF_THREADS.format(support=SUPPORT, workers=workers, names=THREADS)
+def test_numbers_of_threads_that_the_program_has_set_are_kept(tmp_path: Path) -> None:
+    program = OF_THREADS.format(support=SUPPORT, names=THREADS)
     own = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": ""}
     found = dict(zip(THREADS, printed(run(tmp_path, program, environ=own)), strict=True))
     assert {name: found[name] for name in own} == own
-    assert found["NUMEXPR_NUM_THREADS"] == ("1" if workers else os.environ.get("NUMEXPR_NUM_THREADS"))
+    assert found["NUMEXPR_NUM_THREADS"] == "1"
 
 
 @pytest.mark.long
@@ -129,12 +129,9 @@ FLAGS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.chaos)])
-def test_workers_of_a_program_have_its_arguments_and_flags(
-    tmp_path: Path, flags: tuple[str, ...], workers: int
-) -> None:
+def test_workers_of_a_program_have_its_arguments_and_flags(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "sim_with_options.py").write_text(SIM_WITH_OPTIONS.format(required=True))
-    program = OF_OPTIONS.format(places=[SUPPORT, str(tmp_path)], workers=workers)
+    program = OF_OPTIONS.format(places=[SUPPORT, str(tmp_path)], workers=2)
     own, *seen = printed(run(tmp_path, program, "--length", "7", "--name=Zoë", flags=flags))
     assert own["argv"] == [str(tmp_path / "program.py"), "--length", "7", "--name=Zoë"]
     assert (own["length"], own["name"], own["absl"]) == (7, "Zoë", "Zoë")
@@ -179,16 +176,13 @@ if __name__ == "__main__":
         except TypeError as error:
             print(error)
     envhub.make_vec("CartPole-v1").close()
-    envs = envhub.make_vec("Mine-v0", num_workers=0)
-    print(envs.reset()[0].shape)
-    envs.close()
 """
 
 
 def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Path) -> None:
     ran = run(tmp_path, UNSENDABLE.format(support=SUPPORT))
     assert ran.returncode == 0, ran.stderr
-    mine, named, given, inside, factory, queue, in_process = ran.stdout.splitlines()
+    mine, named, given, inside, factory, queue = ran.stdout.splitlines()
     for text, name in ((mine, "Mine-v0"), (named, "Named-v0"), (inside, "Mine-v0")):
         assert text.startswith(f"the registered env '{name}' cannot be sent to a worker: ")
         assert "(Mine) > method 'step' > global 'LOCK' is a _thread.lock" in text
@@ -197,7 +191,6 @@ def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Pat
     assert all("or in the env's __init__" in text for text in (mine, named, given, inside, factory))
     assert "global 'box' > item 'queue' is a multiprocessing.queues.Queue" in queue
     assert "use multiprocessing.Manager().Queue()" in queue
-    assert in_process == "(1, 2)"  # where nothing is sent
 
 
 @pytest.mark.long
@@ -257,7 +250,7 @@ gym.logger.min_level = gym.logger.ERROR
 warnings.simplefilter("ignore")
 warnings.filterwarnings("error", category=OwnWarning)
 warnings.filterwarnings("error", "A.b", DeprecationWarning, r"__main__|somewhere")
-envs = envhub.make_vec(Loud, 2, num_workers={workers})
+envs = envhub.make_vec(Loud, 2, num_workers=2)
 print(json.dumps([Loud().seen(), *envs.call("seen")]))
 envs.close()
 """
@@ -265,9 +258,8 @@ envs.close()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.long)])
-def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Path, workers: int) -> None:
-    program = OF_LEVELS.replace("{support!r}", repr(SUPPORT)).replace("{workers}", str(workers))
+def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Path) -> None:
+    program = OF_LEVELS.replace("{support!r}", repr(SUPPORT))
     own, *seen = printed(run(tmp_path, program))
     assert own["levels"] == [40, 10, 20, 40] and own["gymnasium"] == 40 and not own["off"]
     assert [text.split()[-1] for text in own["told"]] == ["raised", "raised", "passes", "raised"]
@@ -333,13 +325,12 @@ def own_state() -> Iterator[None]:
     os.environ.pop("SET_UP", None)
 
 
-@pytest.mark.parametrize("workers", [2, 0])
-def test_worker_setup_runs_once_in_each_worker_before_its_envs(own_state: None, workers: int) -> None:
-    for setup in (set_worker_up, "test_programs_world:set_worker_up") if workers else (set_worker_up,):
-        envs = envhub.make_vec(Needy, 4, num_workers=workers, worker_setup=setup)
+def test_worker_setup_runs_once_in_each_worker_before_its_envs(own_state: None) -> None:
+    for setup in (set_worker_up, "test_programs_world:set_worker_up"):
+        envs = envhub.make_vec(Needy, 4, num_workers=2, worker_setup=setup)
         set_ups = envs.get_attr("set_up")
         assert [(times, over) for times, over, _ in set_ups] == [(1, "raise")] * 4
-        assert len({pid for _, _, pid in set_ups}) == (workers or 1)
+        assert len({pid for _, _, pid in set_ups}) == 2
         envs.close()
 
 
@@ -359,13 +350,12 @@ def test_worker_setup_runs_in_replacements_spares_and_recycled_workers() -> None
     envs.close()
 
 
-@pytest.mark.parametrize("workers", [1, 0])
-def test_exception_of_worker_setup_is_raised_as_that_of_the_making(workers: int) -> None:
+def test_exception_of_worker_setup_is_raised_as_that_of_the_making() -> None:
     with pytest.raises(ZeroDivisionError, match="no setup today") as raised:
-        envhub.make_vec(sims.Counter, 1, num_workers=workers, worker_setup=fails)
+        envhub.make_vec(sims.Counter, 1, worker_setup=fails)
     assert isinstance(raised.value.__cause__, envhub.EnvRaised) and "in fails" in str(raised.value.__cause__)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        envhub.make_vec("CartPole-v1", num_workers=workers, worker_setup="no_such_module:set_up")
+        envhub.make_vec("CartPole-v1", worker_setup="no_such_module:set_up")
 
 
 def test_worker_setup_is_checked_before_a_worker_starts() -> None:
@@ -540,7 +530,7 @@ class Nest(sims.Counter):
         elif made_by == "AsyncVectorEnv":
             self.envs = envhub.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
         else:
-            self.envs = gym.vector.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)  # type: ignore[assignment]
+            self.envs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)  # type: ignore[assignment]
 
     def inner(self) -> Any:
         self.envs.reset(seed=3)
@@ -550,22 +540,12 @@ class Nest(sims.Counter):
         self.envs.close()
 
 
-@pytest.mark.parametrize("made_by", ["make_vec", "AsyncVectorEnv", pytest.param("Gymnasium", marks=pytest.mark.long)])
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.long)])
-def test_env_that_makes_a_vector_env_has_it_in_its_worker(made_by: str, workers: int) -> None:
-    direct = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
-    direct.reset(seed=3)
-    wanted = direct.step(np.array([0, 1]))[0].tolist()
-    direct.close()
-    envs = envhub.make_vec(functools.partial(Nest, made_by), 2, num_workers=workers)
-    assert envs.call("inner") == (wanted, wanted)
-    envs.close()
+@pytest.mark.parametrize("made_by", ["make_vec", "AsyncVectorEnv"])
+def test_env_that_makes_a_vector_env_of_a_hub_is_told_of_gymnasiums(made_by: str) -> None:
+    with pytest.raises(envhub.EnvRaised, match=r"no hub of its own: an env makes its vector env by gymnasium\.vector"):
+        envhub.make_vec(functools.partial(Nest, made_by), 2)
 
 
-@pytest.mark.long
-def test_env_of_a_served_hub_that_makes_a_vector_env_has_it_in_its_worker(tmp_path: Path) -> None:
-    environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
-    with serve(tmp_path, "nest=test_programs_world:Nest", binds=["tcp://127.0.0.1:0"], environ=environ) as hub:
-        envs = envhub.make_vec("nest", 1, hub=hub.tcp)
-        assert np.shape(envs.call("inner")) == (1, 2, 4)
-        envs.close()
+def test_env_of_gymnasiums_vector_env_has_it_in_its_worker() -> None:
+    with contextlib.closing(envhub.make_vec(functools.partial(Nest, "Gymnasium"), 2)) as envs:
+        assert np.shape(envs.call("inner")) == (2, 2, 4)

@@ -19,13 +19,12 @@ import envhub
 PATIENCE_S = 30.0
 
 
-@pytest.mark.parametrize("num_workers", [2, 0], ids=["workers", "in_process"])
-def test_env_that_is_made_again_has_the_attributes_of_the_one_before(num_workers: int) -> None:
-    with closing(envhub.make_vec([sims.Naughty] * 2, num_workers=num_workers, on_exception="truncate")) as envs:
+def test_env_that_is_made_again_has_the_attributes_of_the_one_before() -> None:
+    with closing(envhub.make_vec([sims.Naughty] * 2, num_workers=2, on_exception="truncate")) as envs:
         envs.reset(seed=1)
         envs.set_attr("note", ["first", "second"])
         envs.set_attr("note", "third", env_ids=[1])
-        for action in (1, 3) if num_workers else (1,):  # made again in its process, and in another
+        for action in (1, 3):  # made again in its process, and in another
             assert envs.step([0, action])[3].tolist() == [False, True]
             envs.reset()
             assert envs.get_attr("note") == ("first", "third")

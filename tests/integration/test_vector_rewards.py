@@ -21,7 +21,7 @@ import envhub
 
 NUM_ENVS = 3
 ZEROS = np.zeros(NUM_ENVS, np.int64)
-WHERE = ["shared", "wire", "in-process", "ipc", "tcp"]
+WHERE = ["shared", "wire", "ipc", "tcp"]
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,9 @@ def made(where: str, hub: ServedHub, *, num_envs: int = NUM_ENVS, **options: Any
     if where in ("ipc", "tcp"):
         envs = envhub.make_vec("objectives", num_envs, hub=getattr(hub, where), env_kwargs=kwargs, **options)
     else:
-        workers = 0 if where == "in-process" else 2
         lane = "wire" if where == "wire" else "auto"
         factories = [partial(Objectives, **kwargs)] * num_envs
-        envs = envhub.make_vec(factories, num_workers=workers, lane=lane, **options)
+        envs = envhub.make_vec(factories, num_workers=2, lane=lane, **options)
     with contextlib.closing(envs):
         yield envs
 
@@ -129,7 +128,7 @@ class OfAgents(Counter):
 
 
 def test_method_is_no_reward_space(tmp_path: Path) -> None:
-    with contextlib.closing(envhub.make_vec(OfAgents, 2, num_workers=0, record=tmp_path)) as envs:
+    with contextlib.closing(envhub.make_vec(OfAgents, 2, num_workers=1, record=tmp_path)) as envs:
         assert envs.single_reward_space is None and envs.reward_shape == ()
 
 

@@ -36,9 +36,9 @@ class Seam:
 
 
 def session(**options: Any) -> Session:
-    """A session in this process."""
+    """A session of a private hub."""
     make = make_of_factories([lambda: sims.Counter(4)] * NUM_ENVS)
-    return Session("HubVectorEnv", None, make, SessionOptions(num_workers=0, **options))
+    return Session("HubVectorEnv", None, make, SessionOptions(num_workers=1, **options))
 
 
 @pytest.mark.parametrize("on_hub_loss", ["raise", "recreate"])
@@ -63,7 +63,7 @@ def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have
             envs.call_wait()
         assert [len(each) for each in envs.call("observation")] == [2, 2, 2]
         assert envs.attr_is_callable("count") == (False,) * 3 and envs.is_wrapped("no:One") == (False,) * 3
-        assert (envs.lane, envs.num_workers, envs.address, envs.compression) == ("in-process", 0, None, "")
+        assert (envs.num_workers, envs.address, envs.compression) == (1, None, "")
         assert len(envs.token) == 32 and not envs.vector and envs.represented == {}
         with pytest.raises(envhub.RequestRefused, match="private hub"):
             envs.detach()

@@ -39,7 +39,7 @@ def step(envs: envhub.HubVectorEnv, times: int) -> list[int]:
     return observations[:, 0].tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_env_that_factories_share_is_an_env_of_each_whatever_the_number_of_workers(num_workers: int) -> None:
     env = sims.Counter()
     factories = [lambda: env, lambda: gymnasium.Wrapper(env), lambda: env]
@@ -163,9 +163,13 @@ def test_operator_and_client_say_which_envs_share_a_process(tmp_path: Path) -> N
     file.write_text("[envs.CartPole-v1]\none_per_process = true\nshared_process = true\n")
     with pytest.raises(RuntimeError, match="exclude each other"), serve(tmp_path, "--config", str(file)):
         pass
-    for wrong in ({"num_workers": 0, "one_per_process": True}, {"shared_process": True, "one_per_process": True}):
-        with pytest.raises(ValueError, match="one_per_process"):
-            envhub.make_vec("CartPole-v1", 2, **wrong)
+    with pytest.raises(ValueError, match="one_per_process"):
+        envhub.make_vec("CartPole-v1", 2, shared_process=True, one_per_process=True)
+
+
+def test_envs_in_the_process_itself_are_those_of_sync_vector_env(address: str | None) -> None:
+    with pytest.raises(ValueError, match=r"num_workers=0 hosts no env: .* use gymnasium.vector.SyncVectorEnv, whose"):
+        envhub.make_vec("CartPole-v1", 2, hub=address, num_workers=0)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +241,6 @@ def test_env_that_has_removed_its_folder_is_made_and_stepped() -> None:
     with closing(envhub.make_vec([InGoneFolder] * 2)) as envs:
         envs.reset()
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
-
-
-def test_pin_leaves_the_program_its_cpus_where_its_envs_are_in_it() -> None:
-    with closing(envhub.make_vec([sims.Counter], num_workers=0, pin=True)) as envs:
-        envs.reset()
-        assert sorted(os.sched_getaffinity(0)) == ALL_CPUS
 
 
 @pytest.mark.parametrize("spin_us", [0, 1000])

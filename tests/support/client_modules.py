@@ -24,14 +24,6 @@ ENTRIES = """
 REFUSED = {f"envhub.cli.{name}" for name in ("bench", "keys", "replays", "serve")}
 REFUSED.add("envhub.fleet.fleet")
 
-# Imported for what is portable in them; the rest is run by hubs, and by workers that are processes.
-ON_LINUX = """
-    envhub.transport.fd_passing envhub_server.hub.compression_thread envhub_server.ipc.channel envhub_server.ipc.journal
-    envhub_server.ipc.process_marks envhub_server.loop.poller envhub_server.memory.shared_lane_grant
-    envhub_server.processes.nonblocking_writer envhub_server.worker.own_process envhub_server.worker.bells
-    envhub_server.worker.stack_dumps
-"""
-
 
 def path_of(module: str) -> Path | None:
     """The file of a module of EnvHub; None for other modules, and for names in a module."""
@@ -54,7 +46,7 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 
 def client_modules() -> list[str]:
-    """The modules that are imported from ``ENTRIES`` on, sorted, without those of ``ON_LINUX``."""
+    """The modules that are imported from ``ENTRIES`` on, sorted."""
     modules: set[str] = set()
     waiting = ENTRIES.split()
     while waiting:
@@ -62,7 +54,7 @@ def client_modules() -> list[str]:
         if module not in modules | REFUSED and (path := path_of(module)) is not None:
             modules.add(module)
             waiting += [module.rpartition(".")[0], *imports(ast.parse(path.read_text()))]
-    return sorted(modules - {*ON_LINUX.split()})
+    return sorted(modules)
 
 
 if __name__ == "__main__":

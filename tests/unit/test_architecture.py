@@ -143,7 +143,6 @@ ROOMS = {
         "worker": {"ipc"},
         "config.py": {"catalog", "processes"},
         "import_check.py": {"catalog", "processes"},
-        "in_process.py": {"catalog", "hub", "ipc", "loop", "memory", "processes", "session", "worker"},
         "log.py": {"processes"},
         "private_hub.py": {"catalog", "hub", "ipc", "network", "processes", "worker"},
         "replay.py": {"ipc", "processes"},

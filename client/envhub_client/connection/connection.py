@@ -1,4 +1,4 @@
-"""A connection to a hub: requests and replies over a ``Transport``, by the rules of ``ClientProtocol``.
+"""A connection to a hub: requests and replies over a ``ZeroMqTransport``, by the rules of ``ClientProtocol``.
 
 One connection carries one request at a time and at most one session. It reconnects by itself; ``HubLost`` is raised
 only on proof that the hub is gone, or after it was out of reach for too long.
@@ -27,7 +27,6 @@ from envhub_client.connection.failures import raise_failure
 from envhub_client.connection.keepalive import TEND_S
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.connection.lock import ConnectionLock
-from envhub_client.connection.transport import Transport
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import Deadline, no_reply
@@ -59,7 +58,7 @@ class Connection:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: ZeroMqTransport,
         token: bytes = protocol.NO_SESSION,
         timeout: float = CONNECT_TIMEOUT_S,
         reconnect_timeout: float = protocol.RECONNECT_S,
@@ -95,8 +94,7 @@ class Connection:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
             self.send(Op.HELLO, Hello(client=envhub.__version__))
-            if transport.reconnects:
-                keepalive.keep_alive.add(self)
+            keepalive.keep_alive.add(self)
         except BaseException:
             self.close()
             raise

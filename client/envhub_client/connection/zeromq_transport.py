@@ -53,8 +53,6 @@ logger = logging.getLogger("envhub")
 class ZeroMqTransport:
     """A ``Transport`` over ZeroMQ, to the hub at an address or of a name."""
 
-    reconnects = True
-
     def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
         """Say where to connect to; ``own`` is this program's own hub, if it is that.
 

@@ -136,7 +136,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def lane(self) -> str:
         """Lane by which the envs are stepped.
 
-        ``"shared"``, in their workers' own memory, ``"wire"``, by messages, or ``"in-process"``.
+        ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
         """
         return self._session.lane.name
 

@@ -26,7 +26,7 @@ class Lane(Protocol):
 
     @property
     def name(self) -> str:
-        """``"shared"``, ``"wire"`` or ``"in-process"``."""
+        """``"shared"`` or ``"wire"``."""
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""

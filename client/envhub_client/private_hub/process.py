@@ -21,8 +21,8 @@ from envhub.transport.fd_passing import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.private_hub.interpreter_flags import start_flags
 from envhub_client.private_hub.program_environment import own_flags
-from envhub_client.private_hub.worker_check import WORKER
 
+WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 1.0
 MEMORY = "/dev/shm"  # where files are in memory, with short paths, also where all other folders are read-only
@@ -60,9 +60,10 @@ class PrivateHub:
         """
         if WORKER in sys.modules:
             raise HubUnreachable(
-                "a worker starts no hub of its own: a module was imported there to make an env, and makes envs when it "
-                'is imported: put what only the program itself is to do under `if __name__ == "__main__":`, or pass '
-                "the address of a hub"
+                "a worker starts no hub of its own: an env makes its vector env by gymnasium.vector.SyncVectorEnv, "
+                "whose results are equal. Where a module was imported there to make an env, and makes envs when it is "
+                'imported: put what only the program itself is to do under `if __name__ == "__main__":`, or pass the '
+                "address of a hub"
             )
         held = self._held
         try:

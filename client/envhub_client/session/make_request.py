@@ -37,15 +37,15 @@ def filled_in(
         TypeError: ``worker_setup`` cannot be pickled.
     """
     chosen = [name for name in hosting.PRIVATE if getattr(options.hosting, name) is not None]
-    if chosen and (world is None or options.num_workers == 0):
-        where = "num_workers=0 has the program's own" if world is not None else "its operator says it"
-        raise errors.RequestRefused(f"{' and '.join(chosen)}: for private hubs (hub=None) only; {where}")
+    if chosen and world is None:
+        text = "for private hubs (hub=None) only; its operator says it"
+        raise errors.RequestRefused(f"{' and '.join(chosen)}: {text}")
     is_private = world is not None
     if world is not None and chosen:
         python = "" if options.hosting.python is None else os.path.expanduser(str(options.hosting.python))
         world = replace(world, python=python, rendering=options.hosting.rendering or "")
     if num_workers is None and not isinstance(options.num_workers, str):
-        num_workers = options.num_workers or None
+        num_workers = options.num_workers
     return replace(
         make,
         num_workers=num_workers,

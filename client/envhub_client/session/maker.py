@@ -1,4 +1,4 @@
-"""Making a session: a connection, the request, the lane; on a private hub, a running one, or in the process."""
+"""Making a session: a connection, the request, the lane; on a private hub or a running one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
-from envhub_client.private_hub.in_process import OWN_WORLD, InProcessTransport
 from envhub_client.private_hub.program_environment import program_environment
 from envhub_client.private_hub.program_hub import ProgramHub, program_hub
-from envhub_client.private_hub.worker_check import is_env_of_worker
 from envhub_client.session.description import Sizing, describe
 from envhub_client.session.make_request import chosen_compression, filled_in
 from envhub_client.session.options import SessionOptions
@@ -40,7 +38,7 @@ class SessionMaker:
     """Makes a session, or takes one over, and others in its place.
 
     Attributes:
-        hub: the address or name of the hub, as it was given; None for the private hub, or without one.
+        hub: the address or name of the hub, as it was given; None for the private hub.
         options: of the session.
         values: encodes for this hub.
         connection: of the session in use, once there is one.
@@ -58,10 +56,7 @@ class SessionMaker:
         """Say what is to be made, and where; without an address on the private hub."""
         self.hub: str | Secret[str] | None = guarded(address)
         self.values = ValueCodec(allow_pickle=address is None)
-        # An env that makes a vector env has it in its own process: its worker is one of many already.
-        within = address is None and is_env_of_worker()
-        own = replace(options.hosting, one_per_process=False)
-        self.options = replace(options, num_workers=0, hosting=own) if within else options
+        self.options = options
         self.closed, self.keeps_last = False, options.on_hub_loss != "raise"
         self._make = make
         self.is_wanted: Callable[[], bool] | None = None
@@ -110,10 +105,6 @@ class SessionMaker:
         processes there must be, and ``seeds`` are of the envs' first resets.
         """
         again = lost, num_workers, seeds
-        if self.options.num_workers == 0:
-            connection = Connection(InProcessTransport(), secrets.token_bytes(16)).await_hub()
-            self.begin(connection, OWN_WORLD, *again)
-            return self.made()
         private = program_hub() if self.hub is None else None
         try:
             return self._open_on(private, timeout, *again)
@@ -197,19 +188,16 @@ class SessionMaker:
         That is the shared lane where it can be had, on the hub's machine, else the wire lane.
         """
         connection, options, description = self.latest, self.options, self.description
-        in_process = options.num_workers == 0
         compression, templates = chosen_compression(options, connection), InfoTemplates(connection)
         leaves = description.observation_leaves
         wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
         lane: HubLane = wire
-        if in_process:
-            wire.name = "in-process"
-        elif options.lane == "auto" and sys.platform == "linux":
+        if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 
             lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
         self.compression, self.adopted_s, self.losses = compression, time.monotonic(), losses
-        self.connection, self.sizing = connection, Sizing(0 if in_process else made.num_workers, made.sizing)
+        self.connection, self.sizing = connection, Sizing(made.num_workers, made.sizing)
         return lane
 
     def give_up(self) -> None:

@@ -124,10 +124,13 @@ class SessionOptions:
         if isinstance(workers, np.integer):
             workers = int(workers)
             object.__setattr__(self, "num_workers", workers)
-        if not (workers is None or (type(workers) is int and workers >= 0) or str(workers) == "auto"):
-            raise ValueError(f"num_workers must be a number from 0, 'auto' or None, got {shown(workers)}")
-        if workers == 0 and self.hosting.one_per_process:
-            raise ValueError("num_workers=0 steps all envs in this process; one_per_process=True gives each its own")
+        if type(workers) is int and workers == 0:
+            raise ValueError(
+                "num_workers=0 hosts no env: for envs in this process use gymnasium.vector.SyncVectorEnv, "
+                "whose results are equal"
+            )
+        if not (workers is None or (type(workers) is int and workers > 0) or str(workers) == "auto"):
+            raise ValueError(f"num_workers must be a number from 1, 'auto' or None, got {shown(workers)}")
         if not isinstance(self.pin, bool):
             raise TypeError(f"pin must be True or False, got {shown(self.pin)}")
         if not isinstance(seconds, Real):

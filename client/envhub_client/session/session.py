@@ -65,7 +65,7 @@ class Session(LaneSession):
             self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
             self.description = self._maker.description
             self._before_call: int | None = None  # seq of the connection's last request before the pending call
-            self._shares = Shares(self.description.num_envs, max(1, self.sizing.num_workers))
+            self._shares = Shares(self.description.num_envs, self.sizing.num_workers)
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end_all_but(None)

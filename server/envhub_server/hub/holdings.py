@@ -14,7 +14,7 @@ from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.env_facts import EnvFactsTable
 from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.session_observer import SessionObserver
-from envhub_server.hub.worker_pool import WorkerPool, WorkerStarter
+from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.log import Logger
 from envhub_server.loop.clock import Clock
 from envhub_server.loop.poller import Poller
@@ -24,6 +24,7 @@ from envhub_server.memory.stand_ins import StandIns
 from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.rights import Holder
 from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import interpreter_of
@@ -50,7 +51,7 @@ class Services:
     """
 
     poller: Poller
-    supervisor: WorkerStarter
+    supervisor: Supervisor
     protocol: HubProtocol
     clock: Clock
     events: Events

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.memory_use import memory_bytes
+from envhub_server.processes.supervisor import Supervisor
+from envhub_server.processes.worker_handle import WorkerHandle
 
 STACK_BYTES_MAX = 16384
-
-
-class StartedWorker(Protocol):
-    """A worker as its session uses it: ``WorkerHandle``, whose methods are described there."""
-
-    @property
-    def pid(self) -> int | None: ...  # noqa: D102
-    @property
-    def log_tail(self) -> str: ...  # noqa: D102
-    @property
-    def label(self) -> dict[str, Any]: ...  # noqa: D102
-    def send(self, message: object, /, *descriptors: int) -> None: ...  # noqa: D102
-    def map_arena(self, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None: ...  # noqa: D102
-    def ring(self) -> object: ...  # noqa: D102
-    def receive_all(self) -> None: ...  # noqa: D102
-    def dump_stacks(self) -> None: ...  # noqa: D102
-    def kill(self) -> None: ...  # noqa: D102
-
-
-class WorkerStarter(Protocol):
-    """Starter of workers: a hub's ``Supervisor``, as processes."""
-
-    def start(
-        self,
-        session: int,
-        numbers: Sequence[int],
-        key: InterpreterKey,
-        environ: Mapping[str, str] | None,
-        libraries: Sequence[str],
-    ) -> Sequence[StartedWorker]:
-        """Start the workers of these numbers; errors as for ``Supervisor.start``."""
-
-    def orphans(self) -> Mapping[int, Sequence[int]]: ...  # noqa: D102
 
 
 class WorkerPool:
@@ -57,7 +25,7 @@ class WorkerPool:
         self,
         session: int,
         name: str,
-        supervisor: WorkerStarter,
+        supervisor: Supervisor,
         key: InterpreterKey,
         environ: Mapping[str, str] | None,
     ) -> None:
@@ -69,8 +37,8 @@ class WorkerPool:
         self._supervisor = supervisor
         self._key = key
         self._environ = environ
-        self._handles: dict[int, StartedWorker] = {}
-        self._serving: dict[int, StartedWorker] = {}  # by slot
+        self._handles: dict[int, WorkerHandle] = {}
+        self._serving: dict[int, WorkerHandle] = {}  # by slot
 
     def start(self, processes: Sequence[int], libraries: Sequence[str] = ()) -> None:
         """Ask for the processes of these numbers, which no other had, with these libraries.
@@ -152,8 +120,6 @@ class WorkerPool:
 
     def stack(self, process: int, descriptor: int) -> str:
         """The stack that a process has written into this file of its own; empty if it has not."""
-        if sys.platform == "win32":  # where envs are in the program itself, and have no such file
-            return ""
         try:
             file = os.open(f"/proc/{self._handles[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
         except (KeyError, OSError):

@@ -9,21 +9,18 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import os
+import resource
 import socket
 import struct
-import sys
+import termios
 from collections import deque
 from typing import Sequence
 
 from envhub.transport.fd_passing import DESCRIPTORS_MAX, DescriptorReader
 from envhub.values import codec
 from envhub_server.ipc import control
-
-if sys.platform != "win32":
-    import fcntl
-    import resource
-    import termios
 
 MESSAGE_BYTES_MAX = 1 << 30
 WORKER_MESSAGE_BYTES_MAX = 1 << 26  # of a worker's message, unless its hub is private

@@ -16,13 +16,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import secrets
 import signal
-import sys
 import time
-
-if sys.platform == "linux":
-    import resource
 
 VARIABLE = "ENVHUB_WORKER"
 ZYGOTE = "envhub-zygote"  # the name of its process

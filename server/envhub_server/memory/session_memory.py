@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import numpy as np
 
@@ -83,7 +82,7 @@ class SessionMemory:
         """Give the row room for infos of this size; without memory for it, they come on the worker's channel."""
         place, room = self.arena.large_infos.shape[1], int(self.arena.rooms[row])
         wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, place)
-        if sys.platform != "linux" or nbytes > wanted or wanted <= room or wanted - room > budget.left:
+        if nbytes > wanted or wanted <= room or wanted - room > budget.left:
             return
         try:
             os.posix_fallocate(self.descriptor, self.arena.large_info_offset(row) + room, wanted - room)
@@ -144,7 +143,5 @@ class SessionMemory:
 
 
 def new_bell() -> int:
-    """An eventfd; where there is none, a file that may be rung and wakes nothing. The caller owns the descriptor."""
-    if sys.platform != "linux":
-        return os.open(os.devnull, os.O_RDWR)  # for envs in the program's own process, where no bell need wake
+    """An eventfd; the caller owns the descriptor."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

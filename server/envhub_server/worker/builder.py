@@ -41,7 +41,7 @@ from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
-from envhub_server.worker.shared_imports import shareable
+from envhub_server.worker.shared_imports import reseed, shareable
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
@@ -120,7 +120,7 @@ class Builder:
     def _answer(self, work: Callable[[], Any]) -> bool:
         """Send the hub the result of ``work``; an exception is sent as a failure of the row that was being built."""
         try:
-            answer = self._host.call(work)
+            answer = work()
             self._host.arm_stack_dumps()  # an env may have installed signal handlers of its own
             self._channel.send(answer)
         except ChannelClosed:
@@ -181,7 +181,7 @@ class Builder:
     def _reseed(self, row: int) -> None:
         """Seed the process's generators for an env that is made, if those of its program are known."""
         if (build := self._envs.build).generators:
-            self._host.reseed(build.generators, build.first_env + row, build.incarnation)
+            reseed(build.generators, build.first_env + row, build.incarnation)
 
     def _build_row(self, row: int) -> None:
         self._row, build = row, self._envs.build
@@ -191,9 +191,6 @@ class Builder:
 
     def _make_env(self, row: int) -> Any:
         """The env of this row, newly made by its factory."""
-        return self._host.call(self._make_own, row)
-
-    def _make_own(self, row: int) -> Any:
         try:
             made = self._factories[row]()
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
@@ -222,9 +219,7 @@ class Builder:
 
 
 def _confine(build: control.Build) -> None:
-    """Set the limits of a worker's process; a program on another system has only envs of its own, without limits."""
-    if sys.platform != "linux":
-        return
+    """Set the limits of a worker's process."""
     import resource
 
     from envhub_server.worker.own_process import prctl

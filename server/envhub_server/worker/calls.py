@@ -9,6 +9,7 @@ from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.worker.context import WorkerContext
+from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.gym_compat import is_wrapped
 from envhub_server.worker.row import Row
 from envhub_server.worker.sub_env import SubEnv
@@ -92,7 +93,7 @@ class EnvCalls:
         try:
             target.reset_early()
         except BaseException as error:
-            if isinstance(error, self._host.never_truncated):
+            if isinstance(error, PendingFailure):
                 raise
             traceback.print_exc()  # into the worker's log; the session's policy applies to the reset that is due
             return False
@@ -112,7 +113,7 @@ class EnvCalls:
         results = []
         for target in self._targets(call):
             try:
-                results.append(self._host.call(run, target))
+                results.append(run(target))
             except BaseException as error:
                 failure = self._reports.describe(error, target.index)
                 self._channel.send(control.CallFailed(failure, call.number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import resource
 import traceback
 from typing import Any, Callable, Iterable
 
@@ -12,9 +12,6 @@ from envhub.errors import FULL_TRACEBACKS, shortened, without_folders, without_s
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub.values.gym_api import api
-
-if sys.platform == "linux":
-    import resource
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
@@ -58,7 +55,7 @@ def describe_failure(
         message = str(error)
     except BaseException:  # an exception whose own text raises is still worth reporting
         message = f"<{type(error).__name__}, whose text cannot be read>"
-    if isinstance(error, MemoryError) and sys.platform == "linux":
+    if isinstance(error, MemoryError):
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
         if limit != resource.RLIM_INFINITY:
             message += f" (the hub lets a worker have --worker-memory {limit} bytes)"

@@ -1,52 +1,27 @@
-"""The process in which a worker runs, by which the worker calls its envs."""
+"""The process in which a worker runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from typing import Any, Callable, Sequence
 
-from envhub_server.worker.bells import WorkerPoller
-from envhub_server.worker.exception_report import PendingFailure
-from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.stack_dumps import StackDumps
 
 
 class Host:
-    """A process of the worker's own.
-
-    Attributes:
-        never_truncated: exceptions of a step that are raised also with ``on_exception="truncate"``.
-        calls_directly: whether ``call`` does nothing but call, so that the step path need not use it.
-    """
-
-    never_truncated: tuple[type[BaseException], ...] = (PendingFailure,)
-    calls_directly = True
+    """A process of the worker's own."""
 
     def __init__(self, stack_dumps: StackDumps | None = None) -> None:
         """``stack_dumps`` are those of a process that is a worker to its end."""
         self._stack_dumps = stack_dumps
 
-    def new_poller(self) -> WorkerPoller:
-        """A poller for the worker's loop."""
-        return WorkerPoller()
-
-    def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Call code of an env."""
-        return run(*arguments)
-
     def pin(self, cpu: int | None) -> None:
         """Keep this process, with the threads that its envs have started, to this CPU; None for any."""
-        if cpu is None or sys.platform != "linux":
+        if cpu is None:
             return
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
-
-    def reseed(self, numbers: Sequence[int], *place: int, unless_seeded: bool = False) -> None:
-        """Seed the generators of this process, as of ``shared_imports.reseed``."""
-        reseed(numbers, *place, unless_seeded=unless_seeded)
 
     def arm_stack_dumps(self) -> None:
         """Write stack dumps again on the signals whose handlers an env may have replaced."""

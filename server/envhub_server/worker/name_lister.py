@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import signal
-import sys
 
 from envhub.errors import shortened
 from envhub.protocol import messages
@@ -36,9 +35,8 @@ class NameLister:
                 self._reports.send(error, None, "factory_failed")
         self._channel.send(control.Building(0))
         self._channel.send(messages.EnvNames(registered()))
-        if sys.platform != "win32":
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends this process
-            signal.alarm(FACTORIES_S)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends this process
+        signal.alarm(FACTORIES_S)
         for entry in wanted.entries:
             self._channel.send(control.Building(0, entry.partition(":")[0]))
             try:

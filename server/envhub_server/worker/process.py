@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Union, cast
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.worker.arena_mapper import ArenaMapper
-from envhub_server.worker.bells import Bells
+from envhub_server.worker.bells import Bells, WorkerPoller
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, HostedEnvs, ProgressWord, WorkerContext
@@ -57,7 +57,7 @@ class Worker:
     def __init__(self, channel: Channel, host: Host) -> None:
         """Serve by this channel, in this process."""
         self._channel, self._host = channel, host
-        self._poller = host.new_poller()
+        self._poller = WorkerPoller()
         self._poller.register(channel.fileno())
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
         reports = FailureReports(channel, self._envs)
@@ -72,8 +72,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the hub says ``CloseEnvs`` or is gone."""
-        if sys.platform != "win32":
-            os.register_at_fork(after_in_child=partial(_detach_fork, self))
+        os.register_at_fork(after_in_child=partial(_detach_fork, self))
         channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
         try:
             while True:
@@ -98,7 +97,7 @@ class Worker:
     def handle(self, message: Message) -> bool:
         """Execute a message of the hub; return True if the worker continues."""
         if isinstance(message, control.CloseEnvs):
-            self._host.call(self._close_envs)
+            self._close_envs()
             return False
         if self._departure.left:
             return True  # sent before the hub knew that this worker has left; its successor gets the same message
@@ -132,7 +131,7 @@ class Worker:
         return True
 
     def serve_rows(self) -> None:
-        """Step the envs of the rows that the driver has posted, for a program that hosts the worker itself."""
+        """Step the envs of the rows that the driver has posted."""
         self._stepper.serve_rows()
 
     def _map_arena(self, order: control.MapArena) -> bool:
@@ -156,7 +155,7 @@ class Worker:
         self._channel.send(control.Closing([]))
 
     def close(self) -> None:
-        """Free everything except the channel and the arena, of a worker in the program itself."""
+        """Free everything except the channel and the arena."""
         self._envs.clear()
         self._poller.close()
         self._bells.close()

@@ -88,7 +88,7 @@ def shareable(variables: Mapping[str, str]) -> list[str] | None:
     that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process. Where there are
     no zygotes, there is nothing to share.
     """
-    libraries = shared(sys.modules) if sys.platform == "linux" else []
+    libraries = shared(sys.modules)
     if not libraries:
         return []
     threads = len(os.listdir("/proc/self/task"))

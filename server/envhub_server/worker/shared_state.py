@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -35,10 +33,6 @@ def _numbers() -> Any:
 
 def _folder() -> str:
     """The working folder, also one that somebody has removed."""
-    if sys.platform != "linux":
-        with contextlib.suppress(OSError):
-            return os.getcwd()
-        return ""
     return os.readlink("/proc/self/cwd")
 
 

@@ -24,6 +24,7 @@ from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.row import Row
+from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
 
@@ -37,7 +38,6 @@ class Stepper:
     def __init__(self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, departure: Departure) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
         self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
-        self._calls_directly = context.host.calls_directly
         self._reseeded = False
         self._batches, self._look_at = 0, LOOK_FIRST
         self._shared: SharedState | None = None  # None once the hub knows of a change
@@ -75,7 +75,7 @@ class Stepper:
         if self._reseeded or build.generators or not seeded:
             return
         self._reseeded = True
-        self._host.reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0], unless_seeded=True)
+        reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0], unless_seeded=True)
         if self._shared is not None:
             self._shared = SharedState()
 
@@ -164,7 +164,7 @@ class Stepper:
         progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
         progress.words[progress.at] = progress.turn | group.turn
         try:
-            ending: bytes | None = run() if self._calls_directly else self._host.call(run)
+            ending: bytes | None = run()
             if ending is not None:
                 return ending
         except BaseException as error:
@@ -176,7 +176,7 @@ class Stepper:
         """Truncate the group, or report the exception, as the session wants it."""
         build = self._envs.build
         policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
-        if is_step and not isinstance(error, self._host.never_truncated) and policy == "truncate":
+        if is_step and not isinstance(error, PendingFailure) and policy == "truncate":
             self._rebuilder.truncate(group, error, self._request[group.index])
             return
         group.repeat_last()

@@ -398,6 +398,7 @@ class Hub:
         self._unread.release()
         self._connections.plan_unread()
         self._schedule.set(runtime.inputs.elapse, math.inf)
+        # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
 
     def _on_listing(self, event: WorkerEvent) -> None:

@@ -50,12 +50,8 @@ class Executor:
         """Have a spare serve a slot."""
         held = self._held
         self._label()
-        if assigned.recycled:
-            # Event: Another worker has taken over from one that has served for long enough.
-            held.log.info("worker_recycled", worker=assigned.slot)
-        else:
-            # Event: A spare has taken the place of a worker that ended.
-            held.log.info("spare_used", worker=assigned.slot)
+        # Event: A spare has taken the place of a worker that ended or left.
+        held.log.info("spare_used", worker=assigned.slot)
 
     def tell(self, instruction: instructions.Tell) -> None:
         """Send a message to a process."""
@@ -111,7 +107,7 @@ class Executor:
         held.pool.tell(process, replace(message, objects=objects))
         rows, request, done, op, _ = memory.words(slot)
         waiting = set(op[request != done].tolist())
-        if OP_OUT_OF_BAND in waiting and not message.ending:  # else the step has been made, and only its end is due
+        if OP_OUT_OF_BAND in waiting:
             held.pool.tell(process, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         reset = isinstance(instruction.pending, control.ResetRows)
         if instruction.pending is not None and (OP_RESET in waiting or not reset):
@@ -208,15 +204,18 @@ class Executor:
     # --- rows without a process ---------------------------------------------------------------------------------------
 
     def take_rows(self, lost: instructions.TakeRows) -> None:
-        """Complete the rows of a slot whose process has ended."""
+        """Complete the rows of a slot whose process has ended or left."""
         held = self._held
-        for observer in held.observers:
+        if lost.left:
+            # Event: A worker that has served for long enough has left its rows, and another one takes over.
+            held.log.info("worker_recycled", worker=lost.slot)
+        for observer in held.observers if not lost.left else ():
             observer.rows_lost(lost.process, lost.loss.failure.message)
         stand_ins = held.stand_ins
         assert stand_ins is not None
         if lost.slot not in stand_ins.losses:
             self._hear_bell(lost.slot)
-        self._inputs.stand_in(stand_ins.take(lost.slot, lost.loss, lost.resetting))
+        self._inputs.stand_in(stand_ins.take(lost.slot, lost.loss, lost.resetting, lost.left))
 
     def keep_rows(self, instruction: instructions.KeepRows) -> None:
         """Complete rows unchanged."""

@@ -182,9 +182,6 @@ def plan(
     if why := _crowding(admission, machine, count):
         return Failure("refused", "request", why)
     workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
-    if admission.is_recycled and make.autoreset_mode == "SameStep" and workers < make.num_envs:
-        why = "recycle with SameStep needs a process per env: num_workers=num_envs"
-        return Failure("refused", "request", why)
     rules = WorkerRules(
         config.worker_memory,
         admission.hides_folders,

@@ -231,13 +231,10 @@ class Serve(Frozen):
     failure: Optional[Failure] = None
     info: bytes = b""
     objects: List[bytes] = field(default_factory=list)  # object leaves last observed, per row, if any
-    ending: bytes = b""  # of ``Left``: complete the only row's step, whose episode the other worker has ended
 
 
 class EpisodesDone(Frozen):
-    """Worker to hub: its envs have ended its number of episodes; with ``leaving``, again since ``Leave``."""
-
-    leaving: bool = False
+    """Worker to hub: its envs have ended its number of episodes."""
 
 
 class Leave(Frozen):
@@ -250,13 +247,7 @@ class Leave(Frozen):
 
 
 class Left(Frozen):
-    """Worker to hub: it no longer serves its rows; another worker may.
-
-    With SAME_STEP, ``ending`` is encoded, the final observation and info of the step that ended the only row's episode.
-    The reward and the flags of this step are in the row. The other worker completes the step by a reset.
-    """
-
-    ending: bytes = b""
+    """Worker to hub: it no longer serves its rows; another worker may."""
 
 
 class Faulted(Frozen):

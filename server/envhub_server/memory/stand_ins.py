@@ -82,12 +82,21 @@ class StandIns:
         self.losses: dict[int, WorkerLoss] = {}
         self.unrung = False
 
-    def take(self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None) -> list[Stimulus]:
-        """Complete the step of a slot whose process has ended; its rows are the hub's from now on."""
+    def take(
+        self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None, has_left: bool = False
+    ) -> list[Stimulus]:
+        """Complete the step of a slot whose process has ended; its rows are the hub's from now on.
+
+        One that ``has_left`` has stored what it has done, and whether the next step of a row is a truncation.
+        """
         first, self.losses[slot] = slot not in self.losses, loss
         if not first:
             return []
         arena, words = self.memory.arena, self.memory.words(slot)
+        if has_left:
+            if self.copies is not None:
+                self.copies.keep(arena, words.rows.tolist(), has_left=True)
+            return self.posted(slot)
         plan = failover.plan(words, resetting, loss.raises)
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
@@ -172,14 +181,11 @@ class StandIns:
     # --- objects in observations --------------------------------------------------------------------------------------
 
     def objects(self, slot: int) -> list[bytes]:
-        """The objects of the last observation of each of the rows of a worker that has none, or whose worker has left.
-
-        Empty if the space has no objects.
-        """
+        """The objects of the last observation of each of the rows of a worker; empty if the space has no objects."""
         if self.copies is None:
             return []
         arena, rows = self.memory.arena, self.memory.rows(slot).tolist()
-        self.copies.keep(arena, rows, has_left=slot not in self.losses)
+        self.copies.keep(arena, rows)
         return [self.copies.last(arena, row) for row in rows]
 
     def keep_objects(self) -> None:

@@ -127,10 +127,11 @@ def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None,
     )
 
 
-def recycled_info(make: Make, slot: int, rows: Sequence[int]) -> bytes:
-    """The info of the envs of a worker that is recycled during their episodes."""
-    text = f"{named(slot, rows, make.first_env)} was recycled: its envs were not between episodes at one time"
-    return failure_info(EnvFailure("recycle", text))
+def recycled(make: Make, slot: int, rows: Sequence[int]) -> WorkerLoss:
+    """The truncation of the envs of a worker that is recycled during their episodes."""
+    text = f"{named(slot, rows, make.first_env)} was recycled"
+    failure = Failure("worker_died", "request", text, env_index=rows[0], worker=slot)
+    return WorkerLoss(failure, False, failure_info(EnvFailure("recycle", text)))
 
 
 def loss(failure: Failure, env_failure: EnvFailure, faults: Faults) -> WorkerLoss:

@@ -33,14 +33,10 @@ class StartProcesses(Instruction):
 
 
 class Assign(Instruction):
-    """Give the slot to this spare; the slot's process, if it has one, then serves no slot.
-
-    The slot is ``recycled`` if its former process had not ended.
-    """
+    """Give the slot to this spare; the slot's process, if it has one, then serves no slot."""
 
     slot: int
     process: int
-    recycled: bool = False
 
 
 class Tell(Instruction):
@@ -154,13 +150,15 @@ class TakePart(Instruction):
 class TakeRows(Instruction):
     """Take the rows of a slot whose process has ended, and complete its step, so that no driver waits for it.
 
-    ``resetting`` are the rows that the process had to reset in the pending reset; None without a pending reset.
+    ``resetting`` are the rows that the process had to reset in the pending reset; None without a pending reset. A
+    process that has ``left`` to be recycled has said in each row's ``needs_reset`` what its next step is.
     """
 
     slot: int
     process: int
     loss: WorkerLoss
     resetting: tuple[int, ...] | None
+    left: bool = False
 
 
 class KeepRows(Instruction):

@@ -65,10 +65,10 @@ class Launcher:
         """Start a process for each slot that has none."""
         return self.start([slot for slot in self._slots if slot.process is None], now_s)
 
-    def start_spare(self, slot: Slot, successor: bool, now_s: float) -> Instructions:
+    def start_spare(self, slot: Slot, now_s: float) -> Instructions:
         """Start a spare whose envs are like those of this slot."""
         self._deadlines.plan_sample(now_s)
-        process = self._slots.begin_spare(slot.index, successor)
+        process = self._slots.begin_spare(slot.index)
         self._spares += 1
         order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
         return [do.StartProcesses((process.number,), True, self._libraries), do.Tell(process.number, order)]

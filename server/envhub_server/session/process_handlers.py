@@ -86,13 +86,14 @@ def on_mapped(state: SessionState, process: Process, _: control.Mapped, now_s: f
 
 
 def on_left(state: SessionState, process: Process, left: control.Left, now_s: float) -> Instructions:
-    """Have the successor of a process serve."""
-    return state.replacement.on_left(state.slots[process.place], left, now_s)
+    """Have another process serve the rows that this one has left."""
+    slot = state.slots.of(process)
+    return [] if slot is None else state.replacement.on_left(slot, now_s)
 
 
 def on_episodes_done(state: SessionState, process: Process, done: control.EpisodesDone, now_s: float) -> Instructions:
     """Recycle a process that has reached its number of episodes."""
-    return state.replacement.recycling.on_episodes_done(state.slots[process.place], done, now_s)
+    return state.replacement.recycling.on_episodes_done(state.slots[process.place], now_s)
 
 
 def on_rows_waiting(state: SessionState, waiting: stimuli.RowsWaiting, now_s: float) -> Instructions:
@@ -181,7 +182,7 @@ def on_elapsed(state: SessionState, elapsed: stimuli.Elapsed, now_s: float) -> I
     instructions += [*state.closing.on_elapsed(elapsed.progress, now_s), *replacement.restart(now_s)]
     if now_s >= state.deadlines.spares_at_s:
         instructions += replacement.spares.fill(now_s)
-    instructions += replacement.recycling.on_measured(elapsed.memory, now_s)
+    replacement.recycling.on_measured(elapsed.memory, now_s)
     return [*instructions, *replacement.recycling.recycle(now_s)]
 
 

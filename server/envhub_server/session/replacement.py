@@ -1,4 +1,4 @@
-"""The replacement of processes that have ended or leave their rows to a successor."""
+"""The replacement of processes that have ended or leave their rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Replacement:
         if delay_s is None:
             return kept, self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
-        slot.loss, slot.ending = failure_text.loss(failure, env_failure, self._make.faults), b""
+        slot.loss = failure_text.loss(failure, env_failure, self._make.faults)
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
         return [*kept, do.TakeRows(slot.index, number, slot.loss, resetting)], None
 
@@ -115,36 +115,28 @@ class Replacement:
         if slot is not None:
             return [self._launcher.map(process)]
         self.spares.on_built()
-        return [*self.replace_lost(now_s), *self.recycling.prepare(process)]
+        return [*self.replace_lost(now_s), *self.recycling.recycle(now_s)]
 
     def on_mapped(self, process: Process, now_s: float) -> Instructions:
-        """Have a process that has mapped the arena serve its slot; a successor waits until the other leaves."""
-        if process.stage is not Stage.MAPPING:
-            return []
-        process.stage = Stage.MAPPED
+        """Have a process that has mapped the arena serve its slot."""
         slot = self._slots.of(process)
-        if slot is not None:
-            self._restarts.serves(slot.index, now_s)
-            return self.hand_over(slot, now_s)
-        process.detector.rest()
-        slot = self._slots[process.place]
-        return self.recycling.have_leave(slot, now_s) if slot.serving else self.replace_lost(now_s)
+        if process.stage is not Stage.MAPPING or slot is None:
+            return []
+        self._restarts.serves(slot.index, now_s)
+        return self.hand_over(slot, now_s)
 
     def hand_over(self, slot: Slot, now_s: float) -> Instructions:
-        """Have the process of a slot serve its rows; with the slot's ``ending`` it ends an episode of the first row."""
-        process, loss, ending = slot.process, slot.loss, slot.ending
+        """Have the process of a slot serve its rows."""
+        process, loss = slot.process, slot.loss
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
-        recycled = failure_text.recycled_info(self._make, slot.index, slot.rows) if slot.overdue else b""
-        slot.loss, slot.boot_failure, slot.finish_at_s, slot.ending = None, None, math.inf, b""
-        slot.serves_since_s, slot.due_for_recycling, slot.overdue = now_s, False, False
-        slot.nbytes, slot.leaves_since_s, slot.leaves_bytes = 0, math.inf, math.inf
+        slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
+        slot.serves_since_s, slot.due_for_recycling, slot.told_to_leave = now_s, False, False
         seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
-        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, recycled)
+        failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
         given = [do.Tell(process.number, message) for message in self._history.attributes(slot)]
-        serve = control.Serve(seeds, failure, info, ending=ending)
-        return [*given, do.HandOver(slot.index, process.number, serve, slot.pending)]
+        return [*given, do.HandOver(slot.index, process.number, control.Serve(seeds, failure, info), slot.pending)]
 
     def replace_lost(self, now_s: float) -> Instructions:
         """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
@@ -155,11 +147,8 @@ class Replacement:
             chosen = self.spares.fit_for(slot)
             if chosen is None:
                 continue
-            if chosen.stage is not Stage.BUILT:
-                instructions += self._succeed(slot, chosen, now_s)
-                continue
             left = self._slots.assign(slot, chosen)
-            # There is one spare too many if the slot's new process was a successor.
+            # There is one spare too many if the spare was made to recycle a process.
             if left is not None and self.spares.unused > self.spares.wanted:
                 left.leave()
                 instructions.append(do.Kill(left.number))
@@ -167,26 +156,15 @@ class Replacement:
             instructions += [assigned, self._launcher.tell_place(chosen), self._launcher.map(chosen)]
         return [*instructions, *self.spares.fill(now_s)]
 
-    def on_left(self, slot: Slot, left: control.Left, now_s: float) -> Instructions:
-        """Have the successor serve a slot whose process has left; if the successor has ended, the slot is lost."""
-        successor = self._slots.successor_of(slot)
-        if successor is None:
-            assert slot.process is not None
-            return [do.Kill(slot.process.number)]
+    def on_left(self, slot: Slot, now_s: float) -> Instructions:
+        """Have the hub take the rows of a slot whose process has left, until a spare serves; the process closes."""
         slot.recycled += 1
-        slot.ending = left.ending
-        return self._succeed(slot, successor, now_s)
-
-    def _succeed(self, slot: Slot, successor: Process, now_s: float) -> Instructions:
-        """Have the successor serve the slot; the former process closes its envs and ends."""
-        left = self._slots.assign(slot, successor)
-        instructions: Instructions = [do.Assign(slot.index, successor.number, recycled=slot.loss is None)]
-        if left is not None:
-            instructions += self._closing.ask(left, now_s)
-            left.leave()
-        if successor.stage is Stage.MAPPED:
-            self._restarts.serves(slot.index, now_s)
-            instructions += self.hand_over(slot, now_s)
+        slot.loss = failure_text.recycled(self._make, slot.index, slot.rows)
+        process = self._slots.vacate(slot)
+        taken = do.TakeRows(slot.index, process.number, slot.loss, None, left=True)
+        instructions = [taken, *self._closing.ask(process, now_s), *self.replace_lost(now_s)]
+        if slot.process is None:  # the spare has ended meanwhile
+            instructions += self._launcher.start([slot], now_s)
         return [*instructions, *self.recycling.recycle(now_s)]
 
     def on_spare_exited(self, was_leaving: bool, now_s: float) -> Instructions:

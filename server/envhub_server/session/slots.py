@@ -26,7 +26,7 @@ class Stage(enum.Enum):
     MAPPING = "mapping"  # it maps the arena
     MAPPED = "mapped"  # it waits for its rows
     SERVING = "serving"  # it serves the rows of its slot
-    LEAVING = "leaving"  # another process serves its slot; it closes its envs
+    LEAVING = "leaving"  # it has left its rows, and closes its envs
 
 
 @dataclass(eq=False)
@@ -37,7 +37,6 @@ class Process:
         number: its number, unique in the session.
         place: the index of the slot that it serves, served, or was made for.
         detector: judges its progress.
-        successor: True if it takes over its slot once the slot's envs are between episodes.
         built: the number of envs that it has made.
         importing: the modules that it imports before it makes its first env.
         shares: True if it has the session's libraries from its zygote.
@@ -56,7 +55,6 @@ class Process:
     number: int
     place: int
     detector: HangDetector
-    successor: bool = False
     stage: Stage = Stage.BUILDING
     built: int = 0
     importing: str = ""
@@ -100,12 +98,9 @@ class Slot:
         results: results of the pending call, by row.
         finish_at_s: the time until which steps wait for its next process.
         serves_since_s: the time at which its process began to serve.
-        ending: the end of an episode that its former process left; its next process completes the step.
-        recycled: the number of times that a successor took over from a process that had not ended.
-        due_for_recycling: True if its process must be replaced once its envs are between episodes.
-        overdue: True if its process must be replaced even during episodes.
-        nbytes: the last measurement of its process's memory.
-        leaves_since_s, leaves_bytes: the time at which its process was told to leave, and its memory then.
+        recycled: the number of its processes that were recycled.
+        due_for_recycling: True if its process is to be recycled.
+        told_to_leave: True if its process was told so.
         templates: the examples of the templates that its processes announced last, by number, oldest first.
     """
 
@@ -120,13 +115,9 @@ class Slot:
     results: Sequence[tuple[int, bytes]] = ()
     finish_at_s: float = math.inf
     serves_since_s: float = math.inf
-    ending: bytes = b""
     recycled: int = 0
     due_for_recycling: bool = False
-    overdue: bool = False
-    nbytes: int = 0
-    leaves_since_s: float = math.inf
-    leaves_bytes: float = math.inf
+    told_to_leave: bool = False
     templates: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -180,14 +171,14 @@ class SlotTable:
         slot.process, slot.restart_at_s = self._begin(slot.index), math.inf
         return slot.process
 
-    def begin_spare(self, place: int, successor: bool) -> Process:
+    def begin_spare(self, place: int) -> Process:
         """Add a spare that makes envs like those of this slot."""
-        process = self._begin(place, successor)
+        process = self._begin(place)
         self.spares[process.number] = process
         return process
 
-    def _begin(self, place: int, successor: bool = False) -> Process:
-        process = Process(self._started, place, HangDetector(self._faults), successor)
+    def _begin(self, place: int) -> Process:
+        process = Process(self._started, place, HangDetector(self._faults))
         self._processes[process.number] = process
         self._started += 1
         return process
@@ -204,10 +195,18 @@ class SlotTable:
         """Give the slot to this spare; return the slot's former process, which becomes a spare."""
         before = slot.process
         del self.spares[spare.number]
-        slot.process, slot.restart_at_s, spare.place, spare.successor = spare, math.inf, slot.index, False
+        slot.process, slot.restart_at_s, spare.place = spare, math.inf, slot.index
         if before is not None:
             self.spares[before.number] = before
         return before
+
+    def vacate(self, slot: Slot) -> Process:
+        """Take the slot from its process, which closes its envs; return the process."""
+        process = slot.process
+        assert process is not None
+        process.leave()
+        slot.process, self.spares[process.number] = None, process
+        return process
 
     def process(self, number: int) -> Process | None:
         """The process of this number; None once it has ended."""
@@ -232,8 +231,3 @@ class SlotTable:
     def alive(self) -> bool:
         """True if at least one process has not ended."""
         return bool(self._processes)
-
-    def successor_of(self, slot: Slot) -> Process | None:
-        """The successor that can serve this slot at once."""
-        ready = (each for each in self.spares.values() if each.successor and each.stage is Stage.MAPPED)
-        return next((each for each in ready if each.place == slot.index), None)

@@ -38,9 +38,9 @@ class Spares:
 
     @property
     def unused(self) -> int:
-        """The number of spares that wait for the end of a slot's process."""
+        """The number of spares that no process which leaves is to be replaced by."""
         spares = self._slots.spares.values()
-        return sum(not (spare.successor or spare.stage is Stage.LEAVING) for spare in spares)
+        return sum(spare.stage is not Stage.LEAVING for spare in spares) - sum(map(_leaves, self._slots))
 
     def fill(self, now_s: float) -> Instructions:
         """Start processes until the wanted number of spares exists."""
@@ -49,7 +49,7 @@ class Spares:
         self._deadlines.spares_at_s = math.inf
         started: Instructions = []
         while self.unused < self.wanted:
-            started += self._launcher.start_spare(self._next_slot(), False, now_s)
+            started += self._launcher.start_spare(self._next_slot(), now_s)
         return started
 
     def on_built(self) -> None:
@@ -77,16 +77,26 @@ class Spares:
 
         Within a group it is the first slot, because no slot of the group has more rows.
         """
-        groups = [self._group_of(spare) for spare in self._slots.spares.values() if not spare.successor]
+        groups = [self._group_of(spare) for spare in self._slots.spares.values()]
         first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}
         count = self._restarts.count
         return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
 
-    def fit_for(self, slot: Slot) -> Process | None:
-        """The process that can serve this slot at once, or soonest: its successor first."""
-        made = (Stage.BUILT, Stage.MAPPING, Stage.MAPPED)
-        ready = [each for each in self._slots.spares.values() if each.stage in made and not each.killed_for]
-        own = [each for each in ready if each.successor and each.place == slot.index]
+    def _fit_for(self, slot: Slot) -> list[Process]:
+        """The spares that can serve this slot at once."""
         group = self._group(slot)
-        fit = (each for each in ready if not each.successor and self._group_of(each) == group)
-        return own[0] if own else next(fit, None)
+        ready = [each for each in self._slots.spares.values() if each.stage is Stage.BUILT and not each.killed_for]
+        return [each for each in ready if self._group_of(each) == group]
+
+    def fit_for(self, slot: Slot) -> Process | None:
+        """A spare that can serve this slot at once."""
+        return next(iter(self._fit_for(slot)), None)
+
+    def free_for(self, slot: Slot) -> bool:
+        """True if a spare can serve this slot at once, besides those for slots whose processes leave."""
+        group = self._group(slot)
+        return len(self._fit_for(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
+
+
+def _leaves(slot: Slot) -> bool:
+    return slot.told_to_leave and slot.serving is not None

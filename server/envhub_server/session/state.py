@@ -90,7 +90,7 @@ class SessionState:
         self.calls = Calls(make, slots, self.requests, self.env_history)
         self.replays = replays = ReplayOrders(launcher, is_vector)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
-        recycling = Recycling(make, is_vector, slots, launcher, spares, deadlines)
+        recycling = Recycling(make, slots, launcher, spares, deadlines)
         self.replacement = Replacement(
             make, slots, launcher, restarts, self.env_history, replays, spares, recycling, closing
         )
@@ -106,7 +106,7 @@ class SessionState:
 
     @property
     def recycled(self) -> int:
-        """Number of successors that took over from a process that had not ended."""
+        """Number of processes that were recycled."""
         return sum(slot.recycled for slot in self.slots)
 
     @property

@@ -1,7 +1,6 @@
 """The departure of a worker that is recycled: it leaves its rows to another worker.
 
-It leaves them between the episodes of its envs, or during them if the hub says so. With SAME_STEP an env is between two
-episodes only during a step: the worker ends the episode, and the other worker completes the step.
+It leaves them between the episodes of its envs, or at once if the hub says so.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from envhub_server.ipc.channel import Channel
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.context import HostedEnvs
 from envhub_server.worker.env_batch import RowGroup
-from envhub_server.worker.row import SAME_STEP, Row
 
 
 class Departure:
@@ -48,11 +46,8 @@ class Departure:
     def leave(self, leave: control.Leave) -> None:
         """Leave as soon as that is possible."""
         self._leaving, self._cutting = True, leave.cut
-        self.count_episodes(self._envs.build.episodes_max)
-        if self._envs.build.autoreset_mode != SAME_STEP:
-            self.leave_between_episodes()
-        elif len(self._envs.groups) == 1 and isinstance(self._envs.groups[0], Row):
-            self._envs.groups[0].leaving = True  # with SAME_STEP the env is between episodes only during a step
+        self._await()
+        self.leave_between_episodes()
 
     def note_step(self, groups: Sequence[RowGroup]) -> None:
         """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
@@ -61,7 +56,7 @@ class Departure:
             self._episodes_left -= sum(int(ended[index]) for group in groups for index in group.indices)
             if self._episodes_left <= 0:
                 self._episodes_left = 0
-                self._channel.send(control.EpisodesDone(self._leaving))
+                self._channel.send(control.EpisodesDone())
                 self._await()
         self.leave_between_episodes()
 
@@ -75,14 +70,7 @@ class Departure:
         if reported and (self._cutting or not ongoing):
             for index in indices:
                 needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
-            self._leave(b"")
-
-    def leave_within_step(self, row: RowGroup, ending: bytes) -> None:
-        """Leave the only row to another worker, which completes its step with the ``ending`` of ``Left``."""
-        self._leave(ending)
-
-    def _leave(self, ending: bytes) -> None:
-        self._bells.unwatch()
-        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
-        self._await()
-        self._channel.send(control.Left(ending))
+            self._bells.unwatch()
+            self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
+            self._await()
+            self._channel.send(control.Left())

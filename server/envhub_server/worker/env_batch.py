@@ -134,9 +134,6 @@ class EnvBatch:
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the actions of all rows, or reset it if it is new, and store the results.
 
-        Returns:
-            Always None: only a ``Row`` is left to another worker during a step.
-
         Raises:
             TypeError: actions are not arrays of numbers.
             ValueError: a row's episode has ended, and its caller must reset it.

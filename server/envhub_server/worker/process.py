@@ -100,7 +100,7 @@ class Worker:
             self._close_envs()
             return False
         if self._departure.left:
-            return True  # sent before the hub knew that this worker has left; its successor gets the same message
+            return True  # sent before the hub knew that this worker has left; the next one gets the same message
         if isinstance(message, control.StepRows):
             self._stepper.step_out_of_band(message)
         elif isinstance(message, control.ResetRows):

@@ -64,7 +64,6 @@ class Row:
         self._pending_failure: Exception | None = None
         self._pending_info = b""
         self.observers: Sequence[BatchObserver] = ()
-        self.leaving = False  # whether another worker completes the step that ends the episode
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
@@ -154,23 +153,19 @@ class Row:
         self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects.get(self.index, b"")
 
-    def step(self, out_of_band: Sequence[Any] = ()) -> bytes | None:
+    def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
 
         ``out_of_band`` are the leaves of the action that are not in the arena, in the order of the leaves.
-
-        Returns:
-            Usually None. If the row is ``leaving`` and its episode has ended, the encoded final observation and info:
-            the reward and the flags are stored, and another worker completes the step by a reset.
         """
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:
             self._begin(needs_reset)
-            return None
+            return
         self.turn = self.index
         if needs_reset and self._mode == NEXT_STEP:
             self.autoreset()
-            return None
+            return
         results = self._runner.step(self._actions.read(out_of_band))
         try:
             observation, reward, terminated, truncated, info = results
@@ -192,27 +187,13 @@ class Row:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
             self.final_observations = [final["final_obs"]]
-            if self.leaving:
-                return self._end(reward, terminated, truncated, final, axes)
             observation, info = self._autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
-            return None
+            return
         if axes:
             info = {**_as_dict(info, f"step of {self._name}"), **axes}
         self._store(observation, reward, terminated, truncated, info, "step")
-        return None
-
-    def _end(self, reward: Any, terminated: Any, truncated: Any, final: dict[str, Any], axes: dict[str, Any]) -> bytes:
-        """Store the reward and flags for the worker that completes the step; return the info for it."""
-        nbytes = len(codec.encode(final, self._lenient))
-        if nbytes > self._info.bytes_max:
-            final = self._info.without_largest(final, nbytes)
-        encoded = codec.encode({**final, **axes}, self._lenient)
-        index, arena = self.index, self._arena
-        arena.rewards[index], arena.terminations[index], arena.truncations[index] = reward, terminated, truncated
-        self._needs_reset[index] = FRESH
-        return encoded
 
     def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
         """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
@@ -245,17 +226,6 @@ class Row:
         outcome = self._checked(self._runner.reset(self.first_seed, None))
         self.first_seed = None
         return outcome
-
-    def complete(self, final: dict[str, Any]) -> None:
-        """Complete by a reset the step that ended an episode of another worker's env (SAME_STEP).
-
-        The other worker has stored the reward and the flags; ``final`` is the decoded result of ``step``.
-        """
-        index = self.index
-        outcome = self._rewards[index], self._terminations[index], self._truncations[index]
-        observation, info = self._first_reset()
-        self._store(observation, *outcome, {**final, **_as_dict(info)})
-        self._needs_reset[index] = ONGOING
 
     def _begin(self, needs_reset: int) -> None:
         """Store the result of a new env's first step, which does not step the env."""

@@ -23,7 +23,6 @@ from envhub_server.worker.departure import Departure
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.observation_checks import NotFinite
-from envhub_server.worker.row import Row
 from envhub_server.worker.shared_imports import reseed
 from envhub_server.worker.shared_state import SharedState
 from envhub_server.worker.slots import as_slice
@@ -64,8 +63,6 @@ class Stepper:
         self._bells.watch(spin_us)
         if len(self._envs.groups) > 1:
             self._shared = SharedState()
-        if serve.ending:
-            self._complete(serve.ending)
         self.serve_rows()  # rows may have been posted, and rung for, before
         self._departure.leave_between_episodes()
 
@@ -78,13 +75,6 @@ class Stepper:
         reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0], unless_seeded=True)
         if self._shared is not None:
             self._shared = SharedState()
-
-    def _complete(self, ending: bytes) -> None:
-        """Complete the only row's step, whose first half another worker has stored."""
-        (row,) = self._envs.groups
-        assert isinstance(row, Row)
-        complete = partial(row.complete, codec.decode(ending, self._envs.allow_pickle))
-        self._step([row], lambda _: complete())
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -111,8 +101,8 @@ class Stepper:
         """Step the envs of the pending rows, whose actions are in the message."""
         out_of_band = dict(messages.unpack_rows(step.out_of_band, self._arena.layout.rows))
 
-        def run(group: RowGroup) -> bytes | None:
-            return group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
+        def run(group: RowGroup) -> None:
+            group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
 
         # The hub completed the other rows before this worker served.
         pending = [group for group in self._envs.groups if self._request[group.index] != self._done[group.index]]
@@ -121,7 +111,7 @@ class Stepper:
     def _step(
         self,
         groups: list[RowGroup],
-        run: Callable[[RowGroup], bytes | None] | None = None,
+        run: Callable[[RowGroup], None] | None = None,
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
         """Step the envs of these groups, by ``run`` if that is given, and wake the driver."""
@@ -132,10 +122,7 @@ class Stepper:
         for observer in self._envs.observers:
             observer.begin(groups, out_of_band)
         for group in groups:
-            ending = self._finish(group, group.step if run is None else partial(run, group), is_step=True)
-            if ending is not None:
-                self._departure.leave_within_step(group, ending)
-                return
+            self._finish(group, group.step if run is None else partial(run, group), is_step=True)
             if self._op[group.index] == OP_PART:
                 rung += 1
                 self._bells.ring(self._arena.driver)
@@ -154,23 +141,16 @@ class Stepper:
         if self._departure.awaited:
             self._departure.note_step(groups)
 
-    def _finish(self, group: RowGroup, run: Callable[[], bytes | None], is_step: bool = False) -> bytes | None:
-        """Run a group's step or reset, which stores its status; store ``done`` last.
-
-        Returns:
-            Usually None. If another worker completes the step, the result of ``Row.step``: that worker stores ``done``.
-        """
+    def _finish(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:
+        """Run a group's step or reset, which stores its status; store ``done`` last."""
         progress = self._progress
         progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
         progress.words[progress.at] = progress.turn | group.turn
         try:
-            ending: bytes | None = run()
-            if ending is not None:
-                return ending
+            run()
         except BaseException as error:
             self._fail(group, error, is_step)
         self._done[group.place] = self._request[group.place]
-        return None
 
     def _fail(self, group: RowGroup, error: BaseException, is_step: bool) -> None:
         """Truncate the group, or report the exception, as the session wants it."""

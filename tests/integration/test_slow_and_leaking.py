@@ -20,8 +20,7 @@ import test_placement
 import vector_sims
 from combinations import each_value
 from envhub_server.processes.memory_use import memory_bytes
-from gymnasium.vector import AutoresetMode
-from hubs import LANES, ServedHub, kill_worker, wait_until, worker_pids, worker_processes
+from hubs import LANES, kill_worker, wait_until, worker_pids, worker_processes
 
 import envhub
 
@@ -162,23 +161,16 @@ class Run:
 
     def until(self, episodes: int, seconds: float = 60.0) -> None:
         """Step until each env has ended so many episodes."""
-        mode, end_s, watched_s = self.envs.metadata["autoreset_mode"], time.monotonic() + seconds, 0.0
+        end_s, watched_s = time.monotonic() + seconds, 0.0
         while self.ended.min() < episodes:
             assert time.monotonic() < end_s
             observations, rewards, terminations, truncations, infos = self.envs.step([1] * self.envs.num_envs)
             assert not truncations.any() and "env_failure" not in infos
             counts = observations[:, 0]
-            if mode is AutoresetMode.NEXT_STEP:
-                reset = self.last == self.length
-                assert counts.tolist() == np.where(reset, 0, self.last + 1).tolist()
-                assert rewards.tolist() == np.where(reset, 0, 1).tolist()
-                assert terminations.tolist() == (counts == self.length).tolist()
-            else:
-                assert rewards.tolist() == [1] * self.envs.num_envs
-                assert terminations.tolist() == (self.last + 1 == self.length).tolist()
-                assert counts.tolist() == np.where(terminations, 0, self.last + 1).tolist()
-                for row in np.flatnonzero(terminations):
-                    assert infos["final_obs"][row][0] == self.length and "final_info" in infos
+            reset = self.last == self.length
+            assert counts.tolist() == np.where(reset, 0, self.last + 1).tolist()
+            assert rewards.tolist() == np.where(reset, 0, 1).tolist()
+            assert terminations.tolist() == (counts == self.length).tolist()
             self.last = counts
             self.ended += terminations
             for row, pid in enumerate(observations[:, 1]):
@@ -187,7 +179,7 @@ class Run:
                 watched_s = time.monotonic()
                 now_bytes = max(map(memory_bytes, observations[:, 1].astype(int).tolist()))
                 self.most_bytes = max(self.most_bytes, now_bytes)
-                # A busy machine takes seconds to start a successor; meanwhile the envs step, and leak, more slowly.
+                # A busy machine takes seconds to make a spare; meanwhile the envs step, and leak, more slowly.
                 self.step_s = 0.05 if now_bytes > 1000 * MIB else 0.0
             if self.step_s:
                 time.sleep(self.step_s)
@@ -200,12 +192,8 @@ class Run:
             self.until(int(self.ended.min()) + 1)
 
 
-@pytest.mark.parametrize(
-    ("address", "mode"), each_value(LANES, [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]), indirect=["address"]
-)
-def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None, mode: AutoresetMode) -> None:
-    recycle = {"episodes": 10}
-    with closing(make(sims.Leaky, 2, address, num_workers=2, recycle=recycle, autoreset_mode=mode)) as envs:
+def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None) -> None:
+    with closing(make(sims.Leaky, 2, address, num_workers=2, recycle={"episodes": 10})) as envs:
         Run(envs, length=5).until_recycled(3)
         if address is not None:
             with envhub.connect(address) as client:
@@ -232,11 +220,19 @@ def test_worker_is_recycled_that_has_much_memory_or_is_old() -> None:
             Run(envs, length=5).until_recycled(3)
 
 
-def test_several_envs_of_a_worker_are_taken_over_when_all_are_between_episodes(hub: ServedHub) -> None:
-    with closing(make(sims.Leaky, 4, hub.tcp, num_workers=2, recycle={"episodes": 20})) as envs:
-        Run(envs, length=5).until_recycled(2)
-    with pytest.raises(envhub.RequestRefused, match="recycle with SameStep needs a process per env"):
-        make(sims.Leaky, 4, hub.tcp, num_workers=2, recycle={"episodes": 20}, autoreset_mode="SameStep")
+def test_env_that_is_reset_within_a_step_is_cut_when_it_is_recycled(address: str | None) -> None:
+    how = {"num_workers": 2, "recycle": {"episodes": 10}, "autoreset_mode": "SameStep"}
+    with closing(make(sims.Leaky, 2, address, **how)) as envs:
+        envs.reset(seed=1)
+        cuts, was_cut, end_s = np.zeros(2, int), np.zeros(2, bool), time.monotonic() + 60
+        while cuts.min() < 2 and time.monotonic() < end_s:
+            observations, rewards, terminations, truncations, infos = envs.step([1, 1])
+            assert not (terminations & truncations).any() and not (observations[was_cut, 0]).any()
+            assert rewards.tolist() == (~truncations & ~was_cut).astype(int).tolist()
+            causes = [infos["env_failure"][row].cause for row in np.flatnonzero(truncations)]
+            assert causes == ["recycle"] * len(causes)
+            cuts, was_cut = cuts + truncations, truncations
+        assert cuts.min() >= 2
 
 
 @pytest.mark.long
@@ -250,7 +246,7 @@ def test_several_envs_of_a_worker_are_taken_over_when_all_are_between_episodes(h
         pytest.param("auto", "Disabled", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.long),
     ],
 )
-def test_envs_of_a_worker_that_are_never_between_episodes_at_one_time_are_cut(
+def test_several_envs_of_a_worker_are_cut_when_it_is_recycled(
     lane: str, mode: str, recycle: dict[str, float], steps: int
 ) -> None:
     """Eight envs whose episodes have 7 to 35 steps leak 2 MiB in each, which is 1 MiB a step."""
@@ -284,13 +280,12 @@ def test_envs_of_a_worker_that_are_never_between_episodes_at_one_time_are_cut(
                 begun_s = time.monotonic()
                 grown_bytes = memory_bytes(int(observations[0, 1])) - first_bytes
                 most_bytes = max(most_bytes, grown_bytes)
-                # A busy machine takes seconds to start a successor and to make its envs; meanwhile the envs step, and
-                # leak, more slowly.
+                # A busy machine takes seconds to make a spare and its envs; meanwhile the envs leak more slowly.
                 has_successor = len(worker_processes(os.getpid())) > alone
                 step_s = 0.05 if grown_bytes > (500 if has_successor else 300) * MIB else 0.002
             time.sleep(step_s)  # a simulator's
         assert len(pids) >= enough and cuts >= len(pids) - 1
-        assert most_bytes < 600 * MIB  # also of what is leaked while a successor is made
+        assert most_bytes < 600 * MIB  # also of what is leaked while a spare is made
 
 
 @pytest.mark.long
@@ -339,15 +334,16 @@ class Words(sims.Leaky):
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_no_action_that_travels_out_of_band_is_taken_twice_when_a_worker_is_recycled(lane: str) -> None:
-    how = {"autoreset_mode": "SameStep", "recycle": {"episodes": 3}, "lane": lane}
-    with closing(envhub.make_vec(partial(Words, 5), **how)) as envs:
+    with closing(envhub.make_vec(partial(Words, 5), recycle={"episodes": 3}, lane=lane)) as envs:
         envs.reset(seed=1)
-        pids, numbers = {envs.call("pid")}, itertools.count()
+        pids, numbers, has_ended = {envs.call("pid")}, itertools.count(1), False
 
         def recycled() -> bool:
+            nonlocal has_ended
             for number in itertools.islice(numbers, 100):
-                observations, _, terminations, _, infos = envs.step((str(number),))
-                assert (infos["final_obs"][0] if terminations[0] else observations[0]).tolist() == [number]
+                observations, _, terminations, _, _ = envs.step((str(number),))
+                assert observations[0].tolist() == [0 if has_ended else number]
+                has_ended = terminations[0]
             pids.add(envs.call("pid"))
             return len(pids) > 2
 

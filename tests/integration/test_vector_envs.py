@@ -20,7 +20,7 @@ from conformance.kit.verdict import FAILED, NOT_SHOWN
 from faulty import EXIT, RAISE, SLEEP
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
-from hubs import kill_worker, serve, wait_until
+from hubs import kill_worker, serve
 from same import assert_same
 from same_run import assert_same_run, assert_step
 
@@ -594,24 +594,6 @@ def test_spare_takes_the_place_of_a_share_of_as_many_envs() -> None:
             kill_worker(pids[row])
             assert np.flatnonzero(envs.step(nothing)[3]).tolist() == lost
             assert envs.step(nothing)[0][lost, 0].tolist() == [0] * len(lost)
-
-
-def test_batch_whose_episodes_end_together_is_recycled() -> None:
-    recycle = {"episodes": 6}
-    with closing(envhub.make_vec(vector_sims.counters, 3, vector=True, num_workers=1, recycle=recycle)) as envs:
-        envs.reset(seed=1)
-        seen, pids = [], set()
-
-        def recycled() -> bool:
-            observations, _, terminations, truncations, _ = envs.step(np.zeros(3, np.int64))
-            assert not truncations.any() and len(set(observations[:, 0].tolist())) == 1
-            seen.append(float(observations[0, 0]))
-            if terminations.any():
-                pids.add(envs.call("pid"))
-            return len(pids) > 1
-
-        assert wait_until(recycled)
-        assert seen == [(step + 1) % 6 for step in range(len(seen))]
 
 
 @pytest.mark.parametrize("lane", [LANES[0], *(pytest.param(lane, marks=pytest.mark.long) for lane in LANES[1:])])

@@ -15,7 +15,7 @@ from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 from envhub_server.session.worker_count import Machine
 
-from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
+from envhub.protocol.messages import Capacity, Failure, Hosting, Make
 
 MACHINE = Machine((0, 1, 2, 3), 4, workers_max=100, memory_bytes=1 << 40)
 ALICE = Holder("alice", "use", Quotas(sessions_max=2, envs_max=10, workers_max=6))
@@ -143,15 +143,6 @@ def test_envs_that_need_a_process_each_are_refused_where_there_is_no_room() -> N
     assert (
         "there is room for 5" in refusal(Make(8, "A-v0"), machine=replace(MACHINE, workers_max=5), facts=alone).message
     )
-
-
-def test_recycling_in_same_step_needs_a_process_per_env() -> None:
-    recycled = Hosting(recycle=Recycle(episodes=3))
-    make = Make(8, "A-v0", autoreset_mode="SameStep", hosting=recycled)
-    assert workers(make) == 8
-    shared = replace(make, num_workers=4)
-    assert "recycle with SameStep needs a process per env" in refusal(shared).message
-    assert workers(replace(shared, autoreset_mode="NextStep")) == 4
 
 
 def test_vector_env_has_one_worker() -> None:

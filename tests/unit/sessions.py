@@ -141,11 +141,13 @@ def validate(state: SessionMachine) -> None:
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive
-    assert state.replacement.spares.unused <= state.replacement.spares.wanted
+    assert (
+        state.replacement.spares.unused <= state.replacement.spares.wanted + 1
+    )  # one that is made to recycle a worker
     assert len({process.number for process in slots.processes}) == len(slots.processes)
     for number, spare in slots.spares.items():
         assert number == spare.number and slots.of(spare) is None
-        assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING) or spare.successor
+        assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING)
     for slot in slots:
         validate_slot(state, slot)
 

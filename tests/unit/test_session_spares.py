@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -17,7 +15,6 @@ from envhub_server.ipc.control import (
     Left,
     Mapped,
     RowFailed,
-    Serve,
     TakePlace,
 )
 from envhub_server.processes.worker_events import WorkerSaid
@@ -40,7 +37,7 @@ from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Stage
 from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
-from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of, shared
+from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of
 
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
 from envhub.reseeding import reseeded
@@ -308,14 +305,17 @@ def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
 WORN = {"hosting": Hosting(recycle=Recycle(episodes=10))}
 
 
-def succeeded(session: Session, worker: int, number: int, now_s: float = 0.0) -> list[Instruction]:
-    """What happens once the worker has left its rows to the successor of this number, whose envs are made."""
-    instructions = session.said(number, built(), now_s)
+def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut: bool = False) -> list[Instruction]:
+    """Have the worker leave once the spare of this number has made its envs; the spare serves then."""
+    leaving = session.number(worker)
+    told = session.said(number, built(), now_s)
+    assert Tell(leaving, Leave(cut)) in told
+    instructions = session.said(worker, Left(), now_s)
+    assert only_tell(CloseEnvs, instructions).process == leaving
+    assert only(Assign, instructions) == Assign(worker, number)
     given = only(GiveArena, instructions)
-    assert only_tell(TakePlace, instructions).message.worker == worker
     assert (given.process, given.slot) == (number, worker)
-    assert session.said(number, Mapped(), now_s) == [Tell(session.number(worker), Leave())]
-    return session.said(worker, Left(), now_s)
+    return [*told, *instructions, *session.said(worker, Mapped(), now_s)]
 
 
 def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
@@ -324,15 +324,19 @@ def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
     assert [build.message.episodes_max for build in builds] == [10, 10]
 
 
-def test_another_worker_takes_over_without_a_restart_and_the_first_one_ends() -> None:
+def test_spare_takes_over_without_a_restart_and_the_worker_ends() -> None:
     session = ready(**WORN)
     session.request(Reset([3, 4, 5]))
     session.rows_done()
     begun = session.said(1, EpisodesDone())
     assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
-    swapped = succeeded(session, 1, 2, now_s=7.0)
-    assert Assign(1, 2, recycled=True) in swapped and only_tell(CloseEnvs, swapped) == Tell(1, CloseEnvs())
-    assert only(HandOver, swapped) == HandOver(1, 2, Serve([reseeded(4, 1)]))
+    swapped = recycled(session, 1, 2, now_s=7.0)
+    taken = only(TakeRows, swapped)
+    assert (taken.slot, taken.process, taken.left, taken.resetting) == (1, 1, True, None)
+    handed = only(HandOver, swapped)
+    assert (handed.slot, handed.process, handed.message.seeds) == (1, 2, [reseeded(4, 1)])
+    told = codec.decode(handed.message.info)["env_failure"]  # for a row that was cut
+    assert (told["cause"], told["message"]) == ("recycle", "worker 1 (env 1) was recycled")
     assert session.restarts == 0 and session.recycled == 1 and session.expects_end(1)
     assert session.closed(1, now_s=7.1) == [] and not session.slots.spares
     assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
@@ -344,32 +348,11 @@ def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any)
     session = ready(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
-    session.said(2, Mapped())
     session.request(request_)
-    handed = only(HandOver, session.said(1, Left()))
+    session.said(1, Left())
+    handed = only(HandOver, session.said(1, Mapped()))
     assert (handed.pending is None) == isinstance(request_, Step)
     assert session.phase in (Phase.MOVING, Phase.CALLING)
-
-
-def test_successor_of_an_idle_session_is_looked_after_until_it_has_mapped_the_arena() -> None:
-    session = ready(**WORN)
-    session.elapsed(1.0)
-    session.said(1, EpisodesDone(), now_s=1.0)
-    for message in (built(), Mapped()):
-        session.elapsed(2.0)
-        assert session.next_deadline_s() == 2.0 + SAMPLE_S
-        session.said(2, message, now_s=2.0)
-    session.elapsed(3.0)
-    assert session.next_deadline_s() == math.inf
-
-
-def test_episode_that_ends_with_a_reset_in_the_same_step_is_ended_by_the_worker_that_takes_over() -> None:
-    session = ready(**WORN)
-    session.said(0, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    handed = only(HandOver, session.said(0, Left(b"what is left of it")))
-    assert handed.message.ending == b"what is left of it"
 
 
 def test_worker_that_is_too_old_is_recycled() -> None:
@@ -377,7 +360,9 @@ def test_worker_that_is_too_old_is_recycled() -> None:
     assert session.next_deadline_s() == 30.0
     assert session.elapsed(29.0) == []
     assert StartProcesses((2,), spare=True) in session.elapsed(30.0)
-    succeeded(session, 0, 2, now_s=31.0)
+    session.said(2, built(), now_s=31.0)
+    session.said(0, Left(), now_s=31.0)
+    session.said(0, Mapped(), now_s=31.0)
     assert session.slots[0].serves_since_s == 31.0 and session.slots[1].due_for_recycling
 
 
@@ -387,102 +372,24 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
     assert session.elapsed(MEMORY_S, memory={0: MIB, 1: MIB}) == []
     begun = session.elapsed(2 * MEMORY_S, memory={0: MIB, 1: MIB + 1})
     assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
-    succeeded(session, 1, 2, now_s=0.5)
+    recycled(session, 1, 2, now_s=0.5)
     assert session.closed(1) == [] and session.elapsed(0.55) == []  # nothing is known of the memory of the next yet
 
 
-def leaving(session: Session, now_s: float = 0.0) -> None:
-    """Worker 0, of two envs, is worn, its successor ready, and it was told to leave between episodes."""
-    session.said(0, EpisodesDone(), now_s)
-    session.said(2, built(), now_s)
-    assert session.said(2, Mapped(), now_s) == [Tell(0, Leave())]
-
-
-def test_worker_whose_envs_are_never_between_episodes_at_one_time_is_left_in_the_middle_of_them() -> None:
-    session = ready(**WORN)
-    leaving(session)
-    assert session.said(0, EpisodesDone()) == []  # which it said before it knew
-    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
-    assert session.said(0, EpisodesDone(leaving=True)) == []
-    handed = only(HandOver, session.said(0, Left()))
-    assert handed.message.failure is None
-    told = codec.decode(handed.message.info)["env_failure"]
-    assert told["cause"] == "recycle" and told["message"].startswith("worker 0 (envs 0, 2) was recycled: its envs were")
-    assert session.slots[0].recycled == 1 and session.slots[0].loss is None and session.restarts == 0
+@pytest.mark.parametrize(
+    ("num_envs", "mode", "cut"),
+    [(2, "NextStep", False), (2, "Disabled", False), (2, "SameStep", True), (3, "NextStep", True)],
+)
+def test_worker_of_one_env_leaves_between_episodes_and_others_at_once(num_envs: int, mode: str, cut: bool) -> None:
+    session = ready(num_envs, 2, autoreset_mode=mode, **WORN)
     session.said(0, EpisodesDone())
-    assert session.slots[0].due_for_recycling and not session.slots[0].overdue
-
-
-def test_worker_of_one_env_is_never_left_in_the_middle_of_an_episode() -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    assert session.said(1, EpisodesDone(leaving=True)) == []
-    handed = only(HandOver, session.said(1, Left()))
-    assert handed.message.info == b""
-
-
-def test_worker_that_is_too_old_twice_is_left_in_the_middle_of_episodes() -> None:
-    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
-    session.elapsed(30.0)
-    session.said(2, built(), now_s=50.0)
-    assert session.said(2, Mapped(), now_s=50.0) == [Tell(0, Leave())]
-    cut = Tell(0, Leave(cut=True))
-    assert session.next_deadline_s() == 80.0 and cut not in session.elapsed(79.0)
-    assert cut in session.elapsed(80.0) and cut not in session.elapsed(200.0)
-
-
-def test_worker_with_too_much_memory_twice_is_left_in_the_middle_of_episodes() -> None:
-    session = ready(hosting=Hosting(recycle=Recycle(memory_bytes=MIB)))
-    session.elapsed(MEMORY_S, memory={0: 5 * MIB, 1: 0})
-    session.said(2, built(), now_s=MEMORY_S)
-    session.said(2, Mapped(), now_s=MEMORY_S)
-    assert session.elapsed(2 * MEMORY_S, memory={0: 6 * MIB, 1: 0}) == []
-    assert session.elapsed(3 * MEMORY_S, memory={0: 6 * MIB + 1, 1: 0}) == [Tell(0, Leave(cut=True))]
-
-
-def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_has_ended() -> None:
-    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
-    session.elapsed(30.0)
-    session.said(2, built(), now_s=30.0)
-    session.said(2, Mapped(), now_s=30.0)
-    session.exited(2, now_s=40.0)
-    assert not any(isinstance(each, Tell) and each.message == Leave(cut=True) for each in session.elapsed(60.0))
-    assert session.next_deadline_s() > 60.0
-
-
-def test_worker_is_not_left_in_the_middle_of_episodes_for_a_successor_that_makes_its_envs() -> None:
-    session = ready(**WORN)
-    leaving(session)
-    session.exited(2)
-    assert StartProcesses((3,), spare=True) in session.elapsed(SPARE_RETRY_S)
-    assert session.said(0, EpisodesDone(leaving=True)) == []
-    assert session.said(0, Left()) == [Kill(0)]
-
-
-def test_worker_is_not_left_in_the_middle_of_episodes_for_the_successor_of_another() -> None:
-    session = ready(4, 2, **WORN)
-    for worker, successor in ((0, 2), (1, 3)):
-        session.said(worker, EpisodesDone())
-        session.said(successor, built())
-        assert session.said(successor, Mapped()) == [Tell(worker, Leave())]
-    session.exited(3)
-    assert session.said(1, EpisodesDone(leaving=True)) == []
-    assert session.said(1, Left()) == [Kill(1)]
-    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]
+    recycled(session, 0, 2, cut=cut)
 
 
 def test_workers_are_recycled_one_after_the_other() -> None:
     session = ready(**WORN)
     assert len(session.said(0, EpisodesDone())) == 2 and session.said(1, EpisodesDone()) == []
-    begun = succeeded(session, 0, 2)
-    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-
-
-def test_successor_is_made_though_a_spare_is_being_made() -> None:
-    session = ready(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
-    begun = session.said(1, EpisodesDone())
+    begun = recycled(session, 0, 2, cut=True)
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
@@ -491,100 +398,43 @@ def test_worker_that_was_lost_before_its_turn_is_not_recycled() -> None:
     for worker in (0, 1):
         session.said(worker, EpisodesDone())
     session.exited(1)
-    assert not every(StartProcesses, succeeded(session, 0, 2))
-
-
-def test_lost_worker_is_not_replaced_by_the_successor_of_another() -> None:
-    session = ready(**WORN)
-    session.said(0, EpisodesDone())
-    session.said(2, built())
-    assert every(TakeRows, session.exited(1))
-
-
-def test_spare_that_is_to_succeed_a_worker_is_at_the_envs_of_that_worker() -> None:
-    session = spared(faults=Faults(init_s=1.0), hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
-    session.said(1, EpisodesDone())
-    session.said(3, built())
-    late = only(ReportLate, session.sampled(0.0, 1.2))
-    assert (late.process, late.late.row) == (2, 1)
+    replaced = session.said(2, built())  # the first spare goes to the lost worker
+    assert only(Assign, replaced) == Assign(1, 2) and StartProcesses((3,), spare=True) in replaced
+    session.said(1, Mapped())
+    assert session.slots[0].due_for_recycling and not session.slots[1].due_for_recycling
 
 
 def test_worker_that_has_served_longest_is_recycled_first() -> None:
-    session = ready(**WORN)
-    session.said(0, EpisodesDone())
-    succeeded(session, 0, 2, now_s=5.0)
-    session.ended(0, now_s=5.1)
-    session.said(0, EpisodesDone(), now_s=6.0)
-    session.said(1, EpisodesDone(), now_s=6.0)  # while the first one's next successor is made
-    assert places(succeeded(session, 0, 3, now_s=7.0)) == [(1, [1])]
-    session.ended(2, now_s=7.1)
-    session.said(0, EpisodesDone(), now_s=8.0)
-    assert places(succeeded(session, 1, 4, now_s=9.0)) == [(0, [0, 2])]
-
-
-def test_worker_with_a_lower_number_that_has_served_shorter_is_recycled_later() -> None:
     session = ready(3, 3, **WORN)
     session.said(0, EpisodesDone())
-    succeeded(session, 0, 3, now_s=5.0)
+    recycled(session, 0, 3, now_s=5.0)
     session.ended(0, now_s=5.1)
     for worker in (2, 1, 0):
         session.said(worker, EpisodesDone(), now_s=6.0)
-    assert places(succeeded(session, 2, 4, now_s=7.0)) == [(1, [1])]
+    assert places(recycled(session, 1, 4, now_s=7.0)) == [(2, [2])]
 
 
-def test_spare_takes_over_at_once_and_another_one_is_made() -> None:
+def test_spare_that_is_there_takes_over_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     begun = session.said(1, EpisodesDone())
-    assert only_tell(TakePlace, begun).process == 2 and only(GiveArena, begun).slot == 1
+    assert Tell(1, Leave()) in begun
     assert StartProcesses((3,), spare=True) in begun and only_tell(Build, begun).process == 3
-    session.said(2, Mapped())
-    assert Assign(1, 2, recycled=True) in session.said(1, Left())
+    assert only(Assign, session.said(1, Left())) == Assign(1, 2)
     ended = session.exited(1)
     assert ended == every(TakeRows, ended)  # the next spare is still being made
 
 
-def test_worker_that_ends_before_it_left_is_lost_and_its_successor_serves() -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    ended = session.exited(1)
-    assert Assign(1, 2) in ended
-    assert only(HandOver, ended).message.info == only(TakeRows, ended).loss.info
-    assert session.restarts == 1 and session.recycled == 0
-    assert session.elapsed(60.0) == []  # no other process is started for the worker
-
-
-def test_successor_that_maps_the_arena_too_late_replaces_no_lost_worker() -> None:
-    session = ready(faults=Faults(init_s=1.0), **WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    assert every(ReportLate, session.sampled(0.0, 1.3))
-    session.exited(1, now_s=1.3)
-    assert session.said(2, Mapped(), now_s=1.3) == [] and session.slots[1].process is None
-
-
-def test_worker_that_ends_again_and_again_with_a_successor_ready_has_served_each_time() -> None:
-    session = ready(faults=Faults(restarts_max=1000), **WORN)
-    for number in range(2, 12):
-        now_s = 10.0 * number
-        session.said(1, EpisodesDone(), now_s=now_s)
-        session.said(number, built(), now_s=now_s)
-        session.said(number, Mapped(), now_s=now_s)
-        assert only(HandOver, session.exited(1, now_s=now_s + 5.0))
-    assert session.phase is Phase.READY and session.restarts == 10
-
-
-def test_worker_that_ends_while_its_successor_maps_the_arena_is_replaced_by_it() -> None:
+def test_worker_that_ends_before_it_left_is_lost_and_the_spare_serves() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
     ended = session.exited(1)
-    assert only(TakeRows, ended) and only(Assign, ended) == Assign(1, 2)
-    only(HandOver, session.said(1, Mapped()))
+    assert only(Assign, ended) == Assign(1, 2) and not only(TakeRows, ended).left
+    assert only(HandOver, session.said(1, Mapped())).message.info == only(TakeRows, ended).loss.info
+    assert session.restarts == 1 and session.recycled == 0 and session.elapsed(60.0) == []
 
 
-def test_successor_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
+def test_spare_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())
     assert session.exited(2) == [] and session.restarts == 0
@@ -593,20 +443,21 @@ def test_successor_that_ends_is_made_again_later_and_the_worker_serves_on() -> N
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
-def test_worker_that_left_to_a_successor_that_has_ended_is_lost() -> None:
+def test_worker_that_left_when_the_spare_had_ended_gets_another_process_at_once() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())
     session.said(2, built())
-    session.said(2, Mapped())
     session.exited(2)
-    assert session.said(1, Left()) == [Kill(1)]
-    only(TakeRows, session.exited(1))
+    left = session.said(1, Left())
+    assert StartProcesses((3,)) in left and session.slots[1].loss is not None
+    session.said(1, built())
+    assert only(HandOver, session.said(1, Mapped())).process == 3 and session.restarts == 0
 
 
 def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
     session = ready(faults=Faults(close_s=2.0), **WORN)
     session.said(1, EpisodesDone())
-    succeeded(session, 1, 2, now_s=1.0)
+    recycled(session, 1, 2, now_s=1.0)
     assert session.elapsed(2.9) == []
     assert session.elapsed(3.0) == [Kill(1)]
     cut = "env 1 ended before close was over: each env has close_timeout=2 s"
@@ -616,21 +467,12 @@ def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
 def test_worker_that_left_closes_its_envs_also_when_its_session_breaks_and_closes() -> None:
     session = ready(faults=Faults(restarts_max=0), **WORN)
     session.said(1, EpisodesDone())
-    succeeded(session, 1, 2)
+    recycled(session, 1, 2)
     assert not every(Kill, session.exited(0)) and session.phase is Phase.BROKEN
     session.closes(1, 1, now_s=50.0)
     assert session.next_deadline_s() == 110.0
     assert session.request(Close(), now_s=60.0) == [Tell(2, CloseEnvs())]
     assert session.closed(1) == [] and every(End, session.closed(2))
-
-
-def test_end_of_an_episode_is_dropped_with_the_worker_that_was_to_complete_it() -> None:
-    session = shared(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    session.said(1, Left(b"what is left of it"))
-    assert only(TakeRows, session.exited(2)).slot == 1 and session.slots[1].ending == b""
 
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:
@@ -651,33 +493,20 @@ def test_session_ends_while_a_worker_is_recycled() -> None:
     assert every(End, session.exited(2))
 
 
-def test_successor_that_is_the_first_to_have_made_a_lost_workers_envs_leaves_no_spare_behind() -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.exited(1)
-    session.elapsed(0.2)
-    swapped = session.said(2, built())
-    assert only(Kill, swapped) == Kill(3) and Assign(1, 2) in swapped
-    assert session.ended(3) == [] and not session.slots.spares
-
-
 def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())
-    succeeded(session, 1, 2)
+    recycled(session, 1, 2)
     assert session.said(1, EpisodesDone()) == []
     begun = session.ended(1)
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
-def test_worker_that_recycling_swaps_while_it_is_ended_for_its_memory_leaves_its_successor_the_limit() -> None:
-    session = ready(hosting=Hosting(memory_max=MIB, recycle=Recycle(episodes=10)))
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.said(2, Mapped())
-    assert session.elapsed(MEMORY_S, memory={1: 2 * MIB}) == [Kill(1)]
-    session.said(1, Left(), now_s=MEMORY_S)
-    assert Kill(2) in session.elapsed(3 * MEMORY_S, memory={1: 2 * MIB, 2: 2 * MIB})
+def test_worker_that_is_lost_does_not_become_too_old() -> None:
+    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
+    session.exited(0, now_s=29.9)
+    session.elapsed(30.0)
+    assert [worker.due_for_recycling for worker in session.slots] == [False, True]
 
 
 def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:
@@ -691,31 +520,3 @@ def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:
     session.replacement.spares.failed = 5000
     session.exited(2, now_s=100.0)
     assert session.next_deadline_s() == 100.0 + SPARE_RETRY_MAX_S
-
-
-def test_worker_that_is_lost_does_not_become_too_old() -> None:
-    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
-    session.exited(0, now_s=29.9)
-    session.elapsed(30.0)
-    assert [worker.due_for_recycling for worker in session.slots] == [False, True]
-
-
-@pytest.mark.parametrize(("mode", "vector"), [("NextStep", False), ("SameStep", False), ("NextStep", True)])
-def test_worker_of_one_env_is_between_episodes_sooner_or_later_and_is_never_cut(mode: str, vector: bool) -> None:
-    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=vector))
-    session = ready(2, 2, recipe=recipe, autoreset_mode=mode, hosting=Hosting(recycle=Recycle(age_s=30.0)))
-    session.elapsed(30.0)
-    number = next(iter(session.slots.spares))
-    place = session.slots.spares[number].place
-    session.said(number, built(), 30.0)
-    assert session.said(number, Mapped(), 30.0) == [Tell(place, Leave())]
-    assert Tell(place, Leave(cut=True)) not in session.elapsed(100.0)
-
-
-def test_vector_env_of_one_env_that_resets_it_within_a_step_is_cut() -> None:
-    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
-    session = ready(1, 1, recipe=recipe, autoreset_mode="SameStep", **WORN)
-    session.said(0, EpisodesDone())
-    session.said(1, built())
-    assert session.said(1, Mapped()) == [Tell(0, Leave())]
-    assert session.said(0, EpisodesDone(leaving=True)) == [Tell(0, Leave(cut=True))]

@@ -817,8 +817,8 @@ class FakeHub:
             case Assign(slot, process):
                 assert process in self.alive and process not in self.serving.values()
                 self.serving.pop(slot, None)
-            case TakeRows(slot, process):
-                assert process not in self.alive
+            case TakeRows(slot, process, left=left):
+                assert left == (process in self.alive)
                 self.serving.pop(slot, None)
                 self.posted.discard(slot)
             case HandOver(slot, process, _, pending):
@@ -865,7 +865,7 @@ class FakeHub:
                 return [CallResults([b""] * len(message.rows), message.number)]
             case CloseEnvs():
                 return [ExitCause("exited with status 0")]
-            case ResetRows() | Serve() | TakePlace() | Leave(cut=True):
+            case ResetRows() | Serve() | TakePlace():
                 return []
             case Leave():
                 return [Left()]
@@ -911,7 +911,7 @@ class FakeHub:
                 self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
             case "age" if self.alive & {*self.serving.values()}:
                 process = data.draw(st.sampled_from(sorted(self.alive & {*self.serving.values()})))
-                self.inbox.append((process, EpisodesDone(leaving=data.draw(st.booleans()))))
+                self.inbox.append((process, EpisodesDone()))
             case "die" if self.alive:
                 self.inbox.insert(
                     0, (data.draw(st.sampled_from(sorted(self.alive))), ExitCause("was ended by SIGSEGV"))

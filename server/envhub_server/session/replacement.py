@@ -158,11 +158,14 @@ class Replacement:
 
     def on_left(self, slot: Slot, now_s: float) -> Instructions:
         """Have the hub take the rows of a slot whose process has left, until a spare serves; the process closes."""
+        process = slot.process
+        assert process is not None
         slot.recycled += 1
         slot.loss = failure_text.recycled(self._make, slot.index, slot.rows)
-        process = self._slots.vacate(slot)
         taken = do.TakeRows(slot.index, process.number, slot.loss, None, left=True)
-        instructions = [taken, *self._closing.ask(process, now_s), *self.replace_lost(now_s)]
+        instructions = [taken, *self._closing.ask(process, now_s)]
+        self._slots.vacate(slot, process)
+        instructions += self.replace_lost(now_s)
         if slot.process is None:  # the spare has ended meanwhile
             instructions += self._launcher.start([slot], now_s)
         return [*instructions, *self.recycling.recycle(now_s)]

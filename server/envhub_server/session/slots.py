@@ -200,13 +200,10 @@ class SlotTable:
             self.spares[before.number] = before
         return before
 
-    def vacate(self, slot: Slot) -> Process:
-        """Take the slot from its process, which closes its envs; return the process."""
-        process = slot.process
-        assert process is not None
+    def vacate(self, slot: Slot, process: Process) -> None:
+        """Take the slot from this process, which closes its envs."""
         process.leave()
         slot.process, self.spares[process.number] = None, process
-        return process
 
     def process(self, number: int) -> Process | None:
         """The process of this number; None once it has ended."""

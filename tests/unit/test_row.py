@@ -170,36 +170,6 @@ def test_same_step_mode_resets_at_once_and_keeps_the_final_observation() -> None
     assert place.info["final_obs"].tolist() == [1, 1] and place.info["final_info"] == {}
 
 
-def test_worker_that_leaves_hands_over_no_info_that_is_too_large() -> None:
-    place = placed(SAME_STEP)
-    spaces_of_env = place.env.observation_space, place.env.action_space
-    place.row.attach(place.arena, *spaces_of_env, place._send, None, False, info_bytes_max=len(LARGE) // 2)
-    place.reset()
-    place.row.leaving = True
-    step = place.env.step
-    place.env.step = lambda action: (*step(action)[:4], {"text": LARGE})
-    place.post(OP_STEP, TERMINATE)
-    left = place.row.step()
-    assert left is not None and place.result == (1, True, False) and place.needs_reset == FRESH
-    ending = codec.decode(left)
-    assert ending.pop("final_obs").tolist() == [1, 1]
-    assert ending == {"final_info": {}, "info_dropped": True} and "dropped" in place.suspected[0]
-
-
-def test_worker_that_takes_over_completes_the_step_by_a_reset() -> None:
-    left = begun(SAME_STEP)
-    left.row.leaving = True
-    left.post(OP_STEP, TERMINATE)
-    ending = left.row.step()
-    assert ending is not None
-    successor = Place(ScriptedEnv(), SAME_STEP, left.arena)
-    successor.row.take_place({MINE: 7}, None, b"", {})
-    successor.row.complete(codec.decode(ending))
-    assert (successor.observation, successor.result, successor.needs_reset) == ([1, 0], (1, True, False), ONGOING)
-    assert successor.info["final_obs"].tolist() == [1, 1] and successor.info["final_info"] == {}
-    assert left.env.seeds == [None] and successor.env.seeds == [7]
-
-
 def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:
     place = begun(SAME_STEP)
     buffer = np.zeros(2)

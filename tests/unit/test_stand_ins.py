@@ -214,16 +214,17 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     memory.close()
 
 
-def test_objects_of_a_worker_that_has_left_are_in_the_arena(memory: SessionMemory) -> None:
+def test_steps_of_a_worker_that_has_left_wait_but_those_of_rows_that_were_cut(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
     step(memory)
     for row in (0, 2):
         leave(arena, row, with_objects(b"shown", b""))
-    step(memory)  # by a client, before the next worker serves
-    assert stand_ins.objects(0) == [b"shown"] * 2
-    stand_ins.take(0, TRUNCATED, None)
-    arena.put_info(0, b"half of the next")
-    step(memory)
+    arena.needs_reset[[0, 2]] = FRESH, REPORT_PENDING
+    step(memory)  # by a client, before the worker has left
+    reports = stand_ins.take(0, TRUNCATED, None, has_left=True)
+    assert reports[-1] == RowsWaiting(0) and arena.truncations[[0, 2]].tolist() == [False, True]
+    assert arena.done[[0, 2]].tolist() == [arena.request[0] - 1, arena.request[2]]
+    assert arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH] and stand_ins.unrung
     assert stand_ins.objects(0) == [b"shown"] * 2
 
 

@@ -34,10 +34,10 @@ class HostingOptions:
             A hub that others share makes up to 8 of a session, or what its operator says.
         recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs
             together, after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of
-            them. The other worker takes over as soon as all envs of the first are between episodes at once: no env is
-            truncated, and no restart is counted. If that takes as many episodes, seconds or bytes again, their episodes
-            are cut by a truncation with the cause ``recycle``, whatever ``on_crash`` says. There is one spare, unless
-            ``spares`` says otherwise. Without ``num_workers`` every env gets a process of its own then.
+            them. A worker of one env is taken over from between two episodes: nothing is truncated, and no restart is
+            counted. Of several envs, and with SAME_STEP, those that are in an episode are truncated with the cause
+            ``recycle``, whatever ``on_crash`` says. There is one spare, unless ``spares`` says otherwise. Without
+            ``num_workers`` every env gets a process of its own then.
         shared_process: True if several of the envs may share a process, which steps cheap envs faster. Without it they
             do only where ``num_workers`` says so, or where the env and its wrappers are of packages that are known to
             keep nothing per process. An env that draws from ``numpy.random``, or keeps anything in a module or a

@@ -306,7 +306,7 @@ class Executor:
 
     def warn(self, warning: instructions.Warn) -> None:
         """Log a warning."""
-        self._held.log.warning(warning.event, ("session", "worker"), **warning.fields)
+        self._held.log.warning(warning.event, ("session", "worker", "message"), **warning.fields)
 
     def end(self, _: instructions.End) -> None:
         """Free what the session holds."""

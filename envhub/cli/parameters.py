@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 import cyclopts
 from cyclopts import Parameter
 
-from envhub.option_kinds import no_path
+from envhub.options import no_path
 
 
 def _positive(type_: object, seconds: float) -> None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from envhub.cli.consoles import console, errors
 from envhub.cli.terminal import EXIT_KEYS, end
-from envhub.hub_options import RETIRED, HubArguments
+from envhub.options import RETIRED, HubArguments
 from envhub.secret import hidden
 
 

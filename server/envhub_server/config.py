@@ -14,15 +14,13 @@ from typing import Any
 import msgspec
 
 from envhub.arena.spin import configured_spin_us
-from envhub.hub_options import HubOptions
-from envhub.option_kinds import CPUS_MAX
+from envhub.options import CPUS_MAX, HubOptions, check_distinct, check_options
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.processes.exit_cause import counter
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
-from envhub_server.table_check import check
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
@@ -53,9 +51,11 @@ class HubConfig(HubOptions):
         Raises:
             ValueError: a value is not allowed, or there are too many interpreters.
         """
-        check(self, HubOptions)
+        check_options(self, HubOptions)
+        check_distinct("bind", self.bind)
+        check_distinct("gpus", self.gpus)
         for table in self.tables.values():
-            check(table, EnvSettings)
+            check_options(table, EnvSettings)
         configured_spin_us()
         interpreters = len(self.registry().interpreters)
         if interpreters > INTERPRETERS_MAX:
@@ -65,7 +65,7 @@ class HubConfig(HubOptions):
     @property
     def hosting(self) -> Hosting:
         """Settings of workers besides their envs: the default of sessions, and the most that a client may ask for."""
-        return Hosting([*self.gpus], self.memory_max, self.spares, Recycle(**vars(self.recycle)))
+        return Hosting([*self.gpus], self.memory_max, self.spares, Recycle(**msgspec.structs.asdict(self.recycle)))
 
     def registry(self) -> Registry:
         """Offers of the hub."""

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from envhub.errors import AddressError
-from envhub.hub_options import HubArguments, HubOptions, given
+from envhub.options import HubArguments, HubOptions, given, options_from
 from envhub.transport import address
 from envhub_server import log
 from envhub_server.catalog import hub_file
@@ -22,7 +22,6 @@ from envhub_server.import_check import check_folders
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.processes import hub_process
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.table_check import ArgumentSpot, values_from
 
 
 def config_of(entries: Sequence[str], arguments: HubArguments | None = None, file: Path | None = None) -> HubConfig:
@@ -36,7 +35,7 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
     Raises:
         ValueError: the file cannot be used, or a value is out of bounds.
     """
-    said = {} if arguments is None else values_from(given(arguments), HubOptions, ArgumentSpot(""))
+    said = {} if arguments is None else options_from(given(arguments), HubOptions, "--", key=_flag)
     from_file = hub_file.read(file) if file is not None else hub_file.HubFile()
     options = {"replays": default_path(os.environ), **from_file.options, **said}
     if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
@@ -45,6 +44,10 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
         return HubConfig(envs=tuple(entries), tables=from_file.envs, **options)
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def check_config(config: HubConfig) -> None:

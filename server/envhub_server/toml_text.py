@@ -13,7 +13,6 @@ else:
     import tomli as tomllib
 
 
-VALUE_CHARS_MAX = 60  # of a value in an error
 _DIGITS = re.compile(r"[0-9][0-9_]*")
 _KEY = re.compile(r"^[ \t]*([^\s=#\[][^=\n#]*?)[ \t]*=", re.MULTILINE)
 BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but most write quotes
@@ -53,12 +52,3 @@ def key_text(name: str) -> str:
 def heading(name: str) -> str:
     """The heading of an environment's table."""
     return f"[envs.{key_text(name)}]"
-
-
-def value_text(value: object) -> str:
-    """A value, or its beginning, in one line."""
-    try:
-        text = json.dumps(value, default=str, ensure_ascii=False)
-    except ValueError:
-        text = "a number with more digits than Python writes"
-    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."

@@ -12,7 +12,7 @@ from envhub_server.catalog.replay_folder import default_path
 from envhub_server.processes.interpreter import OWN
 from envhub_server.serve import config_of
 
-from envhub.hub_options import HubArguments, RecycleOptions
+from envhub.options import HubArguments, RecycleOptions
 
 FILE = """
 bind = ["tcp://127.0.0.1:5555"]

@@ -6,10 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
-from envhub.hub_options import RecycleOptions
-from envhub.option_kinds import DISTINCT, Function, Gpu, Memory, Program, Spares, VariableName, VariableValue
+from envhub.options import (
+    Function,
+    Gpu,
+    Memory,
+    Program,
+    RecycleOptions,
+    Spares,
+    VariableName,
+    VariableValue,
+    check_distinct,
+)
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.processes.interpreter import InterpreterKey
 
@@ -69,7 +78,7 @@ class EnvSettings:
         ),
     ] = False
     gpus: Annotated[
-        Annotated[tuple[Gpu, ...], DISTINCT] | None,
+        tuple[Gpu, ...] | None,
         Meta(description="The devices that are dealt to the workers, in place of ``--gpus``."),
     ] = None
     memory_max: Annotated[
@@ -107,6 +116,7 @@ class EnvSettings:
         Raises:
             ValueError: envs are to share a process and not to share one, or the env steps all in one process.
         """
+        check_distinct("gpus", self.gpus)
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process and one_per_process exclude each other")
         if self.vector and self.one_per_process:
@@ -131,7 +141,7 @@ class EnvSettings:
         """Settings of this env's workers by the operator; where the table has none, those of all."""
         said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
         said["gpus"] = None if self.gpus is None else [*self.gpus]
-        said["recycle"] = None if self.recycle is None else Recycle(**vars(self.recycle))
+        said["recycle"] = None if self.recycle is None else Recycle(**structs.asdict(self.recycle))
         return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})
 
 

@@ -13,21 +13,19 @@ A path that is not absolute is one in the folder of the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from envhub.hub_options import RETIRED, HubOptions
-from envhub.option_kinds import options_of
+from envhub.options import RETIRED, HubOptions, OptionError, kinds_of, options_from
 from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
-from envhub_server.table_check import Spot, TableError, table_from, values_from
-from envhub_server.toml_text import TomlError, heading, read_toml
+from envhub_server.toml_text import TomlError, heading, key_text, read_toml
 
 FILE_BYTES_MAX = 1 << 20
-OPTIONS, KEYS_OF_ENVS = options_of(HubOptions), options_of(EnvSettings)
+OPTIONS, KEYS_OF_ENVS = kinds_of(HubOptions), kinds_of(EnvSettings)
 
 
 class HubFileError(ValueError):
@@ -64,22 +62,23 @@ def read(path: Path) -> HubFile:
     envs = content.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
         raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
-    spot = Spot(f"{path}: ", path.absolute().parent)
+    where, folder = f"{path}: ", path.absolute().parent
     try:
-        options = values_from(content, HubOptions, spot, _hint_of_hub)
-        tables = {name: _settings(name, table, spot) for name, table in envs.items()}
-    except TableError as error:
+        options = options_from(content, HubOptions, where, folder, key_text, _hint_of_hub)
+        tables = {name: _settings(name, table, f"{where}{heading(name)} ", folder) for name, table in envs.items()}
+    except OptionError as error:
         raise HubFileError(str(error)) from error
     return HubFile(options, tables)
 
 
-def _settings(name: str, table: Mapping[str, Any], spot: Spot) -> EnvSettings:
+def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> EnvSettings:
     """Return the settings of an environment."""
-    settings = table_from(table, EnvSettings, replace(spot, table=f"{spot.table}{heading(name)} "), _hint_of_env)
+    options = options_from(table, EnvSettings, where, folder, key_text, _hint_of_env)
     try:
+        settings = EnvSettings(**options)
         Registry(tables={name: settings})
-    except ValueError as error:  # the table's name or its ``env`` offers nothing
-        raise TableError(f"{spot.table}{error}") from error
+    except ValueError as error:  # values that do not go together; or the table's name or its ``env`` offers nothing
+        raise OptionError(f"{where}{error}") from error
     return settings
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from envhub.errors import shown
-from envhub.option_kinds import parse_arguments
+from envhub.options import parse_arguments
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.toml_text import heading, value_text
+from envhub_server.toml_text import heading
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}

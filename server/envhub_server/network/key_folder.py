@@ -19,7 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from envhub.errors import KeysError
+from envhub.options import OptionError, options_from
 from envhub.secret import Secret
 from envhub.transport import sockets
 from envhub.transport.folder_owners import weakness_of
@@ -35,7 +38,6 @@ from envhub.transport.keys import (
 )
 from envhub_server.log import Logger
 from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
-from envhub_server.table_check import Spot, TableError, table_from
 from envhub_server.toml_text import TomlError, read_toml
 
 KEYS_PER_CLIENT_MAX = 2
@@ -293,7 +295,7 @@ class KeyFolder:
         if right not in RIGHTS:
             raise KeysError(f"{quoted(right)} is no right; there are {', '.join(RIGHTS)}")
         lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
-        if changed := {name: most for name, most in vars(quotas).items() if most != getattr(Quotas(), name)}:
+        if changed := {name: most for name, most in structs.asdict(quotas).items() if most != getattr(Quotas(), name)}:
             lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
         write_secret(self._file(name), "\n".join(lines), replace=True)
 
@@ -351,9 +353,9 @@ def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
         content = read_toml(text)
         if "worker_memory_bytes_max" in content.get("quotas", ()):
             raise KeysError(f"{path}: quotas: {NO_MEMORY_QUOTA}")
-        table = table_from(content, _ClientFile, Spot(f"{path}: "))
+        table = _ClientFile(**options_from(content, _ClientFile, f"{path}: "))
         keys = [key_of(each) for each in table.keys]
-    except TableError as error:
+    except OptionError as error:
         raise KeysError(str(error)) from error
     except TomlError as error:
         raise KeysError(f"{path} {error}") from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from envhub.option_kinds import Bytes, Count
+from msgspec import Struct
+
+from envhub.options import Bytes, Count
 from envhub.protocol.messages import Op
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -14,8 +16,7 @@ RIGHTS = get_args(Right)
 _OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.SESSIONS, Op.OBSERVE])
 
 
-@dataclass(frozen=True)
-class Quotas:
+class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what one client may use of a hub at a time."""
 
     sessions_max: Count = 8

@@ -1,0 +1,586 @@
+"""The options of a hub, with their bounds, defaults and help: the one place for the command line, the file and the hub.
+
+``envhub serve`` takes each from the command line, and from a file with ``_`` for ``-``. An annotation says what is
+allowed, as ``msgspec`` checks it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, List, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from envhub.errors import ONLY_PROGRAMS_RECORD
+from envhub.protocol.validation import GPUS_MAX, HUB_NAME_CHARS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
+from envhub.transport import address
+
+MIB = 1 << 20
+# What was an option, and the way that is left.
+RETIRED = {
+    "announce": address.NO_ANNOUNCEMENTS,
+    "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
+    "record": ONLY_PROGRAMS_RECORD,
+}
+PROCESSES_MAX = 1024  # workers or spares of a session, as many as it may have envs
+CPUS_MAX = 1 << 16
+BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
+BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
+EPISODES_MAX = 1 << 40
+FILES_MAX = 1_000_000
+COUNT_MAX = 1 << 50
+VALUE_CHARS_MAX = 60  # of a value in an error
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS[f"{_letter}B"], _UNITS[f"{_letter}IB"] = 1000**_power, 1024**_power
+_NUMBER_OF_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B|)", re.IGNORECASE)
+
+
+# --- kinds of values --------------------------------------------------------------------------------------------------
+
+
+def byte_count(value: Any, folder: Path = Path()) -> Any:
+    """Return the bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
+
+    The units are B; KB, MB, GB and TB, powers of 1000; KiB, MiB, GiB and TiB, powers of 1024. Case does not matter.
+    What is no text is returned as it is.
+
+    Raises:
+        ValueError: it is not a number, has another unit, or is not a whole number of bytes.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _NUMBER_OF_BYTES.fullmatch(value.strip())
+    count = Fraction(match[1]) * _UNITS.get(match[2].upper(), 0) if match else Fraction(0)
+    if match is None or match[2].upper() not in _UNITS or count.denominator != 1:
+        raise ValueError(f"{value!r} is no number of bytes; write it such as 2000000000, 2GB or 512MiB")
+    return int(count)
+
+
+def read_memory(value: Any, folder: Path) -> Any:
+    """Return the bytes as ``byte_count``.
+
+    Raises:
+        ValueError: these are no bytes, or too few for an interpreter.
+    """
+    count = byte_count(value)
+    if isinstance(count, int) and 0 < count < BYTES_MIN:
+        raise ValueError(
+            f"{value!r} is less than {BYTES_MIN} bytes, in which an interpreter just starts; 0 is no limit"
+        )
+    return count
+
+
+def no_path(text: str) -> str:
+    """Say why a text is no path; empty if it may be one."""
+    if not text:  # in a file it would stand for the file's folder
+        return "a path is not empty"
+    return "a path is no URL" if "://" in text else ""
+
+
+def read_path(text: str, folder: Path) -> Path:
+    """Return the path that is written so, with ``~`` for a home folder, and of one that is not absolute that in here.
+
+    Raises:
+        ValueError: the text is empty, is a URL, or names no path.
+    """
+    if why := no_path(text):
+        raise ValueError(why)
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a null character")
+    try:
+        return folder / Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{text!r} begins with no known home folder") from error
+
+
+def read_program(text: str, folder: Path) -> str:
+    """Return a program: a path if the text is one or the folder has the program, or else a command."""
+    path = os.path.join(folder, read_path(text, Path())) if text else ""
+    return path if "/" in text or os.path.exists(path) else text
+
+
+def read_address(text: str, folder: Path) -> str:
+    """Return an address to listen on, or raise ``ValueError``."""
+    address.parse(text)
+    return text
+
+
+def read_arguments(text: str, folder: Path) -> str:
+    """Return a text that ``parse_arguments`` reads, or raise ``ValueError``."""
+    parse_arguments(text)
+    return text
+
+
+def read_function(text: str, folder: Path) -> str:
+    """Return the name of a function, or an empty text; or raise ``ValueError``."""
+    if text and not is_function_name(text):
+        raise ValueError(f"{text!r} names no function; expected module:function")
+    return text
+
+
+def parse_arguments(text: str) -> tuple[str, frozenset[str]]:
+    """Return the pattern of names and the arguments of ``name=argument,argument``.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    pattern, _, listed = text.rpartition("=")
+    names = frozenset(listed.split(","))
+    if not pattern or not all(map(str.isidentifier, names)):
+        raise ValueError(f"{text!r} should read name=argument,argument")
+    return pattern, names
+
+
+def _read_by(read: Callable[[Any, Path], Any], low: int | None = None, high: int | None = None) -> Meta:
+    """Return bounds, and the function that makes the value of what is written, and of the folder of paths."""
+    return Meta(ge=low, le=high, extra={"read": read})
+
+
+Address = Annotated[str, _read_by(read_address)]
+Arguments = Annotated[str, _read_by(read_arguments)]
+Bytes = Annotated[int, _read_by(byte_count, 0, BYTES_MAX)]
+SomeBytes = Annotated[int, _read_by(byte_count, 1, BYTES_MAX)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Cpus = Annotated[int, Meta(ge=1, le=CPUS_MAX)]
+Envs = Annotated[int, Meta(ge=1, le=ROWS_MAX)]
+Function = Annotated[str, _read_by(read_function)]
+Gpu = Annotated[int, Meta(ge=0, le=GPUS_MAX - 1)]
+HubName = Annotated[str, Meta(max_length=HUB_NAME_CHARS_MAX, pattern=r"^[ -~]*$")]
+InfoBytes = Annotated[int, _read_by(byte_count, 1 << 10, 32 << 20)]
+Memory = Annotated[int, _read_by(read_memory, 0, BYTES_MAX)]
+MessageBytes = Annotated[int, _read_by(byte_count, 1 << 16, 1 << 30)]
+Program = Annotated[str, _read_by(read_program)]
+Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+Spares = Annotated[int, Meta(ge=0, le=PROCESSES_MAX)]
+VariableName = Annotated[str, Meta(pattern=r"^[^=\x00]+$")]
+VariableValue = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+Workers = Annotated[int, Meta(ge=1, le=PROCESSES_MAX)]
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
+
+
+class RecycleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table ``recycle``: bounds after which another worker takes over; 0 for never."""
+
+    episodes: Annotated[
+        int,
+        Meta(ge=0, le=EPISODES_MAX),
+        Meta(
+            description="The number of episodes, of all its envs together, after which another worker takes over from "
+            "one; 0, the default, for never."
+        ),
+    ] = 0
+    age_s: Annotated[
+        Seconds,
+        Meta(
+            description="The seconds after which another worker takes over from one, as its envs' episodes end; 0, the "
+            "default, for never."
+        ),
+    ] = 0.0
+    memory_bytes: Annotated[
+        Memory,
+        Meta(
+            description="The bytes of memory, such as 2GB, above which another worker takes over from one, as its "
+            "envs' episodes end; 0, the default, for never."
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Options of a hub besides its envs. A field is an option of ``envhub serve``, and a key of its file."""
+
+    bind: Annotated[
+        tuple[Address, ...],
+        Meta(
+            description="Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be "
+            "given more than once."
+        ),
+    ] = ()
+    name: Annotated[
+        HubName,
+        Meta(
+            description="The hub's name for its clients and its log, of at most 64 printable characters of ASCII. "
+            "Without it, the name of the machine."
+        ),
+    ] = ""
+    python: Annotated[
+        Program,
+        Meta(
+            description="The interpreter of envs that name none of their own: a program, a virtual environment or a "
+            "conda prefix, of Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, "
+            "the hub's own."
+        ),
+    ] = ""
+    rendering: Annotated[
+        Literal["egl", "osmesa"] | None,
+        Meta(
+            description="The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's "
+            "drivers for none) or osmesa (the CPU). Tried at the start."
+        ),
+    ] = None
+    vector: Annotated[
+        bool,
+        Meta(
+            description="Take the envs of the command line as vector envs, each of which steps all of its envs in one "
+            "call: ids with a ``vector_entry_point``, or factories that take ``num_envs``. An env's table "
+            "says it for that env."
+        ),
+    ] = False
+    workers: Annotated[
+        Workers | Literal["auto"],
+        Meta(
+            description="The number of workers of a session that asks for none. By default, or with auto, what is "
+            "known of its env decides: the time of its steps before, or whether it computes in its own "
+            "process. Else every env gets a process."
+        ),
+    ] = "auto"
+    cpus: Annotated[
+        Cpus | None,
+        Meta(
+            description="The number of CPUs that the hub plans its workers with, if it may use more. By default all "
+            "that it may use."
+        ),
+    ] = None
+    worker_memory: Annotated[
+        Memory,
+        Meta(
+            description="The bytes of memory that each worker may allocate, such as 2GB or 512MiB; an env that wants "
+            "more gets a MemoryError. 0, the default, for no limit."
+        ),
+    ] = 0
+    worker_env: Annotated[
+        tuple[VariableName, ...],
+        Meta(
+            description="A variable of the environment that workers get, too; may be given more than once. Without it "
+            "they get only what programs need to run, such as PATH and HOME, so that no secret is in a "
+            "worker."
+        ),
+    ] = ()
+    keys: Annotated[
+        Path | None,
+        Meta(
+            description="The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their "
+            "holders, and may be one that other machines can reach. Changes of the folder count at once."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, Meta(description="Allow an address that other machines can reach, though nothing guards it.")
+    ] = False
+    allow_factories: Annotated[
+        bool,
+        Meta(description="Run factories that clients send, for the own user and keys with the right deploy."),
+    ] = False
+    allow_arguments: Annotated[
+        tuple[Arguments, ...],
+        Meta(
+            description="Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may "
+            "be a pattern; may be given more than once. Else a key without the right deploy passes "
+            "numbers, truth values and short plain strings."
+        ),
+    ] = ()
+    verbose_errors: Annotated[
+        bool,
+        Meta(
+            description="Name folders of this machine in the errors of envs for all clients, and not for the hub's "
+            "own user alone."
+        ),
+    ] = False
+    gpus: Annotated[
+        tuple[Gpu, ...],
+        Meta(
+            description="A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be "
+            "given more than once. Clients choose among them."
+        ),
+    ] = ()
+    memory_max: Annotated[
+        Memory | None,
+        Meta(
+            description="The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; "
+            "one that has more is ended, and its envs are truncated. Clients may ask for less. 0, the "
+            "default, for no limit."
+        ),
+    ] = None
+    spares: Annotated[
+        Spares | None,
+        Meta(
+            description="The number of workers of each session that are made ahead, so that an env that is lost is "
+            "back at once; 0 by default. Clients may choose another number, up to spares_max."
+        ),
+    ] = None
+    recycle: Annotated[
+        RecycleOptions,
+        Meta(
+            description="When another worker takes over from one, at its envs' episodes' end: after EPISODES, "
+            "seconds of AGE, or with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may "
+            "have it happen earlier."
+        ),
+    ] = RecycleOptions()  # noqa: RUF009 - it is frozen
+
+    # --- limits -----------------------------------------------------------------------------------------------------
+
+    sessions_max: Annotated[
+        int,
+        Meta(ge=1, le=1 << 16),
+        Meta(description="The number of sessions that may exist at one time."),
+    ] = 64
+    max_envs: Annotated[Envs, Meta(description="The number of envs that may exist at one time.")] = 4096
+    envs_per_session_max: Annotated[Envs, Meta(description="The number of envs that a session may have.")] = 1024
+    spares_max: Annotated[
+        Spares, Meta(description="The number of spares that a client may ask for, where spares says no larger number.")
+    ] = 8
+    arena_bytes_max: Annotated[
+        SomeBytes,
+        Meta(description="The bytes of shared memory of all sessions together, in which observations and actions lie."),
+    ] = 2048 * MIB
+    message_bytes_max: Annotated[
+        MessageBytes,
+        Meta(
+            description="The bytes of one frame that a client sends, such as the actions of a step, and of the "
+            "results of a call that travel as one frame."
+        ),
+    ] = 64 * MIB
+    info_bytes_max: Annotated[
+        InfoBytes,
+        Meta(
+            description="The bytes of an info, besides the observation in it. A larger one loses its largest entries."
+        ),
+    ] = MIB
+    replays: Annotated[
+        Path | None,
+        Meta(
+            description="The folder for the replays of envs that failed, which ``envhub replay`` runs again. By "
+            "default that of ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state."
+        ),
+    ] = None
+    replays_max: Annotated[
+        int,
+        Meta(ge=0, le=FILES_MAX),
+        Meta(description="The files kept in that folder; older ones are removed, and with 0 none is kept."),
+    ] = 200
+    replays_bytes_max: Annotated[Bytes, Meta(description="The bytes of all these files.")] = 256 * MIB
+
+    # --- times ------------------------------------------------------------------------------------------------------
+
+    lease: Annotated[Seconds, Meta(description="The seconds that a session outlives the loss of its client.")] = 60.0
+    close_timeout_max: Annotated[
+        Seconds, Meta(description="The most seconds that a client may give an env to close.")
+    ] = 60.0
+    drain_timeout: Annotated[
+        Seconds, Meta(description="The seconds for requests to end, once the hub is told to stop.")
+    ] = 5.0
+    drain_close_timeout: Annotated[
+        Seconds, Meta(description="The seconds for envs to close after that; then their workers are killed.")
+    ] = 2.0
+
+
+# --- reading them -----------------------------------------------------------------------------------------------------
+
+
+class OptionError(ValueError):
+    """An option is unknown, or its value is not allowed; one line that says where it stands, and what is allowed."""
+
+
+@cache
+def kinds_of(table: type) -> Mapping[str, Any]:
+    """Return the annotations of a table's options, by name."""
+    return get_type_hints(table, include_extras=True)
+
+
+def options_from(
+    table: Mapping[str, Any],
+    kind: type,
+    where: str = "",
+    folder: Path = Path(),
+    key: Callable[[str], str] = str,
+    hint: Callable[[str, Any], str] = lambda name, value: "",
+) -> dict[str, Any]:
+    """Return the options that a table has, as the fields of ``kind`` take them.
+
+    Args:
+        table: as it was read from a file, or from the command line.
+        kind: a dataclass or ``msgspec.Struct``, the annotations of whose fields say what is allowed.
+        where: the text before an option's name in an error.
+        folder: of paths that are not absolute.
+        key: makes the name of an option as it is written there.
+        hint: of an unknown name and its value, what to say in place of the nearest one; empty for that.
+
+    Raises:
+        OptionError: with the first option that is unknown or not allowed.
+    """
+    kinds, values = kinds_of(kind), {}
+    for name, value in table.items():
+        if name not in kinds:
+            raise OptionError(f"{where}{_unknown(name, kinds, hint(name, value))}")
+        place = f"{where}{key(name)}"
+        read = _read(value, kinds[name], place, folder)
+        try:
+            values[name] = msgspec.convert(read, kinds[name], dec_hook=lambda kind, each: each)
+        except msgspec.ValidationError as error:
+            why, _, inner = str(error).partition(" - at `$")
+            text = f"{place}{inner.rstrip('`')} = {value_text(value)}: {why[0].lower()}{why[1:]}"
+            known = allowed(kinds[name])
+            raise OptionError(f"{text}; allowed: {known}" if known else text) from None
+    return values
+
+
+def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """The kinds that an annotation allows, without their bounds, each with what msgspec does not know of it."""
+    extra: dict[str, Any] = {}
+    while get_origin(annotation) is Annotated:
+        annotation, *metas = get_args(annotation)
+        for meta in metas:
+            extra.update(meta.extra or {})
+            if meta.ge is not None:
+                extra["bounds"] = f"{meta.ge:.0f} to {meta.le:.0f}"
+    if get_origin(annotation) in (Union, types.UnionType):
+        for each in get_args(annotation):
+            yield from _kinds(each)
+    else:
+        yield annotation, {"read": read_path} if annotation is Path else extra
+
+
+def _read(value: Any, annotation: Any, place: str, folder: Path) -> Any:
+    """Return the value with its texts read, in a list or table each of them; errors as for ``options_from``."""
+    for kind, extra in _kinds(annotation):
+        arguments = get_args(kind)
+        if isinstance(value, dict) and get_origin(kind) is dict:
+            return {name: _read(each, arguments[1], f"{place}.{name}", folder) for name, each in value.items()}
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return {n: _read(each, kinds_of(kind).get(n), f"{place}.{n}", folder) for n, each in value.items()}
+        if isinstance(value, (list, tuple)) and get_origin(kind) is tuple:
+            return [_read(each, arguments[0], f"{place}[{n}]", folder) for n, each in enumerate(value)]
+        if "read" in extra and (kind is int or isinstance(value, str)):
+            try:
+                return extra["read"](value, folder)
+            except ValueError as error:  # which has the text itself, unless it may have a key in it
+                raise OptionError(f"{place}: {error}") from error
+    return value
+
+
+def check_options(table: Any, kind: type) -> None:
+    """Check the options of a table that a program has made.
+
+    Raises:
+        OptionError: with the first value that is not allowed.
+    """
+    values = {name: value for name in kinds_of(kind) if (value := getattr(table, name)) is not None}
+    options_from(msgspec.to_builtins(values, enc_hook=str), kind)
+
+
+def check_distinct(name: str, values: Sequence[Any] | None) -> None:
+    """Check that nothing is given twice.
+
+    Raises:
+        OptionError: something is.
+    """
+    if values is not None and len({*values}) < len(values):
+        raise OptionError(f"{name} = {value_text(values)}: the same is given twice")
+
+
+def _unknown(name: str, known: Mapping[str, Any], hint: str) -> str:
+    nearest = get_close_matches(name.casefold().replace("-", "_"), known, 1)
+    question = hint or (f", did you mean {nearest[0]!r}?" if nearest else ".")
+    return f"unknown key {name!r}{question} Keys here are: {', '.join(known)}"
+
+
+def allowed(annotation: Any) -> str:
+    """The bounds, words or keys that an annotation allows; empty where there are none."""
+    texts = []
+    for kind, extra in _kinds(annotation):
+        if get_origin(kind) is Literal:
+            texts += [f'"{word}"' for word in get_args(kind)]
+        elif get_origin(kind) is tuple:
+            texts.append(allowed(get_args(kind)[0]))
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            texts.append(f"a table of {', '.join(kind.__struct_fields__)}")
+        else:
+            texts.append(extra.get("bounds", ""))
+    return " or ".join(filter(None, texts))
+
+
+def value_text(value: object) -> str:
+    """A value, or its beginning, in one line."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except ValueError:
+        text = "a number with more digits than Python writes"
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+class Size(str):
+    """Text of a number of bytes. A command line's help shows the name of the class for the value."""
+
+
+def arguments_of(table: Any) -> Any:
+    """Return a dataclass with the options of a table for a command line; each is None unless it is given.
+
+    Bytes are texts of the class ``Size``, as they may have a unit.
+    """
+    arguments = []
+    for name, annotation in kinds_of(table).items():
+        kinds = (*map(_argument, _kinds(annotation)), None)
+        arguments.append((name, Union[kinds], field(default=None, metadata={"help": described(table, name)})))
+    place = {"__module__": __name__}  # cyclopts takes a class of the module ``types`` for a builtin
+    return make_dataclass(f"{table.__name__}Arguments", arguments, frozen=True, namespace=place)
+
+
+def given(arguments: Any) -> dict[str, Any]:
+    """Return the options that a command line has, by name."""
+    values = ((name, value) for name, value in vars(arguments).items() if value is not None)
+    return {name: given(value) if is_dataclass(value) else value for name, value in values}
+
+
+def _argument(kind_and_extra: tuple[Any, Mapping[str, Any]]) -> Any:
+    kind, extra = kind_and_extra
+    if get_origin(kind) is tuple:
+        return List[_argument(next(_kinds(get_args(kind)[0])))]  # type: ignore[misc]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return arguments_of(kind)
+    return Size if kind is int and "read" in extra else kind
+
+
+def described(table: Any, name: str) -> str:
+    """The help of an option, with its default."""
+    metas = get_args(kinds_of(table)[name])
+    description = next((each.description for each in metas if getattr(each, "description", None)), "")
+    default = default_text(table, name)
+    return f"{description} {default} by default." if default else description
+
+
+def default_text(table: Any, name: str) -> str:
+    """The default of a number; empty where the description says what happens without one."""
+    default = getattr(table(), name)
+    if isinstance(default, bool) or not isinstance(default, (int, float)) or not default:
+        return ""
+    if any("read" in extra for _, extra in _kinds(kinds_of(table)[name])):  # bytes
+        power = next(power for power in (30, 20, 10, 0) if default % (1 << power) == 0)
+        return f"{default / (1 << power):,.0f} {({30: 'Gi', 20: 'Mi', 10: 'Ki', 0: ''})[power]}B"
+    return f"{default:,.10g}"
+
+
+if TYPE_CHECKING:
+
+    class HubArguments:
+        """Options of the command line of ``envhub serve``."""
+
+        def __init__(self, **options: object) -> None: ...
+
+else:
+    HubArguments = arguments_of(HubOptions)

@@ -558,10 +558,13 @@ def _argument(kind_and_extra: tuple[Any, Mapping[str, Any]]) -> Any:
 
 def described(table: Any, name: str) -> str:
     """The help of an option, with its default."""
-    metas = get_args(kinds_of(table)[name])
-    description = next((each.description for each in metas if getattr(each, "description", None)), "")
-    default = default_text(table, name)
-    return f"{description} {default} by default." if default else description
+    text, default = description(kinds_of(table)[name]), default_text(table, name)
+    return f"{text} {default} by default." if default else text
+
+
+def description(annotation: Any) -> str:
+    """The help of an option, of its annotation."""
+    return next((each.description for each in get_args(annotation) if getattr(each, "description", None)), "")
 
 
 def default_text(table: Any, name: str) -> str:

@@ -20,8 +20,7 @@ from envhub_client.session.hosting import HostingOptions
 from envhub_server.catalog.env_settings import EnvSettings
 
 import envhub
-from envhub.hub_options import HubOptions, RecycleOptions
-from envhub.option_kinds import allowed, options_of
+from envhub.options import HubOptions, RecycleOptions, allowed, default_text, description, kinds_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
@@ -83,9 +82,9 @@ def of_recycling() -> str:
 
 def of_table(table: Any, texts: Mapping[str, str] | None = None) -> str:
     """The keys of a table of a hub's file; the texts are its own, or those given."""
-    options = options_of(table)
-    cells = {name: f"| {allowed(option.annotation)} | {option.default_text} " for name, option in options.items()}
-    own = {name: option.description for name, option in options.items()}
+    kinds = kinds_of(table)
+    cells = {name: f"| {allowed(kind)} | {default_text(table, name)} " for name, kind in kinds.items()}
+    own = {name: description(kind) for name, kind in kinds.items()}
     return reference("key | allowed | default", cells, texts or own)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -436,7 +437,7 @@ def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder
 
 @pytest.mark.long
 def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
-    assert structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
+    assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
     tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
     path = keys.path / "clients/bob.toml"
     path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")

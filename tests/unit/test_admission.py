@@ -9,7 +9,7 @@ from envhub_server.catalog.hosting import hosting_of_session
 from envhub_server.catalog.registry import Recipe
 from envhub_server.config import HubConfig
 
-from envhub.option_kinds import BYTES_MIN
+from envhub.options import BYTES_MIN
 from envhub.protocol.messages import Failure, Faults, Hosting, Make, Recycle
 from envhub.values import codec
 

@@ -128,8 +128,7 @@ ROOMS = {
         "values": set(),
         "__main__.py": {"cli"},
         "env_failure.py": {"values"},
-        "hub_options.py": {"transport"},
-        "option_kinds.py": {"protocol", "transport"},
+        "options.py": {"protocol", "transport"},
     },
     "envhub_server": {
         "catalog": {"ipc", "processes"},

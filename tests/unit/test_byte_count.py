@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_server.byte_count import byte_count
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.network.rights import Quotas
 from envhub_server.serve import config_of
 
 from envhub.cli import commands, terminal
-from envhub.hub_options import HubOptions, RecycleOptions
-from envhub.option_kinds import kinds_of, options_of
+from envhub.options import HubOptions, RecycleOptions, byte_count, kinds_of, options_from
 
 
 @pytest.mark.parametrize(
@@ -42,19 +40,14 @@ def test_what_has_no_unit_or_is_no_whole_number_is_refused(text: str) -> None:
 
 
 def test_every_number_that_is_named_after_bytes_or_memory_takes_a_unit() -> None:
-    tables = (HubOptions, RecycleOptions, EnvSettings, Quotas)
-    units = {
-        name: {kind.unit for kind in kinds_of(option.annotation)}
-        for table in tables
-        for name, option in options_of(table).items()
-    }
-    assert {name for name in units if "bytes" in name or "memory" in name} == {
-        name for name, unit in units.items() if "bytes" in unit
-    }
+    for table in (HubOptions, RecycleOptions, EnvSettings, Quotas):
+        for name in kinds_of(table):
+            if "bytes" in name or "memory" in name:
+                assert options_from({name: "32MB"}, table) == {name: 32_000_000}, name
 
 
 def test_options_of_the_command_line_take_units() -> None:
-    names = [name for name in options_of(HubOptions) if "bytes" in name or "memory" in name]
+    names = [name for name in kinds_of(HubOptions) if "bytes" in name or "memory" in name]
     options = [text for name in names for text in (f"--{name.replace('_', '-')}", "32MiB")]
     _, bound, _ = commands.app.parse_args(["serve", *options, "--recycle.memory-bytes=2GB", "--max-envs", "8"])
     found = config_of((), bound.arguments["options"])

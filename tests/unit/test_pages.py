@@ -26,11 +26,11 @@ from envhub_server.processes import memory_use, worker_output
 from envhub_server.session import failure_text, restarts
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
-from envhub import errors, option_kinds
+from envhub import errors, options
 from envhub.arena import layout
 from envhub.cli import commands, terminal
 from envhub.env_failure import EnvFailure
-from envhub.hub_options import HubOptions
+from envhub.options import HubOptions
 from envhub.protocol import messages, prelude, validation
 from envhub.transport import sockets
 from envhub.values import codec, leaf
@@ -228,9 +228,9 @@ LIMITS = {
     "leaves of an observation or an action space": leaf.LEAVES_MAX,
     "a time that a client sets": validation.SECONDS_MAX,
     "`restarts_max` that a client sets": validation.RESTARTS_MAX,
-    "workers and spares of a session that its operator says": option_kinds.PROCESSES_MAX,
-    "bytes of memory that the operator says, unless 0, at least": option_kinds.BYTES_MIN,
-    "bytes of memory that the operator says, at most": option_kinds.BYTES_MAX,
+    "workers and spares of a session that its operator says": options.PROCESSES_MAX,
+    "bytes of memory that the operator says, unless 0, at least": options.BYTES_MIN,
+    "bytes of memory that the operator says, at most": options.BYTES_MAX,
     "processes of a worker whose memory counts for `memory_max`": memory_use.PROCESSES_MAX,
     "values of attributes of a session, which are set again on new envs": set_attributes.BYTES_MAX,
     "one frame from the hub": prelude.FRAME_BYTES_MAX,
@@ -295,15 +295,15 @@ def test_limits_are_the_codes() -> None:
 
 
 def test_limits_that_options_change_have_their_defaults_and_every_option_with_a_limit_is_shown() -> None:
-    options = {f"--{name.replace('_', '-')}": each for name, each in option_kinds.options_of(HubOptions).items()}
+    names = {f"--{name.replace('_', '-')}": name for name in options.kinds_of(HubOptions)}
     shown = set()
     for name, number, changed_by in limits(*SECTIONS):
         if changed_by != "no":
             times, option = re.fullmatch(r"(twice |[\d.]+ times )?`(--[a-z-]+)`", changed_by).groups()  # type: ignore[union-attr]
             factor = {None: 1.0, "twice ": 2.0}.get(times) or float(times.split()[0])
-            assert number == factor * options[option].default, name
+            assert number == factor * getattr(HubOptions(), names[option]), name
             shown.add(option)
-    assert shown == {name for name, option in options.items() if option.default_text}
+    assert shown == {option for option, name in names.items() if options.default_text(HubOptions, name)}
 
 
 def test_numbers_in_the_texts_are_the_codes() -> None:

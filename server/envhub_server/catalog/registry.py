@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from envhub.errors import shown
-from envhub.options import parse_arguments
+from envhub.options import parse_arguments, value_text
 from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
 from envhub_server.ipc.packages import install, on_this_machine, package_of

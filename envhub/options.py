@@ -424,9 +424,10 @@ def options_from(
     kinds, values = kinds_of(kind), {}
     for name, value in table.items():
         if name not in kinds:
-            raise OptionError(f"{where}{_unknown(name, kinds, hint(name, value))}")
+            place = f"{where[:-1]}: " if where.endswith(".") else where
+            raise OptionError(place + _unknown(name, kinds, hint(name, value)))
         place = f"{where}{key(name)}"
-        read = _read(value, kinds[name], place, folder)
+        read = _read(value, kinds[name], place, folder, key)
         try:
             values[name] = msgspec.convert(read, kinds[name], dec_hook=lambda kind, each: each)
         except msgspec.ValidationError as error:
@@ -453,16 +454,16 @@ def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         yield annotation, {"read": read_path} if annotation is Path else extra
 
 
-def _read(value: Any, annotation: Any, place: str, folder: Path) -> Any:
+def _read(value: Any, annotation: Any, place: str, folder: Path, key: Callable[[str], str]) -> Any:
     """Return the value with its texts read, in a list or table each of them; errors as for ``options_from``."""
     for kind, extra in _kinds(annotation):
         arguments = get_args(kind)
         if isinstance(value, dict) and get_origin(kind) is dict:
-            return {name: _read(each, arguments[1], f"{place}.{name}", folder) for name, each in value.items()}
+            return {name: _read(each, arguments[1], f"{place}.{name}", folder, key) for name, each in value.items()}
         if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return {n: _read(each, kinds_of(kind).get(n), f"{place}.{n}", folder) for n, each in value.items()}
+            return kind(**options_from(value, kind, f"{place}.", folder, key))
         if isinstance(value, (list, tuple)) and get_origin(kind) is tuple:
-            return [_read(each, arguments[0], f"{place}[{n}]", folder) for n, each in enumerate(value)]
+            return [_read(each, arguments[0], f"{place}[{n}]", folder, key) for n, each in enumerate(value)]
         if "read" in extra and (kind is int or isinstance(value, str)):
             try:
                 return extra["read"](value, folder)

@@ -63,8 +63,7 @@ def test_option_that_is_no_number_of_bytes_says_how_to_write_one(
         commands.app(["serve", "CartPole-v1", option, "2G"])
     assert ended.value.code == terminal.EXIT_USAGE
     found = " ".join(capsys.readouterr().err.split())
-    assert f'{option} = "2G": expected a whole number from 16777216 to 1125899906842624 bytes' in found
-    assert 'written such as 2000000000 or "2GB"' in found
+    assert f"{option}: '2G' is no number of bytes; write it such as 2000000000, 2GB or 512MiB" in found
 
 
 def test_tables_of_a_file_take_units_and_variables_of_the_same_names_stay_texts(tmp_path: Path) -> None:
@@ -78,6 +77,6 @@ def test_tables_of_a_file_take_units_and_variables_of_the_same_names_stay_texts(
     assert config.tables["arm"].memory_max == 512 << 20 and config.tables["arm"].variables == {"memory_max": "2GB"}
     path.write_text('memory_max = "2G"')
     with pytest.raises(
-        ValueError, match=r'memory_max = "2G": expected a whole number from .* such as 2000000000 or "2GB"'
+        ValueError, match=r"memory_max: '2G' is no number of bytes; write it such as 2000000000, 2GB or 512MiB"
     ):
         config_of((), None, path)

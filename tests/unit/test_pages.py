@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
@@ -196,7 +197,7 @@ def test_rights_and_quotas_are_the_codes() -> None:
     assert [row[0].strip("`") for row in table(page, "Rights")] == [*RIGHTS]
     (quotas,) = blocks("toml", [page])
     shown = {name: int(number) for name, number in re.findall(r"^(\w+_max) = ([\d_]+)$", quotas, re.MULTILINE)}
-    assert shown == vars(Quotas())
+    assert shown == msgspec.structs.asdict(Quotas())
 
 
 def test_events_are_logged() -> None:

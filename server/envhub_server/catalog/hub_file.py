@@ -76,9 +76,12 @@ def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> 
     options = options_from(table, EnvSettings, where, folder, key_text, _hint_of_env)
     try:
         settings = EnvSettings(**options)
-        Registry(tables={name: settings})
-    except ValueError as error:  # values that do not go together; or the table's name or its ``env`` offers nothing
+    except ValueError as error:  # values that do not go together
         raise OptionError(f"{where}{error}") from error
+    try:
+        Registry(tables={name: settings})
+    except ValueError as error:  # the table's name or its ``env`` offers nothing
+        raise OptionError(f"{where.partition(': ')[0]}: {error}") from error
     return settings
 
 

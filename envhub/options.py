@@ -90,7 +90,7 @@ def no_path(text: str) -> str:
 
 
 def read_path(text: str, folder: Path) -> Path:
-    """Return the path that is written so, with ``~`` for a home folder, and of one that is not absolute that in here.
+    """Return the path that is written so, with ``~`` for a home folder, or a relative one in the folder.
 
     Raises:
         ValueError: the text is empty, is a URL, or names no path.
@@ -433,8 +433,8 @@ def options_from(
         except msgspec.ValidationError as error:
             why, _, inner = str(error).partition(" - at `$")
             text = f"{place}{inner.rstrip('`')} = {value_text(value)}: {why[0].lower()}{why[1:]}"
-            known = allowed(kinds[name])
-            raise OptionError(f"{text}; allowed: {known}" if known else text) from None
+            bounds = allowed(kinds[name])
+            raise OptionError(f"{text}; allowed: {bounds}" if bounds else text) from None
     return values
 
 
@@ -492,10 +492,10 @@ def check_distinct(name: str, values: Sequence[Any] | None) -> None:
         raise OptionError(f"{name} = {value_text(values)}: the same is given twice")
 
 
-def _unknown(name: str, known: Mapping[str, Any], hint: str) -> str:
-    nearest = get_close_matches(name.casefold().replace("-", "_"), known, 1)
+def _unknown(name: str, kinds: Mapping[str, Any], hint: str) -> str:
+    nearest = get_close_matches(name.casefold().replace("-", "_"), kinds, 1)
     question = hint or (f", did you mean {nearest[0]!r}?" if nearest else ".")
-    return f"unknown key {name!r}{question} Keys here are: {', '.join(known)}"
+    return f"unknown key {name!r}{question} Keys here are: {', '.join(kinds)}"
 
 
 def allowed(annotation: Any) -> str:

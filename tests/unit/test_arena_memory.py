@@ -6,7 +6,6 @@ import mmap
 import os
 import re
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,13 +134,3 @@ def test_children_of_a_process_get_its_arena_only_where_that_is_wanted(in_childr
     (flags,) = [each.rpartition("VmFlags:")[2].split() for each in mappings if f" {inode} " in each.partition("\n")[0]]
     assert ("dc" not in flags) is in_children  # Linux: the mapping is not copied at a fork
     assert arena.done.tolist() == [0, 0, 0]
-
-
-def test_other_systems_give_no_places_for_large_infos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    layout = Layout(2, (Leaf("<f4", (3,)),), (Leaf("<i8", ()),), 64)
-    descriptor = allocate(layout)
-    try:
-        assert os.fstat(descriptor).st_size == layout.nbytes()
-    finally:
-        os.close(descriptor)

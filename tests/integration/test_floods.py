@@ -18,7 +18,7 @@ from zmtp import ZmtpPeer, frame
 import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import Close, Hello, Make, Op, Reset
-from envhub.protocol.prelude import NO_SESSION, PRELUDE, Prelude
+from envhub.protocol.prelude import PRELUDE, Prelude
 from envhub.values import codec
 
 MIB = 1 << 20
@@ -157,15 +157,6 @@ def _peak(hub: ServedHub) -> int:
     status = Path(f"/proc/{hub.process.pid}/status").read_text()
     (found,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(found.split()[1]) * 1024
-
-
-@pytest.mark.long
-def test_large_messages_one_after_the_other_end_no_connection(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
-    with ZmtpPeer(flooded.tcp) as peer:
-        for number in range(12):
-            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number + 2, bytes(48 * MIB))
-            peer.receive()
-        assert goes_on(honest)
 
 
 def _is_ended(peer: ZmtpPeer) -> bool:

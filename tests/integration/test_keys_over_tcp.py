@@ -816,7 +816,7 @@ def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path
 
 @pytest.mark.long
 def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "--replays-max", "0") as hub:
+    with serve(tmp_path, "CartPole-v1", "--replays-bytes-max", "0") as hub:
         options = {"num_workers": 1, "on_exception": "truncate", "restarts_max": 1000}
         with closing(envhub.make_vec("CartPole-v1", 4, hub=hub.tcp, **options)) as envs:
             envs.reset()

@@ -29,7 +29,6 @@ MIB = 1 << 20
 # What was an option, and the way that is left.
 RETIRED = {
     "announce": address.NO_ANNOUNCEMENTS,
-    "replays_max": "the files of replays are limited by their bytes (replays_bytes_max), and 0 keeps none",
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
     "record": ONLY_PROGRAMS_RECORD,
 }
@@ -38,6 +37,7 @@ CPUS_MAX = 1 << 16
 BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
 BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
 EPISODES_MAX = 1 << 40
+FILES_MAX = 1_000_000
 COUNT_MAX = 1 << 50
 VALUE_CHARS_MAX = 60  # of a value in an error
 
@@ -178,24 +178,15 @@ class RecycleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     episodes: Annotated[
         int,
         Meta(ge=0, le=EPISODES_MAX),
-        Meta(
-            description="The number of episodes, of all its envs together, after which another worker takes over from "
-            "one; 0, the default, for never."
-        ),
+        Meta(description="After this number of episodes of its envs together; 0, the default, for never."),
     ] = 0
     age_s: Annotated[
         Seconds,
-        Meta(
-            description="The seconds after which another worker takes over from one, as its envs' episodes end; 0, the "
-            "default, for never."
-        ),
+        Meta(description="After this number of seconds; 0, the default, for never."),
     ] = 0.0
     memory_bytes: Annotated[
         Memory,
-        Meta(
-            description="The bytes of memory, such as 2GB, above which another worker takes over from one, as its "
-            "envs' episodes end; 0, the default, for never."
-        ),
+        Meta(description="With more bytes of memory than these, such as 2GB; 0, the default, for never."),
     ] = 0
 
 
@@ -220,40 +211,31 @@ class HubOptions:
     python: Annotated[
         Program,
         Meta(
-            description="The interpreter of envs that name none of their own: a program, a virtual environment or a "
-            "conda prefix, of Python 3.8 or later with numpy, msgpack and gymnasium or gym. Without it, "
-            "the hub's own."
+            description="The interpreter of envs that name none: a program, a virtual environment or a conda prefix, "
+            "of Python 3.8 or later. Without it, the hub's own."
         ),
     ] = ""
     rendering: Annotated[
         Literal["egl", "osmesa"] | None,
         Meta(
-            description="The way to draw frames without a screen, for envs that name none: egl (a GPU, or Mesa's "
-            "drivers for none) or osmesa (the CPU). Tried at the start."
+            description="The way to draw frames without a screen, for envs that name none: by a GPU or Mesa (egl), or "
+            "by the CPU (osmesa). Tried at the start."
         ),
     ] = None
     vector: Annotated[
         bool,
-        Meta(
-            description="Take the envs of the command line as vector envs, each of which steps all of its envs in one "
-            "call: ids with a ``vector_entry_point``, or factories that take ``num_envs``. An env's table "
-            "says it for that env."
-        ),
+        Meta(description="Take the envs of the command line as vector envs, as ``vector`` of a table does."),
     ] = False
     workers: Annotated[
         Workers | Literal["auto"],
         Meta(
-            description="The number of workers of a session that asks for none. By default, or with auto, what is "
-            "known of its env decides: the time of its steps before, or whether it computes in its own "
-            "process. Else every env gets a process."
+            description="The number of workers of a session that asks for none. By default, or with auto, envs that "
+            "may share a process have one per CPU, and others one each."
         ),
     ] = "auto"
     cpus: Annotated[
         Cpus | None,
-        Meta(
-            description="The number of CPUs that the hub plans its workers with, if it may use more. By default all "
-            "that it may use."
-        ),
+        Meta(description="The number of CPUs that the hub plans with. By default all that it may use."),
     ] = None
     worker_memory: Annotated[
         Memory,
@@ -266,8 +248,7 @@ class HubOptions:
         tuple[VariableName, ...],
         Meta(
             description="A variable of the environment that workers get, too; may be given more than once. Without it "
-            "they get only what programs need to run, such as PATH and HOME, so that no secret is in a "
-            "worker."
+            "they get only what programs need to run, such as PATH and HOME."
         ),
     ] = ()
     keys: Annotated[
@@ -288,15 +269,14 @@ class HubOptions:
         tuple[Arguments, ...],
         Meta(
             description="Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may "
-            "be a pattern; may be given more than once. Else a key without the right deploy passes "
-            "numbers, truth values and short plain strings."
+            "be a pattern; may be given more than once."
         ),
     ] = ()
     verbose_errors: Annotated[
         bool,
         Meta(
-            description="Name folders of this machine in the errors of envs for all clients, and not for the hub's "
-            "own user alone."
+            description="Name folders of this machine in the errors of all clients, and not of the hub's own user "
+            "alone."
         ),
     ] = False
     gpus: Annotated[
@@ -309,24 +289,22 @@ class HubOptions:
     memory_max: Annotated[
         Memory | None,
         Meta(
-            description="The bytes of memory that each worker may have, with what it started, such as 2GB or 512MiB; "
-            "one that has more is ended, and its envs are truncated. Clients may ask for less. 0, the "
-            "default, for no limit."
+            description="The bytes of memory that each worker may have, with what it started; one that has more is "
+            "ended. Clients may ask for less. 0, the default, for no limit."
         ),
     ] = None
     spares: Annotated[
         Spares | None,
         Meta(
-            description="The number of workers of each session that are made ahead, so that an env that is lost is "
-            "back at once; 0 by default. Clients may choose another number, up to spares_max."
+            description="The number of workers of each session that are made ahead, 0 by default. Clients may choose "
+            "another number, up to spares_max."
         ),
     ] = None
     recycle: Annotated[
         RecycleOptions,
         Meta(
-            description="When another worker takes over from one, at its envs' episodes' end: after EPISODES, "
-            "seconds of AGE, or with more bytes of MEMORY, as ``--recycle.memory-bytes 2GB``. Clients may "
-            "have it happen earlier."
+            description="When another worker takes over from one, as ``--recycle.memory-bytes 2GB``. Clients may have "
+            "it happen earlier."
         ),
     ] = RecycleOptions()  # noqa: RUF009 - it is frozen
 
@@ -349,15 +327,13 @@ class HubOptions:
     message_bytes_max: Annotated[
         MessageBytes,
         Meta(
-            description="The bytes of one frame that a client sends, such as the actions of a step, and of the "
-            "results of a call that travel as one frame."
+            description="The bytes of one frame that a client sends, and of the results of a call that travel as one "
+            "frame."
         ),
     ] = 64 * MIB
     info_bytes_max: Annotated[
         InfoBytes,
-        Meta(
-            description="The bytes of an info, besides the observation in it. A larger one loses its largest entries."
-        ),
+        Meta(description="The bytes of an info, besides the observation in it."),
     ] = MIB
     replays: Annotated[
         Path | None,
@@ -366,17 +342,12 @@ class HubOptions:
             "default that of ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state."
         ),
     ] = None
-    replays_bytes_max: Annotated[
-        Bytes,
-        Meta(description="The bytes of all files there; older ones are removed, and with 0 none is kept."),
-    ] = 256 * MIB
-    trace_bytes_max: Annotated[
-        Bytes,
-        Meta(
-            description="The bytes of shared memory per env for what it was asked since a reset, which a replay runs "
-            "again. With 0 no replay is kept."
-        ),
-    ] = MIB
+    replays_max: Annotated[
+        int,
+        Meta(ge=0, le=FILES_MAX),
+        Meta(description="The files kept in that folder; older ones are removed, and with 0 none is kept."),
+    ] = 200
+    replays_bytes_max: Annotated[Bytes, Meta(description="The bytes of all these files.")] = 256 * MIB
 
     # --- times ------------------------------------------------------------------------------------------------------
 

@@ -11,4 +11,4 @@ def only_linux(what: str) -> str:
     """The sentence that this needs Linux, and what works on this system."""
     system = _NAMES.get(sys.platform, sys.platform)
     works = 'pass the tcp:// or envhub:// address of a hub on Linux, as in make_vec(..., hub="tcp://...")'
-    return f"{what} needs Linux, and this is {system}: {works} (client/docs/platforms.md)"
+    return f"{what} needs Linux, and this is {system}: {works} (client/docs/remote_hubs.md)"

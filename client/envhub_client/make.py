@@ -89,25 +89,22 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             divides the envs among several hubs.
         split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
             free CPU for each env. Results do not depend on it, except those of ``vector=True``.
-        hub_index: the number of the hub that gets all envs, of several in their order and modulo how many they are:
-            programs that share a fleet number themselves. Where it is out of reach or drains, the next hub gets them;
-            with ``"redistribute"`` also after its loss the hub with most free CPUs.
+        hub_index: the number of the hub that gets all envs, of several in their order and modulo how many they are.
+            Where it is out of reach or drains, the next hub gets them; with ``"redistribute"`` also after its loss the
+            hub with most free CPUs.
         num_workers: processes that host the envs. Without it, or with ``"auto"``, every env gets a process, unless its
             package is known to keep nothing per process, or ``shared_process=True`` says that it does not. Such envs
             share a process per CPU, or fewer. ``envs.sizing`` says how many there are, and why. A number is divided
-            among several hubs by their envs, and each has one at least. For a debugger or a profiler use
-            ``gymnasium.vector.SyncVectorEnv``, whose results are equal.
+            among several hubs, at least one each. For a debugger use ``gymnasium.vector.SyncVectorEnv``.
         autoreset_mode: the mode, as in Gymnasium.
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``, as in Gymnasium. With
-            ``"first"`` envs may differ in the bounds of their observations and actions, such as in ``n`` of a
-            ``Discrete``: the spaces are the first env's then. With ``"any"`` envs also differ in shapes and keys, and
-            an observation need not fit its space. Observations are a tuple with each env's own, copied by value, and
-            the space is ``Anything``. So is the action space where the envs' have different leaves: actions are a list
-            with each env's own then, and ``send`` is refused. ``get_attr("observation_space")`` has each env's own
-            space.
+            ``"first"`` envs may differ in the bounds of their observations and actions: the spaces are the first env's
+            then. With ``"any"`` envs also differ in shapes and keys, and an observation need not fit its space.
+            Observations are a tuple with each env's own, and the space is ``Anything``. So is the action space where
+            the envs' have different leaves: actions are a list with each env's own then, and ``send`` is refused.
         info_mode: the form of infos: ``"batched"``, an array of all envs for each key, as in Gymnasium, or
-            ``"by_env"``, the dict that each env gave, by the number of the env. An env whose info is empty may be left
-            out. Wrappers of vector envs, such as ``RecordEpisodeStatistics``, need ``"batched"``.
+            ``"by_env"``, the dict that each env gave, by the number of the env. Wrappers of vector envs, such as
+            ``RecordEpisodeStatistics``, need ``"batched"``.
         copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
         lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
@@ -124,14 +121,12 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated. Of
-            several hubs only the lost one's envs are truncated and made again, while the others go on; with
-            ``"redistribute"`` on any of the hubs that has room.
+            several hubs only the lost one's envs are; with ``"redistribute"`` any hub that has room makes them again.
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend
             ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``. Arguments come as ``("FrameStackObservation",
-            {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``. A hub that others use makes
-            Gymnasium's own, without those that write files, open windows or import modules.
+            {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
             one dict per env, for envs that differ.
         on_crash: the policy when an env's process ends, ``"truncate"`` or ``"raise"``; see ``envhub.FaultOptions``.

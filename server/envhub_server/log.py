@@ -150,9 +150,9 @@ class Logger:
     """Logs by structlog, with these fields in each line.
 
     An event is its name, and a sentence in a comment at its call, ``# Event: ...``, of which
-    ``server/docs/log_events.md`` is made. Equal lines are written once in ``LIMIT_S``, or those that are equal in the
-    fields ``once_per``. The ``name`` of a logger is for a program that runs ``envhub.serve`` and configures
-    structlog for itself.
+    the table in ``server/docs/monitoring.md`` is made. Equal lines are written once in ``LIMIT_S``, or those that are
+    equal in the fields ``once_per``. The ``name`` of a logger is for a program that runs ``envhub.serve`` and
+    configures structlog for itself.
     """
 
     def __init__(self, name: str, **fields: Any) -> None:

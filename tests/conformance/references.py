@@ -83,26 +83,43 @@ def of_recycling() -> str:
 def of_table(table: Any, texts: Mapping[str, str] | None = None) -> str:
     """The keys of a table of a hub's file; the texts are its own, or those given."""
     kinds = kinds_of(table)
-    cells = {name: f"| {allowed(kind)} | {default_text(table, name)} " for name, kind in kinds.items()}
+    cells = {name: f"| {values(table, name)} ".replace("  ", " ") for name in kinds}
     own = {name: description(kind) for name, kind in kinds.items()}
-    return reference("key | allowed | default", cells, texts or own)
+    return reference("key | allowed", cells, texts or own)
+
+
+def values(table: Any, name: str) -> str:
+    """The bounds of a key, or what else it allows, and its default."""
+    default = default_text(table, name)
+    bounds = re.sub(r"\d{4,}", lambda found: number_text(int(found[0]), name), allowed(kinds_of(table)[name]))
+    return "; ".join(filter(None, [bounds, default and f"default {default}"]))
+
+
+def number_text(number: int, name: str) -> str:
+    """A bound as people read it; of bytes with a unit."""
+    if "bytes" in name or "memory" in name:
+        for power, unit in ((50, "PiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if number % (1 << power) == 0:
+                return f"{number >> power} {unit}"
+    return f"{number:,}"
 
 
 def of_functions() -> str:
     """The functions of ``envhub``."""
     functions = {name: each for name, each in public().items() if inspect.isfunction(each)}
-    return names("function", {f"envhub.{name}": each for name, each in functions.items()})
+    rows = [f"| `envhub.{name}` | {beginning(each)} |" for name, each in functions.items()]
+    return "\n".join(["| function | |", "|---|---|", *rows, ""])
 
 
 def of_classes() -> str:
     """The classes of ``envhub`` but its errors, each with its own public methods and properties."""
-    lines = []
-    for name, each in public().items():
-        if isinstance(each, type) and not issubclass(each, Exception):
-            lines += [f"### `envhub.{name}`", "", f"{beginning(each)}.", ""]
-            if members := own_members(each):
-                lines += [names("member", members), ""]
-    return "\n".join(lines)
+    classes = {name: each for name, each in public().items() if isinstance(each, type)}
+    kept = {name: each for name, each in classes.items() if not issubclass(each, Exception)}
+    rows = [
+        f"| `envhub.{name}` | {beginning(each)} | {', '.join(f'`{member}`' for member in own_members(each))} |"
+        for name, each in kept.items()
+    ]
+    return "\n".join(["| class | | its own members |", "|---|---|---|", *rows, ""]).replace("|  |", "| |")
 
 
 def public() -> dict[str, Any]:
@@ -123,12 +140,6 @@ def own_members(kind: type) -> dict[str, Any]:
         for name, each in sorted(found.items())
         if not name.startswith("_") and isinstance(each, (FunctionType, property)) and inspect.getdoc(each)
     }
-
-
-def names(head: str, documented: Mapping[str, Any]) -> str:
-    """A table of names, each with the beginning of its docstring."""
-    rows = [f"| `{name}` | {beginning(each)} |" for name, each in documented.items()]
-    return "\n".join([f"| {head} | |", "|---|---|", *rows])
 
 
 def beginning(documented: Any) -> str:

@@ -25,10 +25,13 @@ class Noting(SessionObserver):
     def rows_lost(self, process, why):
         print(json.dumps(["lost", process, why]), file=file)
 
+    def rows_truncated(self, rows, why):
+        print(json.dumps(["truncated", rows, why]), file=file)
+
 add = SessionFeatures.add
 
-def with_noting(self, runtime):
-    add(self, runtime)
+def with_noting(self, runtime, settings):
+    add(self, runtime, settings)
     runtime.observe_by(Noting())
 
 SessionFeatures.add = with_noting
@@ -37,7 +40,7 @@ main()
 
 
 @pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "shared"])
-def test_observer_learns_which_rows_the_hub_completes(tmp_path: Path, lane: str) -> None:
+def test_observer_learns_which_rows_the_hub_truncates(tmp_path: Path, lane: str) -> None:
     noted, program = tmp_path / "noted", tmp_path / "observed.py"
     program.write_text(OBSERVED)
     noted.touch()
@@ -47,6 +50,7 @@ def test_observer_learns_which_rows_the_hub_completes(tmp_path: Path, lane: str)
             envs.reset()
             truncations = envs.step(np.array([0, KILL, 0, 0]))[3]
             assert envs.lane == lane and truncations.tolist() == [False, True, False, True]
-            assert wait_until(lambda: bool(noted.read_text()))
+            assert wait_until(lambda: len(noted.read_text().splitlines()) == 2)
             why = "worker 1 (envs 1, 3) was ended by SIGKILL"
-            assert noted.read_text() == f'["lost", 1, "{why}"]\n'
+            lines = noted.read_text().splitlines()
+            assert lines[0] == f'["lost", 1, "{why}"]' and lines[1] == f'["truncated", [1, 3], "{why}"]'

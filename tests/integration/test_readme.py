@@ -17,8 +17,8 @@ from interpreters import python_of
 from pages import MANUAL, ROOT, blocks, section
 
 README = ROOT / "README.md"
-OLD_SIMULATOR = ROOT / "server/docs/other_pythons.md"
-STEP = ROOT / "envhub/docs/step.md"
+OLD_SIMULATOR = ROOT / "server/docs/simulators.md"
+ARCHITECTURE = ROOT / "envhub/docs/architecture.md"
 PROGRAMS = blocks("python", MANUAL)
 PRINTED = dict(
     pair
@@ -129,15 +129,15 @@ def test_first_program_fits_a_screen() -> None:
 
 
 def test_hops_of_a_step_are_at_most_ten_and_name_what_exists() -> None:
-    assert 5 <= len(re.findall(r"^\d+\. ", section(STEP, "The wire lane"), re.MULTILINE)) <= 10
-    names = re.findall(r"`([A-Z]\w+)\.(\w+)`", STEP.read_text())
+    assert 5 <= len(re.findall(r"^\d+\. ", section(ARCHITECTURE, "The wire lane"), re.MULTILINE)) <= 10
+    names = re.findall(r"`([A-Z]\w+)\.(\w+)`", section(ARCHITECTURE, "A step, hop by hop"))
     assert len(names) >= 10
     for owner, member in names:
         assert hasattr(home(owner), member), f"{owner}.{member}"
 
 
 def test_pictures_name_classes_that_exist() -> None:
-    pictures = "".join(blocks("", [README, STEP, ROOT / "envhub/docs/architecture.md"]))
+    pictures = "".join(blocks("", [README, ARCHITECTURE]))
     names = {*re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", pictures)} | {"Row", "Session"}
     assert {"HubVectorEnv", "WireLane", "SharedLane", "SessionMachine", "HubProtocol"} <= names
     for name in names:

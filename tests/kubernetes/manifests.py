@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 from image_files import ROOT
-from pages import blocks
 
 FOLDER = ROOT / "docker" / "kubernetes"
 KUSTOMIZATION: Mapping[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
@@ -42,10 +41,8 @@ def probes() -> dict[str, list[str]]:
 
 def trainer() -> dict[str, Any]:
     """Return the Job of the page."""
-    (text,) = blocks("yaml", [FOLDER / "README.md"])
-    return dict(yaml.safe_load(text))
+    return dict(yaml.safe_load((FOLDER / "trainer.yaml").read_text()))
 
 
 def trainer_program() -> str:
-    (text,) = blocks("python", [FOLDER / "README.md"])
-    return text
+    return (FOLDER / "trainer.py").read_text()

@@ -27,7 +27,8 @@ from pages import blocks
 from envhub.transport import address
 
 VERSIONS = ["1.25", kubernetes_validate.latest_version()]  # the oldest that the page names
-README = (FOLDER / "README.md").read_text()
+PAGE = FOLDER.parent / "README.md"
+README = PAGE.read_text()
 UNIT = {"Mi": 2**20, "Gi": 2**30}
 SPARE_S = 5  # of the grace period, for a kubelet and a hub that are slow
 
@@ -115,7 +116,8 @@ def test_check_refuses_an_unknown_kind(field: str) -> None:
 def test_kustomization_lists_every_manifest() -> None:
     assert {*KUSTOMIZATION} == {"apiVersion", "kind", "resources", "configMapGenerator", "images"}
     assert KUSTOMIZATION["kind"] == "Kustomization"
-    assert sorted(FILES) == sorted({*FOLDER.glob("*.y*ml")} - {FOLDER / "kustomization.yaml"})
+    others = {FOLDER / "kustomization.yaml", FOLDER / "trainer.yaml"}
+    assert sorted(FILES) == sorted({*FOLDER.glob("*.y*ml")} - others)
 
 
 def test_kustomization_makes_the_config_map_and_sets_the_image() -> None:
@@ -141,7 +143,7 @@ def test_kubectl_builds_the_kustomization() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_commands_of_the_page_make_the_secrets_that_are_mounted(tmp_path: Path) -> None:
-    (block,) = (each for each in blocks("sh", [FOLDER / "README.md"]) if "hub-key" in each)
+    (block,) = (each for each in blocks("sh", [PAGE]) if "generic hub-key" in each)
     without_cluster = (
         'kubectl() { echo ---; [ "$1" != create ] || command kubectl "$@" --dry-run=client --output=yaml; }'
     )
@@ -188,7 +190,7 @@ def test_pods_with_the_label_of_the_page_reach_the_hubs_alone() -> None:
     assert spec["policyTypes"] == ["Ingress", "Egress"] and spec["egress"] == []
     (rule,) = spec["ingress"]
     ((key, value),) = rule["from"][0]["podSelector"]["matchLabels"].items()
-    assert len(rule["from"]) == 1 and f'{key}: "{value}"' in README
+    assert len(rule["from"]) == 1 and f'{key}: "{value}"' in (FOLDER / "trainer.yaml").read_text()
 
 
 def test_trainer_of_the_page_is_valid_and_reaches_the_hubs() -> None:

@@ -1,6 +1,6 @@
-"""Events of the hub's log, as its calls have them, and the page that is made of them.
+"""Events of the hub's log, as its calls have them, and the table that is made of them.
 
-``python tests/support/logged_events.py > server/docs/log_events.md`` writes the page.
+``python tests/support/logged_events.py`` writes the table of ``server/docs/monitoring.md``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ LEVELS = {
     "tell": (),
 }
 BEGIN = "# Event: "
-HEAD = """# Log events
-
-A hub writes a line to stderr for each of these events: JSON where stderr is no terminal. Each line has the `event`,
-its `level` and a `timestamp`, and the `session`, the `worker`, the `client` and the `host` that it is about. The fields
-below are there as far as they are known. Lines with `audit` say who did what, see [keys](keys.md#the-audit). A private
-hub writes errors only.
-
-Equal lines are written once in 10 s; those of an event with `once` below, if they are equal in these fields.
-
-| event | level | meaning | fields | once |
-|---|---|---|---|---|
+PAGE = ROOT / "server/docs/monitoring.md"
+TABLE = re.compile(r"(<!-- events, written by tests/support/logged_events\.py -->\n\n).*?(\n<!-- end -->)", re.S)
+HEAD = """| event | level | meaning | fields |
+|---|---|---|---|
 """
 
 
@@ -117,20 +110,18 @@ def values_of(name: str, tree: ast.Module) -> list[ast.expr]:
     return [value for targets, value in named if value is not None and name in map(ast.unparse, targets)]
 
 
-def page() -> str:
-    """The page of all events, as Markdown."""
-    rows = [
-        (f"`{name}`", " or ".join(event.levels), *event.sentences, listed(event.fields), listed(event.once()))
-        for name, event in sorted(events().items())
-    ]
-    return (
-        HEAD + "\n".join("| " + " | ".join(row).replace("  ", " ") + " |" for row in rows).replace("|  |", "| |") + "\n"
-    )
+def updated(page: str) -> str:
+    """The text of a page with the table of all events; fields of which equal ones have one line are bold."""
+    rows = [(f"`{name}`", " or ".join(e.levels), *e.sentences, fields_cell(e)) for name, e in sorted(events().items())]
+    written = "".join("| " + " | ".join(row).replace("  ", " ") + " |\n" for row in rows).replace("|  |", "| |")
+    return TABLE.sub(lambda found: f"{found[1]}{HEAD}{written}{found[2]}", page)
 
 
-def listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def fields_cell(event: Event) -> str:
+    """The fields of an event."""
+    once = event.once()
+    return ", ".join(f"**`{name}`**" if name in once else f"`{name}`" for name in dict.fromkeys([*event.fields, *once]))
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(updated(PAGE.read_text()))

@@ -13,13 +13,14 @@ from envhub_server.session.instructions import Answer, Fail, Instructions, Kill,
 from envhub_server.session.phases import OVER, Phase
 from envhub_server.session.table import TABLE
 from logged_events import events
+from pages import section
 from sessions import Session, begun, every, ready
 
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Close, Failure, Faults, Step
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "envhub/docs/session_ends.md").read_text()
+PAGE = section(ROOT / "envhub/docs/architecture.md", "How a session ends")
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]
 ENDS = {end: (stimulus, envs, seen, event) for end, stimulus, envs, seen, event in ROWS[1:]}
 CLOSED = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]

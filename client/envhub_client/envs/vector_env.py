@@ -38,7 +38,7 @@ from envhub_client.session.pending import STILL_PENDING
 
 NOT_BATCHED = (
     "multi-agent envs are not batched: envhub.pettingzoo.make gives one as a PettingZoo ParallelEnv "
-    "(client/docs/multi_agent.md)"
+    "(client/docs/vector_envs.md)"
 )
 
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-COUNT = "leave infos with invalid_transition out of what you count, as client/docs/frameworks/{}.md shows"
+COUNT = "leave infos with invalid_transition out of what you count, as client/docs/frameworks.md shows"
 RETIRED = {
     "envhub.pettingzoo.make_vec": "make a ParallelEnv for each env by envhub.pettingzoo.make",
-    "envhub.sb3.WholeEpisodeMonitor": "use VecMonitor, and " + COUNT.format("stable_baselines3"),
+    "envhub.sb3.WholeEpisodeMonitor": "use VecMonitor, and " + COUNT,
     "envhub.tianshou.AsyncCollector": "use tianshou's Collector: a step waits for all of its envs",
     "envhub.tianshou.HubEnvFactory": "give an envhub.tianshou.HubVectorEnv to tianshou's Collector and trainers",
-    "envhub.tianshou.WholeEpisodeStats": "use CollectStats, and " + COUNT.format("tianshou"),
+    "envhub.tianshou.WholeEpisodeStats": "use CollectStats, and " + COUNT,
 }
 
 

@@ -25,37 +25,31 @@ class HostingOptions:
             ``gpus[i % len(gpus)]``, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID`` and ``EGL_DEVICE_ID``. A
             worker that is restarted gets the same device. A hub that others share allows those that its operator names.
         memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
-            The hub measures it five times a second and ends a worker that has more, before the machine is short of
-            memory. Its envs are truncated or raise as at a crash, with the cause ``memory``. 0 for no limit. A hub that
-            others share allows no more than its operator.
+            A worker that has more is ended, with the cause ``memory``. 0 for no limit. A hub that others share allows
+            no more than its operator.
         spares: the number of workers that each hub makes ahead, with their envs, for envs that take long. When a
-            worker ends, a spare takes its place at once, and another spare is made. A spare fits any worker with equal
-            envs and the same device; where factories or ``env_kwargs`` differ, it fits the worker that it was made for.
-            A hub that others share makes up to 8 of a session, or what its operator says.
+            worker ends, a spare takes its place at once. A spare fits any worker with equal envs and the same device;
+            where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that others share
+            makes up to 8 of a session, or what its operator says.
         recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs
             together, after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of
-            them. A worker of one env is taken over from between two episodes: nothing is truncated, and no restart is
-            counted. Of several envs, and with SAME_STEP, those that are in an episode are truncated with the cause
-            ``recycle``, whatever ``on_crash`` says. There is one spare, unless ``spares`` says otherwise. Without
-            ``num_workers`` every env gets a process of its own then.
-        shared_process: True if several of the envs may share a process, which steps cheap envs faster. Without it they
-            do only where ``num_workers`` says so, or where the env and its wrappers are of packages that are known to
-            keep nothing per process. An env that draws from ``numpy.random``, or keeps anything in a module or a
-            library, gives other results there. Changes of random numbers, ``os.environ`` and the working directory are
-            warned of once.
+            them. A worker of one env is taken over from between two episodes. Of several envs, and with SAME_STEP,
+            those that are in an episode are truncated with the cause ``recycle``. Without ``num_workers`` every env
+            gets a process of its own then.
+        shared_process: True if several of the envs may share a process, which steps cheap envs faster. An env that
+            draws from ``numpy.random``, or keeps anything in a module or a library, gives other results there. Changes
+            of random numbers, ``os.environ`` and the working directory are warned of once.
         one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
             have only one. Where the second env of a process cannot be made, each gets its own without it, too.
         python: the interpreter of the workers, for a simulator that needs another: a program, a virtual environment or
-            a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then; the workers also
-            import from the program's working directory. Private hubs only: of a hub that others share, its
-            operator says it.
+            a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of
+            a hub that others share, its operator says it.
         rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
             ``PYOPENGL_PLATFORM``. Private hubs only, likewise.
         worker_setup: a function that each worker calls once, before it makes its envs: one without arguments, which
-            travels by cloudpickle, or the name of one, ``"module:function"``, that a worker imports. It sets up what a
-            program has set and workers do not have, such as ``np.seterr``; ``client/docs/workers.md`` lists that.
-            Workers that are restarted or take over call it, and spares. What it raises is raised as by the making of an
-            env. A hub that others share takes what its operator says of the env, and any where it takes factories.
+            travels by cloudpickle, or the name of one, ``"module:function"``. It sets up what a program has set and
+            workers do not have, such as ``np.seterr``; ``client/docs/workers.md`` lists that. A hub that others share
+            takes it only where it takes factories.
     """
 
     gpus: Sequence[int] = ()

@@ -64,9 +64,8 @@ class EnvSettings:
     rendering: Annotated[
         Literal["egl", "osmesa"] | None,
         Meta(
-            description='The way to draw frames without a screen, ``"egl"`` or ``"osmesa"``, which is the value of '
-            "``MUJOCO_GL`` and ``PYOPENGL_PLATFORM`` then. Without it what the hub says, or the env "
-            "chooses."
+            description="The way to draw frames without a screen: the value of ``MUJOCO_GL`` and "
+            "``PYOPENGL_PLATFORM``. Without it what the hub says, or the env chooses."
         ),
     ] = None
     vector: Annotated[

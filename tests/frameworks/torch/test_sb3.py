@@ -428,7 +428,7 @@ class Seen(BaseCallback):
 
 
 def test_retired_monitor_names_what_is_left() -> None:
-    with pytest.raises(ImportError, match=r"WholeEpisodeMonitor is retired: use VecMonitor, .*stable_baselines3\.md"):
+    with pytest.raises(ImportError, match=r"WholeEpisodeMonitor is retired: use VecMonitor, .*frameworks\.md shows"):
         from envhub.sb3 import WholeEpisodeMonitor  # noqa: F401
     assert not hasattr(envhub.sb3, "Missing")
 

@@ -29,6 +29,7 @@ MIB = 1 << 20
 # What was an option, and the way that is left.
 RETIRED = {
     "announce": address.NO_ANNOUNCEMENTS,
+    "replays_max": "the files of replays are limited by their bytes (replays_bytes_max), and 0 keeps none",
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
     "record": ONLY_PROGRAMS_RECORD,
 }
@@ -37,7 +38,6 @@ CPUS_MAX = 1 << 16
 BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
 BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
 EPISODES_MAX = 1 << 40
-FILES_MAX = 1_000_000
 COUNT_MAX = 1 << 50
 VALUE_CHARS_MAX = 60  # of a value in an error
 
@@ -342,12 +342,17 @@ class HubOptions:
             "default that of ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state."
         ),
     ] = None
-    replays_max: Annotated[
-        int,
-        Meta(ge=0, le=FILES_MAX),
-        Meta(description="The files kept in that folder; older ones are removed, and with 0 none is kept."),
-    ] = 200
-    replays_bytes_max: Annotated[Bytes, Meta(description="The bytes of all these files.")] = 256 * MIB
+    replays_bytes_max: Annotated[
+        Bytes,
+        Meta(description="The bytes of all files there; older ones are removed, and with 0 none is kept."),
+    ] = 256 * MIB
+    trace_bytes_max: Annotated[
+        Bytes,
+        Meta(
+            description="The bytes of shared memory per env for what it was asked since a reset, which a replay runs "
+            "again. With 0 no replay is kept."
+        ),
+    ] = MIB
 
     # --- times ------------------------------------------------------------------------------------------------------
 

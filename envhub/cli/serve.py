@@ -21,6 +21,7 @@ def serve(
     options: Annotated[HubArguments | None, Parameter(name="*")] = None,
     announce: Annotated[str | None, Parameter(show=False)] = None,
     audit: Annotated[str | None, Parameter(show=False)] = None,
+    replays_max: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -70,7 +71,7 @@ def serve(
         for name, why in hub.unready().items():
             console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
 
-    for name, given in (("announce", announce), ("audit", audit)):
+    for name, given in (("announce", announce), ("audit", audit), ("replays_max", replays_max)):
         if given is not None:
             end("serve", RETIRED[name])
     try:

@@ -18,7 +18,6 @@ from envhub.options import CPUS_MAX, HubOptions, check_distinct, check_options
 from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
-from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.processes.exit_cause import counter
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 
@@ -85,12 +84,6 @@ class HubConfig(HubOptions):
     def name_of_hub(self) -> str:
         """The name of the hub, by default that of the machine."""
         return self.name or socket.gethostname()
-
-    def replay_folder(self) -> ReplayFolder | None:
-        """Folder of replays; None where none are kept."""
-        if self.replays is None or not self.replays_max:
-            return None
-        return ReplayFolder(self.replays, self.replays_max, self.replays_bytes_max)
 
     @property
     def private(self) -> bool:

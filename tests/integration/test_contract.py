@@ -191,28 +191,6 @@ def waits(envs: envhub.HubVectorEnv, thread: threading.Thread) -> bool:
     )
 
 
-def test_two_threads_at_once_are_refused_and_taking_turns_is_not() -> None:
-    envs = envhub.make_vec(sims.Naughty, 1)
-    envs.reset()
-    results: list[Any] = []
-    with stopped(*envs.call("pid")):
-        envs.step_async([6])
-        thread = threading.Thread(target=lambda: results.append(envs.step_wait()))
-        thread.start()
-        assert wait_until(lambda: waits(envs, thread))
-        with pytest.raises(envhub.ConnectionInUse, match="another thread"):
-            envs.step_wait()
-        with pytest.raises(envhub.SessionBusy):
-            envs.step([0])
-    thread.join()
-    assert results[0][1].tolist() == [6]
-    thread = threading.Thread(target=lambda: results.append(envs.step([7])))
-    thread.start()
-    thread.join()
-    assert results[1][1].tolist() == [7] and envs.step([9])[1].tolist() == [9]
-    envs.close()
-
-
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_closing_while_another_thread_waits_is_refused_and_harms_nothing(lane: str) -> None:
     envs = envhub.make_vec(sims.Naughty, 1, lane=lane)

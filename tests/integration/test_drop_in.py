@@ -137,15 +137,6 @@ def test_examples_of_the_documentation_run_with_the_import_changed(example: Any)
         assert alike(left, right), f"{example.__name__} [{number}]: {left!r} != {right!r}"
 
 
-def test_reset_mask_stays_in_the_callers_options() -> None:
-    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
-    envs.reset()
-    options = {"reset_mask": np.array([True, False]), "low": -0.01}
-    envs.reset(options=options)
-    assert set(options) == {"reset_mask", "low"}
-    envs.close()
-
-
 # Gymnasium before 1.4 asserts where it now raises.
 @pytest.mark.parametrize("vectorizer", BOTH if hasattr(gym.spaces.Dict(), "sort_keys") else BOTH[1:])
 @pytest.mark.parametrize(

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import time
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import psutil
 import pytest
 import sims
-from combinations import each_value
-from hubs import HERE, LANES, ServedHub, lives, serve, stopped, wait_until, worker_processes
+from hubs import ServedHub, stopped, wait_until, worker_processes
 
 import envhub
-from envhub.protocol.prelude import REFUSED_S
 
 TELL_S = 10.0  # "at once", with room for a slow machine; what hangs does so for a minute at least
 CLOSE_S = 30.0  # likewise, where envs would have 60 s to close
@@ -145,35 +137,7 @@ def test_module_that_a_factory_lacks_is_named(hub: ServedHub) -> None:
     assert wait_until(lambda: not hub.workers())
 
 
-def test_observation_of_the_wrong_shape_is_the_envs_error(hub: ServedHub) -> None:
-    envs = make("wrong_shape", 2, hub.tcp)
-    envs.reset()
-    with pytest.raises(
-        ValueError, match=r"step of env \d returned an observation .* shape \(3,\), and its space of shape \(2,\)"
-    ):
-        envs.step(actions(0, 0))
-    envs.close()
-
-
 # --- processes that end -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("address", "ends"),
-    each_value(LANES, [(3, "SIGKILL"), (4, "SIGSEGV"), (5, "exited with status 3")]),
-    indirect=["address"],
-)
-def test_worker_that_dies_mid_step_can_raise_an_error(address: str | None, ends: tuple[int, str]) -> None:
-    action, how = ends
-    envs = make("naughty", 4, address, num_workers=2, on_crash="raise")
-    envs.reset()
-    begun = time.monotonic()
-    with pytest.raises(envhub.WorkerDied, match=rf"worker 1 \(envs 1, 3\) .*{how}"):
-        envs.step(actions(0, 0, 0, action))
-    assert time.monotonic() - begun < TELL_S
-    assert envs.step(actions(0, 7, 7, 0))[1].tolist() == [0, 0, 7, 0]  # those made anew begin with their reset
-    assert envs.step(actions(0, 7, 7, 0))[1].tolist() == [0, 7, 7, 0]
-    envs.close()
 
 
 def test_death_of_a_worker_goes_unnoticed_by_other_sessions(hub: ServedHub) -> None:
@@ -188,119 +152,6 @@ def test_death_of_a_worker_goes_unnoticed_by_other_sessions(hub: ServedHub) -> N
         assert living.step(actions(1, 1))[0][:, 0].tolist() == [count, count]
     dying.close()
     living.close()
-
-
-def test_worker_killed_from_outside_between_steps_is_reported(hub: ServedHub) -> None:
-    envs = make("counter", 2, hub.tcp, num_workers=2, on_crash="raise")
-    envs.reset()
-    os.kill(envs.call("pid")[0], signal.SIGKILL)
-    with pytest.raises(envhub.WorkerDied, match=r"worker 0 \(env 0\) was ended by SIGKILL"):
-        while True:  # the kill and a step may cross
-            envs.step(actions(0, 0))
-    assert '"event": "worker_exited"' in hub.log
-    envs.close()
-
-
-@pytest.mark.long
-def test_killed_hub_is_reported_to_its_clients_and_leaves_nothing(tmp_path: Path) -> None:
-    with serve(tmp_path, "naughty=sims:naughty") as hub:
-        envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
-        envs.reset()
-        workers = hub.workers()
-        assert workers
-        envs.step_async(actions(8, 8))  # for ever
-        hub.stop(signal.SIGKILL)
-        assert wait_until(lambda: not any(map(lives, workers)), TELL_S)
-        begun = time.monotonic()
-        with pytest.raises(envhub.HubLost, match="refused"):
-            envs.step_wait()
-        assert time.monotonic() - begun < REFUSED_S + TELL_S
-        envs.close()
-
-
-@pytest.mark.long
-def test_request_for_a_killed_hub_is_not_run_by_the_next_one(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter") as first:
-        address = first.ipc
-        envs = envhub.make_vec("counter", 2, hub=address)
-        envs.reset()
-        first.stop(signal.SIGKILL)
-        with serve(tmp_path, "counter=sims:counter", binds=[address]):
-            with pytest.raises(envhub.HubLost, match=r"another hub answers|has ended|refused"):
-                envs.step(actions(1, 1))
-            envs.close()
-            with envhub.connect(address) as client:
-                assert client.stats()["sessions"] == 0
-
-
-CLIENT = """
-import sys, numpy as np, envhub
-envs = envhub.make_vec({env}, 2, hub={hub!r})
-envs.reset()
-print(*envs.call("pid"), flush=True)
-while True:
-    envs.step(np.zeros(2, int))
-"""
-
-
-def _client(env: str, hub: str | None) -> tuple[subprocess.Popen[str], list[int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLIENT.format(env=env, hub=hub)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=HERE,
-    )
-    assert process.stdout is not None
-    return process, [int(word) for word in process.stdout.readline().split()]
-
-
-@pytest.mark.long
-def test_killed_client_of_a_served_hub_keeps_its_session_for_the_lease_only(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "4") as hub:
-        process, _ = _client("'counter'", hub.tcp)
-        assert hub.workers()
-        process.kill()
-        process.communicate()
-        with envhub.connect(hub.ipc) as client:
-            # The lease may be over when this process looks, if that is stalled; the log says how long it was.
-            assert wait_until(lambda: [each["leased"] for each in client.sessions()] in ([True], []), TELL_S)
-            assert wait_until(lambda: not client.sessions(), 4 + TELL_S)
-        assert wait_until(lambda: not hub.workers(), TELL_S)
-    lines = [json.loads(line) for line in hub.log.splitlines()]
-    (*_, lost), (expired,) = (
-        [line for line in lines if line["event"] == name] for name in ("client_lost", "session_expired")
-    )
-    began, ended = (datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00")) for line in (lost, expired))
-    assert (ended - began).total_seconds() > 3.9
-    assert "worker_exited" not in [line["event"] for line in lines[: lines.index(expired)]]
-
-
-def test_killed_program_takes_its_private_hub_and_workers_along() -> None:
-    process, workers = _client("[lambda: __import__('sims').Counter()] * 2", None)
-    assert len(workers) == 2
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 3
-    process.kill()
-    process.communicate()
-    assert wait_until(lambda: not any(map(lives, below)), TELL_S), below
-
-
-def test_private_hub_that_is_killed_is_reported_at_once_and_replaced() -> None:
-    envs = make("counter", 2, None)
-    envs.reset()
-    children = psutil.Process().children()
-    (hub,) = [child for child in children if any("envhub_server.private_hub" in part for part in child.cmdline())]
-    hub.kill()
-    begun = time.monotonic()
-    assert wait_until(lambda: not lives(hub))
-    with pytest.raises(envhub.HubLost, match="has ended"):
-        while True:  # the kill and a step may cross
-            envs.step(actions(0, 0))
-    assert time.monotonic() - begun < TELL_S
-    envs.close()
-    again = make("counter", 2, None)
-    assert again.reset()[0].shape == (2, 2)
-    again.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
@@ -429,7 +280,3 @@ def test_slow_session_does_not_hold_up_another(hub: ServedHub) -> None:
     slow.step_wait()
     slow.close()
     quick.close()
-
-
-def test_nothing_is_left_of_any_private_session() -> None:
-    assert wait_until(lambda: not worker_processes(os.getpid()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,11 @@ from zmtp import ZmtpPeer, frame
 
 import envhub
 from envhub.protocol import messages
-from envhub.protocol.messages import Close, Hello, Make, Op, Reset
-from envhub.protocol.prelude import NO_SESSION, PRELUDE, Prelude
+from envhub.protocol.messages import Close, Make, Op, Reset
 from envhub.values import codec
 
 MIB = 1 << 20
 GROWN_MAX = 64 * MIB
-SEED = 9
 
 
 @pytest.fixture(scope="module")
@@ -159,50 +156,11 @@ def _peak(hub: ServedHub) -> int:
     return int(found.split()[1]) * 1024
 
 
-@pytest.mark.long
-def test_large_messages_one_after_the_other_end_no_connection(flooded: ServedHub, honest: envhub.HubVectorEnv) -> None:
-    with ZmtpPeer(flooded.tcp) as peer:
-        for number in range(12):
-            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number + 2, bytes(48 * MIB))
-            peer.receive()
-        assert goes_on(honest)
-
-
 def _is_ended(peer: ZmtpPeer) -> bool:
     try:
         return not peer.connection.recv(1)
     except ConnectionResetError:
         return True
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "count",
-    [
-        1500,
-        pytest.param(10**4, marks=pytest.mark.chaos),
-        pytest.param(10**5, marks=[pytest.mark.chaos, pytest.mark.timeout(1200)]),
-    ],
-)
-def test_malformed_messages_without_end_harm_no_session(
-    flooded: ServedHub, honest: envhub.HubVectorEnv, count: int
-) -> None:
-    generator = random.Random(SEED)
-    with envhub.connect(flooded.tcp) as client, contextlib.ExitStack() as opened:
-        before, malformed = rss(flooded), client.stats()["malformed"]
-        for number in range(count):
-            if number % MALFORMED_MAX == 0:
-                opened.close()
-                peer = opened.enter_context(ZmtpPeer(flooded.tcp))
-            try:
-                peer.send(_nonsense(generator, peer.hub_id))
-                _read_away(peer)
-            except OSError:  # it was more than the hub listens to
-                peer = opened.enter_context(ZmtpPeer(flooded.tcp))
-            if number % (count // 10) == 0:
-                assert goes_on(honest, 5)
-        assert wait_until(lambda: client.stats()["malformed"] > malformed + count // 10)
-        assert goes_on(honest) and rss(flooded) - before < GROWN_MAX
 
 
 def test_of_a_connection_that_is_ended_no_message_more_is_handled(flooded: ServedHub) -> None:
@@ -213,34 +171,3 @@ def test_of_a_connection_that_is_ended_no_message_more_is_handled(flooded: Serve
             while peer.connection.recv(1 << 16):
                 pass
         assert client.stats()["malformed"] == malformed + MALFORMED_MAX
-
-
-def _nonsense(generator: random.Random, hub_id: int) -> list[bytes]:
-    """A message that is nearly right, or not at all."""
-    kind = generator.randrange(4)
-    if kind == 0:
-        return [generator.randbytes(generator.randrange(200)) for _ in range(generator.randrange(1, 6))]
-    op, token = generator.choice(list(Op)), generator.choice([bytes(16), generator.randbytes(16)])
-    head = Prelude(op, hub_id, token, generator.randrange(5)).pack()
-    body = messages.pack(generator.choice([Hello(), Make(2, "nothing"), Reset()]))
-    if kind == 1:
-        return [head + generator.randbytes(generator.randrange(300))]
-    if kind == 2:
-        return [head + body[: generator.randrange(len(body) + 1)], *([b"x"] * generator.randrange(80))]
-    changed = bytearray(head + body)
-    for _ in range(generator.randrange(1, 6)):
-        changed[generator.randrange(PRELUDE.size, len(changed)) if len(changed) > PRELUDE.size else 0] ^= (
-            1 << generator.randrange(8)
-        )
-    return [bytes(changed)]
-
-
-def _read_away(peer: ZmtpPeer) -> None:
-    """Read what there is, so that the hub's answers do not fill the connection."""
-    peer.connection.setblocking(False)
-    try:
-        with contextlib.suppress(BlockingIOError):
-            while peer.connection.recv(1 << 16):
-                pass
-    finally:
-        peer.connection.settimeout(10)

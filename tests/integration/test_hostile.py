@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,8 +11,7 @@ from hubs import ServedHub
 
 import envhub
 from envhub.protocol import messages
-from envhub.protocol.messages import REPLY, Close, Failure, Hello, Make, Op, Reset
-from envhub.protocol.prelude import Prelude
+from envhub.protocol.messages import REPLY, Close, Failure, Make, Op, Reset
 
 
 class Raw(RawPeer):
@@ -44,36 +40,6 @@ def _honest(hub: ServedHub) -> Iterator[None]:
     assert envs.step(np.array([1, 1]))[0][:, 0].tolist() == [2, 2]
     envs.close()
     assert hub.process.poll() is None
-
-
-def test_frames_without_a_prelude_are_ignored(hub: ServedHub) -> None:
-    for frames in ([b""], [b"x"], [b"EHUB"], [bytes(40)], [b"HUBE" + bytes(100)], [b""] * 200):
-        with contextlib.closing(Raw(hub.tcp)) as raw:
-            raw.send(frames)
-            assert raw.ask(Op.HELLO, messages.pack(Hello()), seq=9).prelude.seq == 9
-
-
-def test_request_for_another_hub_is_refused(raw: Raw) -> None:
-    raw.hub_id += 1
-    assert raw.refusal(Op.STATS, messages.pack(messages.Question())).code == "stale_hub"
-
-
-def test_unknown_requests_and_versions_are_refused(raw: Raw) -> None:
-    assert raw.refusal(99, b"").code == "malformed"
-    raw.send([Prelude(Op.HELLO, 0, bytes(16), 3, version=9).pack()])
-    assert raw.receive().failure.code == "unsupported_version"  # type: ignore[union-attr]
-
-
-def test_steps_for_no_session_are_refused(raw: Raw) -> None:
-    assert raw.refusal(Op.STEP, b"\x01", b"t" * 16, 5, bytes(16)).code == "session_lost"
-
-
-def test_malformed_bodies_are_refused(hub: ServedHub) -> None:
-    for number, body in enumerate(
-        [b"", b"\xc1", b"\x90", b"\x81\xa8num_envs\xa1x", b"\xdd\xff\xff\xff\xff", b"\x81" * 5000]
-    ):
-        with contextlib.closing(Raw(hub.tcp)) as raw:
-            assert raw.refusal(Op.MAKE, body, bytes([number]) * 16).code == "malformed"
 
 
 def test_misuse_of_a_session_is_refused_and_the_session_goes_on(raw: Raw) -> None:
@@ -132,31 +98,3 @@ def test_private_names_of_an_env_are_neither_called_nor_set(hub: ServedHub, raw:
     assert raw.refusal(Op.CALL, messages.pack(messages.Call("__reduce__", b"")), token, 2).code == "not_permitted"
     assert raw.refusal(Op.SET_ATTR, messages.pack(messages.SetAttr("_x", [b"\x01"])), token, 3).code == "not_permitted"
     raw.ask(Op.CLOSE, messages.pack(Close()), token, 4)
-
-
-def test_random_bytes_on_the_socket_harm_no_session(hub: ServedHub) -> None:
-    generator = random.Random(5)
-    host, _, port = hub.tcp.removeprefix("tcp://").rpartition(":")
-    for _ in range(50):
-        with socket.create_connection((host, int(port))) as peer:
-            peer.sendall(generator.randbytes(generator.randrange(1, 300)))
-
-
-def test_random_changes_to_frames_harm_no_session(hub: ServedHub, raw: Raw) -> None:
-    generator = random.Random(6)
-    good = Prelude(Op.MAKE, raw.hub_id, b"f" * 16, 1).pack() + messages.pack(Make(2, "nothing"))
-    for _ in range(250):
-        with contextlib.closing(Raw(hub.tcp)) as peer:
-            for _ in range(2):  # the third that cannot be read would end the connection
-                changed = bytearray(good)
-                for _ in range(generator.randrange(1, 6)):
-                    changed[generator.randrange(len(changed))] = generator.randrange(256)
-                peer.send([bytes(changed[: generator.randrange(1, len(changed) + 1)])])
-            peer.ask(Op.HELLO, messages.pack(Hello()), seq=12345)  # so that the hub has read both
-    hello = [Prelude(Op.HELLO, 0, bytes(16), 12345).pack() + messages.pack(Hello())]
-    raw.send(hello)
-    heard = 0
-    while heard != 12345:
-        if not raw._socket.poll(1000):  # of replies that are more than their queue holds, it may be one
-            raw.send(hello)
-        heard = raw.receive()[0].seq

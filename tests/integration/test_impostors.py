@@ -142,7 +142,7 @@ from envhub.cli import commands
 # The process keeps root's capabilities: another user may not be able to read this environment's files.
 assert ctypes.CDLL(None, use_errno=True).prctl({PR_SET_SECUREBITS}, {SECBIT_NO_SETUID_FIXUP}, 0, 0, 0) == 0
 os.setgid({NOBODY}); os.setuid({NOBODY})
-commands.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-max", "0"])
+commands.app(["serve", "CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--replays-bytes-max", "0"])
 """
 
 

@@ -185,7 +185,7 @@ def test_failure_is_run_again_in_the_interpreter_of_its_env(hosted: Hosted, lane
             assert wait_until(lambda: not envs.step(nothing)[4].get("_env_failure", nothing).any(), 20)
     finally:
         envs.close()
-    ends = {"raise": "raised builtins.ValueError: ('boom', 3)", "crash": "ended by SIGSEGV"}
+    ends = {"raise": "raised ValueError: ('boom', 3)", "crash": "ended by SIGSEGV"}
     for deed, name in found.items():
         ran = again(name)
         told = ends.get(deed, "hung" if deed == "hang" else "ended by status 3")

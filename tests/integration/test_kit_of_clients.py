@@ -1,4 +1,4 @@
-"""The kit passes a client that keeps PROTOCOL.md, and fails one by the rule that it breaks."""
+"""The kit passes a client that keeps PROTOCOL.md, and says of another one what was wrong."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
 import zmq
-from conformance.kit.client_cases import CASES, FAULT_STEP, LEVELS
-from conformance.kit.client_checks import arguments, judged
+from conformance.kit.client_cases import CASES, FAULT_STEP
+from conformance.kit.client_checks import judged
 from conformance.kit.counting_envs import NAME, NUM_ENVS, SEEDS
 from conformance.kit.scripted_hub import Heard, Record, ScriptedHub
-from conformance.kit.verdict import FAILED, NOT_SHOWN, PASSED, Verdict
-from page_client import PageClient, execute
-from wrong_clients import WRONG
+from conformance.kit.verdict import FAILED, NOT_SHOWN, PASSED
 
 from envhub.protocol import messages
 from envhub.protocol.messages import Op
@@ -73,30 +70,6 @@ class Stalls:
         self._thread.join()
 
 
-def examined(kind: type[PageClient], name: str) -> list[Verdict]:
-    """The verdicts on a client of this process in one case."""
-    ended, statuses = threading.Event(), []
-    case = CASES[name]
-    with ScriptedHub() as hub:
-        program, *others = arguments(case, hub)
-        thread = threading.Thread(target=lambda: statuses.append(execute(kind, program, others, ended)))
-        thread.start()
-        try:
-            record = hub.run(case.script(), lambda: statuses[0] if statuses else None, CASE_S)
-        finally:
-            ended.set()
-            thread.join()
-    assert statuses, "the client ended with an error of its own"
-    return judged(name, case, record)
-
-
-def results(kind: type[PageClient], names: Sequence[str] = tuple(CASES)) -> dict[tuple[str, str], Verdict]:
-    """The verdicts on a client by all rules of these cases, which run at the same time."""
-    with ThreadPoolExecutor(len(names)) as pool:
-        found = [verdict for verdicts in pool.map(partial(examined, kind), names) for verdict in verdicts]
-    return {(verdict.case, verdict.rule): verdict for verdict in found}
-
-
 def kit(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "conformance.kit", "client", *options]
     return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300)
@@ -118,30 +91,6 @@ def test_program_that_crashes_or_ends_as_if_nothing_had_failed_has_told_of_no_er
     program += f"try: programs.steps(sys.argv[2])\nexcept Exception: {end}"
     ran = kit("--case", "unknown_code", f'{sys.executable} -c "{program}"')
     assert ran.returncode == 1 and ran.stdout.endswith(f"the program was to end with an error, and {why}\n")
-
-
-@pytest.mark.long
-def test_client_passes_by_each_rule_and_the_cases_are_of_the_levels() -> None:
-    def is_right(found: dict[tuple[str, str], Verdict]) -> bool:
-        return [*found] == RULES and {verdict.result for verdict in found.values()} == {PASSED}
-
-    found = undisturbed(lambda: results(PageClient), is_right)
-    assert is_right(found), {rule: (verdict.result, verdict.why) for rule, verdict in found.items()}
-    assert {case.level for case in CASES.values()} == {*LEVELS}
-
-
-def test_each_rule_has_a_client_that_breaks_it() -> None:
-    assert [*WRONG] == RULES
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rule", RULES, ids=": ".join)
-def test_wrong_client_fails_by_the_rule_that_it_breaks(rule: tuple[str, str]) -> None:
-    def broken(found: dict[tuple[str, str], Verdict]) -> dict[tuple[str, str], str]:
-        return {key: verdict.why for key, verdict in found.items() if verdict.result == FAILED}
-
-    found = undisturbed(lambda: results(WRONG[rule], [rule[0]]), lambda found: rule in broken(found))
-    assert rule in broken(found)
 
 
 def sends(address: str, requests: Sequence[tuple[Op, bytes]], stale: int = 0) -> None:

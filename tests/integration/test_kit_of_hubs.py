@@ -1,4 +1,4 @@
-"""The kit passes a hub that keeps the protocol, and fails one by the rule that it breaks."""
+"""The kit passes a hub that keeps the protocol, and says by which rule another one fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conformance.kit.hub_checks import RULES, examine, verdict
-from conformance.kit.verdict import FAILED, NOT_SHOWN, PASSED
+from conformance.kit.hub_checks import RULES, examine
+from conformance.kit.verdict import NOT_SHOWN, PASSED
 from hubs import ServedHub
-from wrong_hubs import NOISE, WRONG_HUBS, tampered
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,15 +31,6 @@ def test_hub_keeps_the_protocol(hub: ServedHub) -> None:
 def test_hub_keeps_the_protocol_with_other_envs(hub: ServedHub, lane: str) -> None:
     found = results(getattr(hub, lane), ["nested", "Blackjack-v1", "counter"])
     assert {(case, result) for case, _, result, _ in found} == {("counter", NOT_SHOWN)}  # whose episodes never end
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rule", RULES)
-def test_wrong_hub_fails_by_the_rule_that_it_breaks(hub: ServedHub, rule: str) -> None:
-    noise = NOISE if rule.startswith("messages without") else None
-    with tampered(hub.tcp, WRONG_HUBS[rule](), noise) as address:
-        found = verdict(address, "CartPole-v1", rule, RULES[rule])
-    assert found.result == FAILED and "Timeout" not in found.why
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from envhub_server.catalog.replay_folder import ReplayFolder
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX
 from hubs import below, serve, wait_until
 
@@ -79,14 +78,6 @@ def test_replay_of_a_pipe_or_of_an_endless_file_ends_at_once(tmp_path: Path) -> 
 def test_pipe_is_no_hub_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in refused("serve", "--config", str(tmp_path / "pipe"))
-
-
-def test_pipe_among_the_leftovers_of_replays_holds_no_hub_up(tmp_path: Path) -> None:
-    folder = tmp_path / "replays"
-    folder.mkdir()
-    os.mkfifo(folder / ".left-0123456789abcdef-env0-0.replay.part")
-    ReplayFolder(folder, 10, 1 << 20).remove_leftovers()
-    assert (folder / ".left-0123456789abcdef-env0-0.replay.part").exists()
 
 
 def soft_limits(pid: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envhub_server.catalog.replay_folder import ReplayFolder, files_in
+from envhub_server.catalog.replay_folder import files_in, keep
 from envhub_server.network.client_liveness import silent_s
 
 
@@ -33,31 +33,29 @@ def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: P
 NAMED = "-0123456789abcdef-env0-0"  # at the end of the name of a file that a hub has made
 
 
-def killed_while_it_writes(folder: Path) -> None:
+def killed_while_it_writes(folder: Path, name: str) -> None:
     """Leave what a hub leaves that is killed within ``keep``."""
     child = os.fork()
     if not child:
-        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        ReplayFolder(folder, 10, 1000).keep(f"a{NAMED}", b"x" * 300)
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        keep(folder, f"{name}{NAMED}", b"x" * 300, 1000)
     os.waitpid(child, 0)
 
 
-def test_what_a_killed_hub_was_writing_counts_until_it_is_removed(tmp_path: Path) -> None:
-    killed_while_it_writes(tmp_path)
-    killed_while_it_writes(tmp_path)
+def test_what_a_killed_hub_was_writing_counts_and_is_removed_as_any_old_file(tmp_path: Path) -> None:
+    killed_while_it_writes(tmp_path, "a")
+    killed_while_it_writes(tmp_path, "b")
     (tmp_path / ".mine").touch()
-    folder = ReplayFolder(tmp_path, 10, 1000)
-    for name in ("b", "c", "d"):
-        folder.keep(f"{name}{NAMED}", b"x" * 200)
-    assert {path.stem for path in files_in(tmp_path)} == {f"c{NAMED}", f"d{NAMED}"}
-    folder.remove_leftovers()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", f"c{NAMED}.replay", f"d{NAMED}.replay"]
+    assert len([*tmp_path.glob("*.part")]) == 2
+    for name in ("c", "d", "e"):
+        keep(tmp_path, f"{name}{NAMED}", b"x" * 300, 1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", *(f"{name}{NAMED}.replay" for name in "cde")]
+    assert {path.stem for path, _ in files_in(tmp_path)} == {f"{name}{NAMED}" for name in "cde"}
 
 
 def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
-    folder = ReplayFolder(tmp_path, 10, 1000)
-    for _ in range(4):
-        killed_while_it_writes(tmp_path)
+    for number in range(4):
+        killed_while_it_writes(tmp_path, f"part{number}")
     for name in ("a", "b"):
-        folder.keep(f"{name}{NAMED}", b"x" * 900)
-        assert [path.stem for path in files_in(tmp_path)] == [f"{name}{NAMED}"]
+        keep(tmp_path, f"{name}{NAMED}", b"x" * 900, 1000)
+        assert [path.stem for path, _ in files_in(tmp_path)] == [f"{name}{NAMED}"]

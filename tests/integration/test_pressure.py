@@ -20,7 +20,7 @@ import pytest
 import zmq
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.session.restarts import BOOTS_MAX
-from hubs import ServedHub, at_rest, serve, wait_until
+from hubs import ServedHub, serve, wait_until
 
 import envhub
 from envhub.arena.layout import Layout
@@ -165,20 +165,6 @@ def test_peers_that_say_nothing_lock_nobody_out_for_long(tmp_path: Path) -> None
         assert wait_until(lambda: "descriptors_short" in hub.log, 10)
         envhub.connect(hub.tcp, timeout=30.0).close()
         assert envs.step(np.zeros(1, int))[0][0, 0] == 1
-
-
-@pytest.mark.long
-def test_session_for_which_there_are_no_descriptors_is_refused(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 1)) as envs:
-        before = at_rest(lambda: descriptors(hub))
-        for left in (8, 20, 35):  # to be given away; as many again are kept
-            limit_descriptors(hub, 2 * (before + left))
-            with pytest.raises(envhub.RequestRefused, match=r"4 workers take up to \d+ descriptors.* `ulimit -n \d+`"):
-                _made(hub, 4)
-            assert envs.step(np.zeros(4, int))[1].tolist() == [0] * 4
-            limit_descriptors(hub, 4096)
-            assert wait_until(lambda: len(hub.workers()) == 1 and descriptors(hub) <= before)
-        _made(hub, 4).close()
 
 
 def _made(hub: ServedHub, num_workers: int) -> envhub.HubVectorEnv:

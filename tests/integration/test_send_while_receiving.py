@@ -78,35 +78,6 @@ def test_other_envs_are_sent_while_a_slow_one_is_waited_for(how: dict[str, Any])
         assert envs.get_attr("count") == (1, 4, 1)
 
 
-def test_rows_of_a_reply_that_was_lost_come_with_the_reply_to_send(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:
-    answered_but_held(envs, wire, 7)
-    envs.send([9], [1])
-    assert envs._session.lane._inbox.unread is not None
-    assert received(envs) == {0: 7, 1: 9}
-    assert envs.get_attr("count") == (1, 1, 0)
-
-
-def test_rows_that_came_by_a_refused_send_are_kept(envs: envhub.HubVectorEnv, wire: ChaosProxy) -> None:
-    answered_but_held(envs, wire, 7)
-    with pytest.raises(envhub.SpaceMismatch):
-        envs._session.lane.begin_rows(np.array([1]), b"\x04\x04", [np.array([9])])
-    assert envs._session.lane._inbox.unread is not None
-    envs.send([10], [2])
-    assert received(envs) == {0: 7, 2: 10}
-    assert envs.get_attr("count") == (1, 0, 1)
-
-
-def test_refused_send_leaves_the_rows_to_the_next_recv(envs: envhub.HubVectorEnv) -> None:
-    with stopped(envs.call("pid")[0]):
-        envs.send([7], [0])
-        times_out(envs)
-        with pytest.raises(ValueError, match="dtype"):
-            envs.send(np.array([9], np.int8), [1])
-        with pytest.raises(ValueError, match="under way"):
-            envs.send([9], [0])
-    assert received(envs) == {0: 7}
-
-
 def test_failure_of_an_env_that_was_lost_is_raised_by_the_next_recv(
     envs: envhub.HubVectorEnv, wire: ChaosProxy
 ) -> None:

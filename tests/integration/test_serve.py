@@ -18,7 +18,7 @@ import psutil
 import pytest
 import zmq
 from envhub_server.network.listener import Listener
-from hubs import HERE, ServedHub, lives, serve, stopped, wait_until
+from hubs import HERE, ServedHub, lives, serve, wait_until
 
 import envhub
 from envhub.transport import sockets
@@ -182,21 +182,6 @@ def test_factories_are_found_from_the_working_directory_and_never_imported_into_
         assert "imported by" in printed and f"imported by {hub.process.pid}\n" not in printed
 
 
-@pytest.mark.long
-def test_running_step_is_answered_before_the_hub_ends(tmp_path: Path) -> None:
-    with serve(tmp_path, "naughty=sims:naughty") as hub:
-        envs = envhub.make_vec("naughty", 2, hub=hub.tcp)
-        envs.reset()
-        with stopped(*{*envs.call("pid")}):
-            envs.step_async(np.array([6, 6]))
-            assert wait_until(lambda: _phase(hub) == "moving")
-            hub.process.terminate()
-            assert wait_until(lambda: '"event": "stopping"' in hub.log)
-        assert envs.step_wait()[1].tolist() == [6, 6]
-        assert hub.process.wait(15) == 0
-        envs.close()
-
-
 def _phase(hub: ServedHub) -> str:
     with envhub.connect(hub.ipc) as client:
         return str(client.sessions()[0]["phase"])
@@ -304,15 +289,6 @@ def test_second_hub_on_an_address_is_refused_and_the_first_unharmed(hub: ServedH
             assert client.health()["status"] == "ok"
 
 
-@pytest.mark.long
-def test_socket_of_a_killed_hub_is_taken_over(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1") as first:
-        first.stop(signal.SIGKILL)
-        assert (tmp_path / "hub.sock").exists()
-        with serve(tmp_path, "CartPole-v1") as second, envhub.connect(second.ipc) as client:
-            assert client.envs() == ["CartPole-v1"]
-
-
 BAD_ARGUMENTS = [
     (["CartPole-v1", "--bind", "tcp://0.0.0.0:0"], "--insecure"),
     (["--bind", "tcp://0.0.0.0:0", "--insecure"], "name the environments"),
@@ -395,13 +371,6 @@ def test_runtime_folder_that_cannot_be_made_is_reported_in_a_line(tmp_path: Path
     assert refused.returncode == 2 and "cannot be made" in refused.stderr and "Traceback" not in refused.stderr
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
-def test_hub_speaks_ipv6(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", binds=["tcp://[::1]:0"]) as hub, envhub.connect(hub.tcp) as client:
-        assert client.address.startswith("tcp://[::1]:") and client.envs() == ["CartPole-v1"]
-
-
 def test_insecure_address_is_warned_about(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
         assert wait_until(lambda: "insecure" in hub.log)
@@ -475,16 +444,3 @@ def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
         with closing(client.make_vec("CartPole-v1", 2, num_workers=3)) as as_many_as_envs:
             assert as_many_as_envs.num_workers == 2
         assert client.stats()["sessions"] == 0
-
-
-def test_served_hub_runs_no_code_of_a_client(hub: ServedHub) -> None:
-    with pytest.raises(envhub.RequestRefused, match="private hub"):
-        envhub.make_vec(lambda: None, 1, hub=hub.tcp)  # type: ignore[arg-type, return-value]
-    with envhub.connect(hub.tcp) as client:
-        envs = client.make_vec("counter", 1)
-        with pytest.raises(TypeError, match="cannot be sent"):
-            envs.call("add", object())
-        with pytest.raises(TypeError, match="cannot be sent"):
-            envs.call("opaque")
-        assert envs.call("add", 1) == (1,)
-        envs.close()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
-from hubs import ServedHub, interrupted_after, serve, stopped, wait_until
+from hubs import ServedHub, serve
 
 import envhub
 from envhub.protocol.messages import Collect
@@ -170,17 +169,6 @@ def test_everything_in_turn(lane: str) -> None:
     envs.close()
 
 
-def test_step_that_was_interrupted_is_waited_for_before_the_next() -> None:
-    envs = envhub.make_vec(sims.Naughty, 1)
-    envs.reset()
-    with stopped(*envs.call("pid")):
-        envs.step_async([6])
-        with pytest.raises(KeyboardInterrupt), interrupted_after(0.05):
-            envs.step_wait()
-    assert envs.step_wait()[1].tolist() == [6] and envs.step([1000 - 1])[1].tolist() == [999]
-    envs.close()
-
-
 def test_exception_that_the_hub_does_not_report_is_an_error_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = envhub.make_vec(sims.Naughty, 2)
     envs.reset()
@@ -213,24 +201,6 @@ def test_running_step_ends_before_its_hub_does(tmp_path: Path) -> None:
         envs.close()
 
 
-def test_killed_worker_is_reported_at_once_and_the_other_sessions_step_on(hub: ServedHub) -> None:
-    envs, other = (envhub.make_vec("naughty", 2, hub=hub.ipc, num_workers=2, on_crash="raise") for _ in range(2))
-    envs.reset()
-    other.reset()
-    pid = envs.call("pid")[1]
-    timer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
-    timer.start()
-    begun = time.monotonic()
-    with pytest.raises(envhub.WorkerDied, match="worker 1"):
-        envs.step([0, 8])  # for ever
-    assert time.monotonic() - begun < 20
-    assert envs.step([0, 7])[1].tolist() == [0, 0] and envs.lane == "shared"
-    assert envs.step([0, 7])[1].tolist() == [0, 7]
-    assert other.step([0, 7])[1].tolist() == [0, 7]
-    envs.close()
-    other.close()
-
-
 @pytest.fixture(scope="module")
 def brief_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
     """A hub that soon ends the session of a client that is gone."""
@@ -238,30 +208,6 @@ def brief_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         tmp_path_factory.mktemp("brief"), "counter=sims:counter", "naughty=sims:naughty", "--lease", "0.5"
     ) as hub:
         yield hub
-
-
-CLIENT = """
-import envhub
-envs = envhub.make_vec("naughty", 2, hub={hub!r})
-envs.reset()
-assert envs.lane == "shared"
-envs.step_async([{action}, 0])
-print("stepping", flush=True)
-envs.step_wait()
-"""
-
-
-@pytest.mark.parametrize("action", [0, 6, pytest.param(8, marks=pytest.mark.long)])
-def test_killed_client_leaves_nothing(brief_hub: ServedHub, action: int) -> None:
-    program = [sys.executable, "-c", CLIENT.format(hub=brief_hub.ipc, action=action)]
-    client = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-    assert client.stdout is not None and client.stdout.readline() == "stepping\n"
-    client.kill()
-    client.wait()
-    client.stdout.close()
-    with envhub.connect(brief_hub.ipc) as found:
-        assert wait_until(lambda: found.stats()["sessions"] == 0)
-    assert wait_until(lambda: not brief_hub.workers())
 
 
 @pytest.mark.timeout(600)
@@ -323,53 +269,6 @@ def test_client_that_scribbles_over_its_memory_harms_only_itself(brief_hub: Serv
         client.kill()
     assert brief_hub.process.poll() is None and "internal_error" not in brief_hub.log
     other.close()
-
-
-def test_step_after_an_interrupted_call_waits_for_its_end() -> None:
-    envs = envhub.make_vec([Sleepy] * 2, num_workers=2)
-    envs.reset()
-    with pytest.raises(KeyboardInterrupt), interrupted_after(0.05):
-        envs.set_attr("slow", 0.3)
-    envs.step_async([1, 2])
-    assert envs.step_wait(timeout=10)[1].tolist() == [1, 2]
-    envs.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a destructor of zmq's
-def test_session_goes_on_after_interrupts_anywhere_in_a_step() -> None:
-    envs = envhub.make_vec([Large] * 3, num_workers=2)
-    envs.reset()
-    rng, interrupts, within_s = np.random.default_rng(1), 0, 0.002
-    for _ in range(100):
-        try:
-            with interrupted_after(rng.uniform(within_s / 10, within_s)):
-                envs.step([0, 0, 0])
-            within_s *= 0.9  # so that about every other step is interrupted, however fast this machine is
-        except KeyboardInterrupt:
-            interrupts, within_s = interrupts + 1, within_s * 1.1
-        if envs._session.pending.state.value != "default":
-            with contextlib.suppress(envhub.LocalProtocolError):  # it was done, and interrupted when it said so
-                envs.step_wait(timeout=10)
-        before = envs.get_attr("count")
-        observations, *_, infos = envs.step([0, 0, 0])
-        assert observations[:, 0].tolist() == [count + 1 for count in before] and len(infos["blob"][2]) == 9000
-    assert interrupts > 5
-    envs.close()
-
-
-class Large(sims.Counter):
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {"blob": "x" * 9000}
-
-
-class Sleepy(sims.Counter):
-    @property
-    def slow(self) -> float:
-        return 0.0
-
-    @slow.setter
-    def slow(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 @pytest.mark.long

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hubs import HERE, ServedHub, serve, stopped, wait_until
+from hubs import HERE, ServedHub, stopped, wait_until
 
 import envhub
 
@@ -335,15 +334,3 @@ def test_trainer_that_ends_is_followed_by_another_process(hub: ServedHub, lane: 
         assert envs.step(ZEROS)[0][:, 0].tolist() == [6, 6, 6]
         envs.close()
         assert wait_until(lambda: not hub.workers())
-
-
-@pytest.mark.long
-def test_session_without_a_new_owner_ends_with_its_lease(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter", "--lease", "0.5") as served, envhub.connect(served.tcp) as client:
-        envs = client.make_vec("counter", 3)
-        envs.reset()
-        assert served.workers()
-        token = envs.detach()
-        assert wait_until(lambda: not served.workers())
-        with pytest.raises(envhub.SessionLost):
-            client.attach(token)

@@ -283,13 +283,6 @@ def test_exception_can_be_a_truncation_and_the_env_is_built_again(address: str |
                 step(envs, 0, RAISE, 0)
 
 
-def test_exception_is_raised_unless_asked_otherwise(address: str | None) -> None:
-    with made(address) as envs:
-        envs.reset()
-        with pytest.raises(KeyError, match="no such joint"):
-            step(envs, 0, RAISE, 0)
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [

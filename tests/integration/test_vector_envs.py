@@ -107,12 +107,6 @@ def test_mode_that_cannot_be_made_is_refused_and_those_that_can_are_named(own: s
         envhub.make_vec(factory, 2, vector=True, autoreset_mode=wanted)
 
 
-@pytest.mark.parametrize("wanted", ["SameStep", "Disabled"])
-def test_cartpole_heeds_no_masks_and_is_refused_in_other_modes(wanted: str) -> None:
-    with pytest.raises(ValueError, match=f"'NextStep'; autoreset_mode='{wanted}' cannot be had"):
-        envhub.make_vec("CartPole-v1", 2, vector=True, autoreset_mode=wanted)
-
-
 def test_one_env_of_a_vector_env_is_a_single_env_too() -> None:
     direct = make_vector("CartPole-v1", num_envs=1)
     with closing(envhub.make("CartPole-v1", vector=True)) as env:
@@ -191,27 +185,6 @@ def test_what_a_vector_env_does_not_take_is_refused() -> None:
 
 
 # --- parts of a batch and calls -------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_parts_of_a_batch_are_whole_shares(lane: str) -> None:
-    factory = functools.partial(shares_of_chatty, 2)
-    with closing(envhub.make_vec(factory, 4, vector=True, num_workers=2, lane=lane)) as envs:
-        direct = [shares_of_chatty(1, 2), shares_of_chatty(1, 2)]
-        envs.reset(seed=[1, 2, 3, 4])
-        for share, seeds in zip(direct, ([1, 3], [2, 4]), strict=True):
-            share.reset(seed=seeds)
-        for _ in range(12):
-            for share, ids in ((1, [1, 3]), (0, [0, 2])):
-                actions = direct[share].action_space.sample()
-                envs.send(actions, ids)
-                *found, env_ids = envs.recv()
-                assert env_ids.tolist() == ids
-                assert_step(found, direct[share].step(actions), 2, f"share {share}")
-        envs.send(direct[0].action_space.sample(), [0, 2])
-        envs.send(direct[0].action_space.sample(), [1, 3])
-        assert envs.recv(min_envs=4)[5].tolist() == [0, 1, 2, 3]
 
 
 def part(actions: tuple[np.ndarray, ...], *rows: int) -> tuple[np.ndarray, ...]:
@@ -444,14 +417,6 @@ def test_sixteen_pongs_of_ale_are_those_of_direct_use_through_a_hub(lane: str, t
         with closing(envhub.make_vec("ALE/Pong-v5", 16, hub=address, env_kwargs=arguments)) as envs:
             assert envs.lane == lane
             assert assert_same_run(envs, direct, 400) > 32
-
-
-@pytest.mark.long
-def test_ale_in_shares_whose_envs_have_the_sessions_numbers() -> None:
-    arguments = {"repeat_action_probability": 0.0, **SHORT}
-    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, num_workers=2, **arguments)) as envs:
-        direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, **arguments)
-        assert_same_run(envs, direct, 20)
 
 
 @pytest.mark.long

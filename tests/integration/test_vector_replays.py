@@ -14,7 +14,7 @@ import vector_sims
 from brittle import CAUSES
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
-from envhub_server.catalog.replay_folder import files_in
+from envhub_server.catalog import replay_folder
 from gymnasium.vector import AutoresetMode
 from hubs import serve, wait_until, worker_processes, written_replay
 
@@ -31,6 +31,10 @@ OPTIONS: dict[str, Any] = {
 }
 NUM_ENVS = 4
 HANG_S = 3.0  # for envs that hang, and no others: a slow machine may stall
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path, _ in replay_folder.files_in(folder)]
 
 
 def failures(envs: envhub.HubVectorEnv, count: int) -> dict[str, list[int]]:
@@ -101,7 +105,7 @@ def test_exception_that_is_raised_names_one_replay_of_all_envs() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("env", ["CartPole-v1", "ale_py:ALE/Pong-v5"])
-def test_vector_env_that_was_killed_observes_the_same_again(env: str) -> None:
+def test_vector_env_that_was_killed_does_not_fail_again(env: str) -> None:
     arguments = {} if env == "CartPole-v1" else {"max_num_frames_per_episode": 60, "noop_max": 5}
     with closing(envhub.make_vec(env, NUM_ENVS, vector=True, num_workers=2, **arguments)) as envs:
         envs.reset(seed=3)
@@ -113,22 +117,4 @@ def test_vector_env_that_was_killed_observes_the_same_again(env: str) -> None:
             worker.kill()
         assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2)
     for path in set(files_in(FOLDER)) - before:
-        found = replay.read(path).calls()
-        assert (found.begins, found.rows, found.calls) == ("made", 2, 51)
-        assert replay.run(path).text.startswith("did not fail, and every observation was the same")
-
-
-def test_vector_env_of_chance_is_told_as_such() -> None:
-    factory = partial(vector_sims.brittles, cause="exception", rate=0.05, unlike=True)
-    with closing(envhub.make_vec(factory, NUM_ENVS, vector=True, **OPTIONS)) as envs:
-        envs.reset(seed=3)
-        (name,) = failures(envs, 1)
-        assert run(name).text.startswith("non-deterministic simulator: observation differs first at step 1;")
-
-
-def test_vector_env_without_a_seed_is_told_as_such() -> None:
-    factory = partial(vector_sims.brittles, cause="exception", rate=0.05)
-    with closing(envhub.make_vec(factory, NUM_ENVS, vector=True, **OPTIONS)) as envs:
-        envs.reset()
-        for name in failures(envs, 1):
-            assert run(name).text.startswith("reset without a seed: observation differs first at step 0;")
+        assert replay.run(path).text == "did not fail; it ended by SIGKILL at step 50 before"

@@ -70,24 +70,7 @@ def test_id_that_a_hub_does_not_offer_is_answered_by_the_nearest(tmp_path: Path)
         )
 
 
-@pytest.mark.long
-def test_id_that_a_private_hub_does_not_find_is_answered_by_the_nearest(tmp_path: Path) -> None:
-    ran = program(tmp_path, "import envhub\nenvhub.make_vec('CartPoll-v1', 2)\n")
-    assert ran.stderr.splitlines()[-1].endswith("Environment `CartPoll` doesn't exist. Did you mean: `CartPole`?")
-    if sys.version_info >= (3, 11):
-        assert len(ran.stderr.splitlines()) <= IN_ALL_LINES
-
-
 # --- a mode that does not exist ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("made", ["make_vec('CartPole-v1', 2, ", "AsyncVectorEnv([print], "])
-def test_wrong_autoreset_mode_is_answered_by_the_three(made: str) -> None:
-    ran = run("-c", f"import envhub; envhub.{made}autoreset_mode='foo')")
-    assert ran.stderr.splitlines()[-1] == (
-        "ValueError: autoreset_mode must be 'NextStep' (AutoresetMode.NEXT_STEP) or 'SameStep' "
-        "(AutoresetMode.SAME_STEP) or 'Disabled' (AutoresetMode.DISABLED), got 'foo'"
-    )
 
 
 # --- envs that take long to make --------------------------------------------------------------------------------------

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
-import re
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,10 +15,8 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from envhub_client.tools.progress import making_bar
 from envhub_server.session.worker_count import first_workers
 from hubs import ServedHub, kill_worker, serve, wait_until, worker_processes
-from rich.console import Console
 
 import envhub
 
@@ -189,25 +184,6 @@ def test_operator_sets_how_many_workers_a_session_gets(tmp_path: Path) -> None:
         closing(envhub.make_vec("CartPole-v1", 8, hub=hub.tcp)) as envs,
     ):
         assert envs.sizing == (3, "told by the hub's --workers 3")
-
-
-class SlowlyMade(sims.Counter):
-    def __init__(self) -> None:
-        super().__init__()
-        time.sleep(0.8)  # so that more than one line tells of it
-
-
-@pytest.mark.long
-def test_slow_making_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "envhub")
-    printed = io.StringIO()
-    with (
-        making_bar(Console(file=printed, force_terminal=True, width=80)),
-        closing(envhub.make_vec([SlowlyMade] * 3, num_workers=1)) as envs,
-    ):
-        envs.reset()
-    assert re.search(r"is building: [1-3]/3 envs ready", caplog.text)
-    assert "building envs" in printed.getvalue() and "/3" in printed.getvalue()
 
 
 def test_pinned_workers_keep_to_one_cpu_each(hub: ServedHub) -> None:

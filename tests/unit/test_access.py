@@ -19,7 +19,6 @@ from envhub_server.network.connections import (
     FULL_CHECKS,
     GONE_S,
     HELLO_S,
-    MALFORMED_MAX,
     PROGRESS_BYTES,
     PROGRESS_S,
     UNREAD_EACH_S,
@@ -82,16 +81,6 @@ def test_connection_that_sends_nothing_is_ended_once() -> None:
     assert numbers(known.silent(100.0 + HELLO_S)) == [5] and numbers(known.silent(1e9)) == []
 
 
-def test_client_has_so_many_connections_and_no_more() -> None:
-    known = connections(5, 6, 7)
-    assert known.why_refused(ALICE) == ""
-    hear(known, 5, KEY, ALICE)
-    hear(known, 6, KEY, ALICE)
-    assert "connections_max=2" in known.why_refused(ALICE) and known.why_refused(OWN_USER) == ""
-    known.ended(5, 100.0)
-    assert known.why_refused(ALICE) == ""
-
-
 def test_connections_of_a_key_that_was_removed_or_has_another_right_are_found() -> None:
     known = connections(5, 6, 7, 8)
     hear(known, 5, KEY, ALICE)
@@ -125,25 +114,6 @@ def test_messages_of_a_connection_that_the_hub_ends_are_cut_off_for_a_moment() -
     assert silent is not None
     known.disconnect(silent, 100.0)  # of which no message has come
     assert known.disconnected == {b"peer": 100.0 + GONE_S}
-
-
-def test_third_message_that_cannot_be_read_ends_the_connection() -> None:
-    access = Access(None, False, 100)
-    with socket.socketpair()[0] as accepted:
-        access.accepted(accepted.fileno(), 100.0)
-        ends = [access.malformed(b"peer", accepted.fileno(), 100.0) for _ in range(MALFORMED_MAX)]
-        assert ends[:-1] == [[], []] and ends[-1][0][0].descriptor == accepted.fileno()
-        assert access.malformed(b"another", accepted.fileno(), 100.0) == []
-
-
-def test_client_is_told_once_that_it_is_refused_and_then_ended() -> None:
-    access = Access(None, False, 100)
-    with socket.socketpair()[0] as accepted:
-        access.accepted(accepted.fileno(), 100.0)
-        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == []
-        assert access.refused(b"peer", accepted.fileno(), "too many", 100.0) == [
-            (access.connections.get(accepted.fileno()), "too many")
-        ]
 
 
 def test_client_that_sends_too_much_of_messages_without_an_end_is_ended_where_most_comes() -> None:
@@ -311,15 +281,6 @@ def test_number_that_another_file_has_by_now_leaves_no_descriptor_behind() -> No
         assert {*os.listdir("/proc/self/fd")} <= {*before}
 
 
-def test_own_user_is_admitted_while_there_is_no_connection_of_another() -> None:
-    known = connections(5)
-    assert not known.others
-    known.accepted(6, 101.0, is_others=True)
-    assert known.others
-    known.ended(6, 102.0)
-    assert not known.others
-
-
 @pytest.mark.parametrize("goes", [True, False])
 def test_own_user_waits_for_connections_of_others_to_end(goes: bool) -> None:
     access = Access(None, False, 100)
@@ -380,11 +341,3 @@ def test_asks_that_wait_keep_the_hub_from_no_sleep() -> None:
             assert wait_until(access.asked) and access.answer(100.6)
         assert access.handshakes_refused == 0
         access.close()
-
-
-def test_looking_for_a_user_leaves_no_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    with open(os.devnull) as no_socket:
-        for _ in range(3):
-            assert network_peer.is_others(no_socket.fileno())
-    assert len(os.listdir("/proc/self/fd")) <= before

@@ -12,13 +12,11 @@ import pytest
 import zmq
 from envhub_server.network.access import IPC_ORIGIN, REMOVED, Access
 from envhub_server.network.authenticator import ANYONE
-from envhub_server.network.connections import FULL_CHECKS
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import (
     BYTES_READ,
     DENIED,
-    FULL_FRAMES,
     HEARD_NS,
     NUMBER,
     PARTIAL,
@@ -134,14 +132,6 @@ def test_silence_of_a_client_is_what_the_proxy_says(access: Access, page: Page) 
     assert access.silence_s(PROXIED[0]) == access.silence_s(DIRECT) == access.silence_s(DIRECT - 1) == 0.0
     page.write(PROXIED[0], HEARD_NS, time.monotonic_ns() - 5 * 10**9)
     assert 5.0 <= access.silence_s(PROXIED[0]) < 60.0
-
-
-def test_connection_whose_message_has_too_many_frames_is_ended(access: Access, page: Page) -> None:
-    access.accepted(PROXIED[0], 100.0)
-    access.holder(b"peer", said(PROXIED[0], text_of(ALICE)), 100.0)
-    page.write(PROXIED[0], STATE, PARTIAL | FULL_FRAMES)
-    found = [access.check(100.0 + number, ()) for number in range(FULL_CHECKS)]
-    assert [why for _, why in found[-1]] == ["one of its messages has more than 1024 frames"] and not any(found[:-1])
 
 
 def test_client_with_an_unknown_key_is_noted_once_with_the_address_that_the_proxy_has(

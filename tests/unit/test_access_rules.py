@@ -255,17 +255,6 @@ def test_hub_without_keys_admits_anybody_whom_its_addresses_let_in() -> None:
     access.close()
 
 
-def test_hub_for_its_own_user_has_connections_of_others_ended() -> None:
-    access = Access(None, False, 100)
-    assert not access.open_to_all
-    ((known, why),) = access.accepted(DESCRIPTOR, 100.0)
-    assert known is known_of(access) and known.is_others and "another user's" in why
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        peer = socket.create_connection(server.getsockname())
-        with peer, server.accept()[0] as own:
-            assert access.accepted(own.fileno(), 100.0) == [] and not known_of(access, own.fileno()).is_others
-
-
 @pytest.mark.parametrize("guarded_by", ["keys", "nothing", "user"])
 def test_hub_that_cannot_know_its_user_from_others_serves_no_tcp_address(
     router: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, keys: KeyFolder, guarded_by: str
@@ -292,15 +281,6 @@ def test_client_that_sends_too_much_without_an_end_is_ended_and_told_why() -> No
             assert known.descriptor == accepted.fileno() and "over 100 bytes" in why
             ((known, why),) = access.check(100.0 + HELLO_S, {b""})
             assert known.descriptor == accepted.fileno() and "sent nothing" in why
-
-
-def test_next_check_is_the_first_of_all_that_is_due() -> None:
-    access = Access(None, False, 100)
-    assert access.next_s() == math.inf
-    access.accepted(DESCRIPTOR, 100.0)
-    assert access.next_s() == 100.0 + UNREAD_S
-    access.check(100.0 + UNREAD_S, ())
-    assert access.next_s() == 100.0 + HELLO_S
 
 
 def test_origin_is_told_of_a_peer_that_is_there() -> None:

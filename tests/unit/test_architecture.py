@@ -30,7 +30,6 @@ PURE = [
     "envhub/values/spaces.py",
     "envhub/protocol/validation.py",
     "server/envhub_server/catalog/registry.py",
-    "server/envhub_server/catalog/replay_shares.py",
     # Restarts draw from the generator that they are given.
     "server/envhub_server/hub/planner.py",
     *(each for each in FILES if each.startswith("server/envhub_server/session/") and not each.endswith("/restarts.py")),
@@ -316,7 +315,7 @@ SESSION_CORE = [
 
 @of_each(SESSION_CORE)
 def test_core_of_a_session_names_none_of_the_features_that_observe_it(name: str) -> None:
-    features = {"replay_keeper", "replay_writer"}
+    features = {"replay_keeper"}
     assert not features & {module.rpartition(".")[2] for module, _, _ in imports_of(name)}
 
 

@@ -51,7 +51,7 @@ def test_options_of_the_command_line_take_units() -> None:
     options = [text for name in names for text in (f"--{name.replace('_', '-')}", "32MiB")]
     _, bound, _ = commands.app.parse_args(["serve", *options, "--recycle.memory-bytes=2GB", "--max-envs", "8"])
     found = config_of((), bound.arguments["options"])
-    assert len(names) == 6 and {getattr(found, name) for name in names} == {32 << 20}
+    assert len(names) == 7 and {getattr(found, name) for name in names} == {32 << 20}
     assert found.recycle == RecycleOptions(memory_bytes=2 * 10**9) and found.max_envs == 8
 
 

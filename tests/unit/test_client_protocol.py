@@ -240,13 +240,6 @@ def test_new_client_has_nothing_unsettled_and_says_nothing_when_it_is_connected(
     assert client.unsettled
 
 
-def test_client_that_has_made_a_session_tells_of_itself_when_it_is_connected_again() -> None:
-    pair = joined()
-    pair.client.connected()
-    (frames,) = pair.client.tick(pair.now_s)
-    assert Prelude.unpack(frames[0])[:4] == (Op.HEARTBEAT, HUB_ID, TOKEN, 1)
-
-
 @pytest.mark.parametrize(
     ("op", "token", "seq", "message"),
     [
@@ -299,13 +292,6 @@ def asked(pair: ProtocolPair, seconds: float) -> list[tuple[int, bytes]]:
     pair.advance(seconds)
     preludes = [Prelude.unpack(packet.frames[0]) for packet in pair.to_hub]
     return [(each.op, each.token) for each in preludes]
-
-
-def test_client_asks_about_a_pending_request_once_a_second() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    found = [asked(pair, HEARTBEAT_S / 2) for _ in range(4)]
-    assert found == [[], [(Op.HEARTBEAT, TOKEN)], [], [(Op.HEARTBEAT, TOKEN)]]
 
 
 def test_hub_hears_once_from_which_session_a_new_connection_is() -> None:

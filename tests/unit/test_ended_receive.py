@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from network import Network
 from protocol_pair import HUB_ID, TOKEN, ProtocolPair, joined, sent, step_on_its_way
 
 from envhub.errors import RemoteProtocolError
@@ -38,37 +39,6 @@ def answer(pair: ProtocolPair, request: Incoming | None, *frames: bytes) -> None
 
 
 # --- case by case -----------------------------------------------------------------------------------------------------
-
-
-def test_pending_receive_ends_without_a_reply() -> None:
-    pair = receiving()
-    end_receive(pair)
-    assert pair.deliver_to_hub() is not None and pair.running is not None and pair.running.op is Op.SEND
-    answer(pair, pair.running)
-    reply = pair.deliver_to_client()
-    assert reply == Reply(Op.SEND, Done(), []) and pair.to_client == []
-
-
-def test_reply_that_is_on_its_way_comes_with_the_reply_to_send_and_counts_once() -> None:
-    pair = receiving()
-    answer(pair, pair.running, b"rows", b"results")
-    end_receive(pair)
-    answer(pair, pair.deliver_to_hub())
-    assert pair.deliver_to_client() is None  # the reply to RECEIVE, which the client has given up
-    reply = pair.deliver_to_client()
-    assert reply is not None and reply.received == Reply(Op.RECEIVE, Done(), [b"rows", b"results"])
-
-
-def test_reply_of_a_compression_that_ends_after_send_has_arrived_comes_with_its_reply() -> None:
-    pair = receiving()
-    received = pair.running
-    end_receive(pair)
-    pair.deliver_to_hub()
-    answer(pair, received, b"rows")
-    assert pair.to_client == []
-    answer(pair, pair.running)
-    reply = pair.deliver_to_client()
-    assert reply is not None and reply.received == Reply(Op.RECEIVE, Done(), [b"rows"])
 
 
 def test_refused_send_has_the_rows_too_and_so_has_its_copy() -> None:
@@ -199,7 +169,7 @@ def test_frames_behind_a_reply_to_send_that_are_no_reply_to_the_receive_break_th
 # --- on any network ---------------------------------------------------------------------------------------------------
 
 
-class AnyNetwork(RuleBasedStateMachine):
+class AnyNetwork(Network):
     """A client that sends while it receives, and a hub whose rows are done at any time."""
 
     @initialize()
@@ -297,44 +267,6 @@ class AnyNetwork(RuleBasedStateMachine):
                 self.finish(fails)
             elif self.pair.to_client:
                 self.deliver()
-
-    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0]))
-    def wait(self, seconds: float) -> None:
-        self.pair.advance(seconds)
-
-    @precondition(lambda self: self.pair.to_hub)
-    @rule(data=st.data(), copies=st.integers(0, 2))
-    def move_to_hub(self, data: st.DataObject, copies: int) -> None:
-        index = data.draw(st.integers(0, len(self.pair.to_hub) - 1))
-        self.pair.to_hub += [self.pair.to_hub[index]] * copies
-        self.pair.deliver_to_hub(index)
-
-    @precondition(lambda self: self.pair.to_client)
-    @rule(data=st.data(), copies=st.integers(0, 2))
-    def move_to_client(self, data: st.DataObject, copies: int) -> None:
-        index = data.draw(st.integers(0, len(self.pair.to_client) - 1))
-        self.pair.to_client += [self.pair.to_client[index]] * copies
-        self.deliver(index)
-
-    @precondition(lambda self: self.pair.to_hub)
-    @rule()
-    def lose_a_request(self) -> None:
-        self.pair.to_hub.pop(0)
-
-    @precondition(lambda self: self.pair.to_client)
-    @rule()
-    def lose_a_reply(self) -> None:
-        self.pair.to_client.pop(0)
-
-    @precondition(lambda self: self.pair.connected)
-    @rule()
-    def disconnect(self) -> None:
-        self.pair.disconnect()
-
-    @precondition(lambda self: not self.pair.connected)
-    @rule()
-    def reconnect(self) -> None:
-        self.pair.reconnect()
 
     # --- what holds ---------------------------------------------------------------------------------------------------
 

@@ -196,7 +196,10 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
             f'name = "{"a" * 65}"',
             'hub.toml: name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...: expected `str` o',
         ),
-        ("replays_max = -1", "hub.toml: replays_max = -1: expected `int` >= 0; allowed: 0 to 1000000"),
+        (
+            "replays_max = 3",
+            "unknown key 'replays_max'; the files of replays are limited by their bytes (replays_bytes_max), and 0 ",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
@@ -243,10 +246,9 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_replays_are_kept_where_the_file_says(tmp_path: Path) -> None:
     file = tmp_path / "hub.toml"
-    file.write_text('replays = "kept"\nreplays_max = 3\nreplays_bytes_max = 1000\n')
+    file.write_text('replays = "kept"\ntrace_bytes_max = 3\nreplays_bytes_max = 1000\n')
     config = config_of((), None, file)
-    assert (config.replays, config.replays_max, config.replays_bytes_max) == (tmp_path / "kept", 3, 1000)
-    assert config_of((), HubArguments(replays_max=0), file).replay_folder() is None
+    assert (config.replays, config.trace_bytes_max, config.replays_bytes_max) == (tmp_path / "kept", 3, 1000)
 
 
 def test_setup_of_workers_is_the_name_of_a_function(path: Path) -> None:

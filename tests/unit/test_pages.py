@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
-from envhub_server.catalog import hub_file
-from envhub_server.hub import replay_writer, status
-from envhub_server.ipc import channel, journal, replay_file, set_attributes
+from envhub_server.catalog import hub_file, replay_folder
+from envhub_server.hub import replay_keeper, status
+from envhub_server.ipc import channel, set_attributes, trace
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import unread_memory
 from envhub_server.memory.session_memory import INFO_BYTES
@@ -25,6 +25,7 @@ from envhub_server.network import connections, key_folder, listener, proxy, prox
 from envhub_server.network.rights import RIGHTS, Quotas
 from envhub_server.processes import memory_use, worker_output
 from envhub_server.session import failure_text, restarts
+from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
 from envhub import errors, options
@@ -245,10 +246,10 @@ LIMITS = {
     "an info's place in the arena": INFO_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
     "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
-    "parts of journals that wait to be written as replays, in all": replay_writer.WAITING_BYTES_MAX,
-    "parts of journals of one session that wait": replay_writer.WAITING_BYTES_MAX // 2,
-    "actions and observations of an env in a replay": replay_file.HISTORY_BYTES_MAX,
-    "time for replays to be written when the hub ends": replay_writer.CLOSE_S,
+    "files in the folder of replays": replay_folder.FILES_MAX,
+    "replays that wait to be written": replay_keeper.WAITING_MAX,
+    "the trace of an env, or of a vector env, in a replay": trace.TAKEN_BYTES_MAX,
+    "time for replays to be written when the hub ends": replay_keeper.CLOSE_S,
     "connections that wait to be accepted, by ipc": listener.IPC_BACKLOG,
     "connections that wait to be accepted, by tcp without the proxy": listener.TCP_BACKLOG,
     "connections that wait to be accepted, by the proxy": listener.PROXIED_BACKLOG,
@@ -318,6 +319,6 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
         f"all workers together {restarts.ALL_MAX} times",
     ):
         assert sentence in text, sentence
-    replays = (SERVER / "replays.md").read_text()
-    assert f"{journal.TICKS_MAX:,} batches and {journal.RING_BYTES_MAX >> 20} MiB" in replays
-    assert f"`--replays-max` ({HubOptions().replays_max})" in replays
+    replays = (ROOT / "client/docs/replays.md").read_text()
+    assert f"{trace_writer.UNSEEDED_BATCHES:,} steps" in replays and f"{replay_folder.FILES_MAX:,} files" in replays
+    assert f"`--trace-bytes-max` ({HubOptions().trace_bytes_max >> 20} MiB per env)" in replays

@@ -20,7 +20,7 @@ from protocol_pair import (
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import ClientProtocol
-from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, SHUTTING_DOWN, HubProtocol, Incoming
+from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
@@ -57,13 +57,6 @@ def test_client_raises_for_a_message_without_a_prelude(frames: list[bytes]) -> N
 # --- versions and hello -----------------------------------------------------------------------------------------------
 
 
-def test_client_learns_the_hub_id_from_the_reply_to_hello() -> None:
-    pair = ProtocolPair()
-    assert pair.client.hub_id == 0
-    pair.hello()
-    assert pair.client.hub_id == HUB_ID
-
-
 def test_client_knows_that_the_hub_may_have_a_session_once_one_was_asked_for() -> None:
     pair = ProtocolPair()
     pair.hello()
@@ -96,33 +89,6 @@ def test_refused_version_reaches_the_client_as_the_reply_to_its_hello() -> None:
 # --- sessions that are not there --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", [Op.RESET, Op.STEP, Op.CALL, Op.SET_ATTR, Op.CLOSE])
-def test_request_for_an_unknown_session_gets_session_lost(op: Op) -> None:
-    failure = sent(ProtocolPair(), op, 1)
-    assert (failure.code, failure.scope) == ("session_lost", "session")
-
-
-def test_request_to_the_session_of_another_client_gets_session_lost_and_is_told_the_caller() -> None:
-    pair = joined()
-    head = Prelude(Op.CLOSE, HUB_ID, TOKEN, 9).pack() + messages.pack(Close())
-    assert pair.hub.receive(b"eve", 7, [head], "eve") is None
-    assert refusal_of(pair.hub, Op.CLOSE, TOKEN, 9, Close()) == ""  # of its own client
-    assert pair.hub.foreign == [(Op.CLOSE, TOKEN)]
-
-
-def test_request_after_close_gets_session_lost() -> None:
-    pair = joined()
-    pair.ask(Op.CLOSE, Close())
-    assert pair.ask(Op.RESET, Reset()).message.code == "session_lost"
-
-
-def test_lost_reply_to_close_is_sent_again() -> None:
-    pair = joined()
-    pair.request(Op.CLOSE, Close())
-    pair.lose_reply()
-    assert pair.replies[-1].message == messages.Done()
-
-
 @pytest.mark.parametrize("closed_early", [False, True])
 def test_reply_of_an_ended_session_goes_to_its_own_client_alone(closed_early: bool) -> None:
     pair = ProtocolPair() if closed_early else joined()
@@ -141,19 +107,6 @@ def test_reply_of_an_ended_session_goes_to_its_own_client_alone(closed_early: bo
         pair.hub.outgoing.clear()
     assert pair.hub.receive(b"alice again", 8, [last]) is None
     assert Prelude.unpack(pair.hub.outgoing[0][1][0]).op == REPLY | (Op.FAILURE if closed_early else Op.CLOSE)
-
-
-def test_late_copy_of_a_make_does_not_make_the_closed_session_again() -> None:
-    pair = ProtocolPair()
-    pair.hello()
-    pair.request(Op.MAKE, Make(2, "CartPole-v1"))
-    late = pair.to_hub[0]
-    pair.settle()
-    pair.ask(Op.CLOSE, Close())
-    pair.to_hub.append(late)
-    assert pair.deliver_to_hub() is None
-    assert failure_in(pair.to_client[0]).code == "session_lost"
-    assert pair.hub.connection_ended(1) == []
 
 
 def test_lost_failure_of_a_make_is_sent_again_without_making_again() -> None:
@@ -286,16 +239,6 @@ def test_make_beyond_the_session_limit_is_refused_until_a_session_ends() -> None
     assert pair.hub.receive(b"other", 2, [head]) is not None
 
 
-def test_failures_are_counted_by_their_codes_of_which_a_worker_cannot_send_too_many() -> None:
-    hub = HubProtocol(HUB_ID, sessions_max=0)
-    hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, TOKEN, 1).pack() + messages.pack(Make(1, "e"))])
-    request = Incoming(b"peer", Op.STATS, NO_SESSION, 1, None, ())
-    for code in ("limit", "x" * (CODE_CHARS_MAX + 1), *map(str, range(CODES_MAX))):
-        hub.fail(request, Failure(code, "env", ""))
-    assert hub.failures["limit"] == 2 and len(hub.failures) == CODES_MAX
-    assert max(map(len, hub.failures)) <= CODE_CHARS_MAX
-
-
 def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
     pair = joined()
     pair.hub.draining = True
@@ -329,13 +272,6 @@ def test_malformed_header_is_answered_and_the_session_goes_on(body: bytes) -> No
     assert pair.step(b"left").frames == [b"did left"]
 
 
-def test_request_with_too_many_frames_is_answered_and_the_session_goes_on() -> None:
-    pair = joined()
-    reply = pair.ask(Op.STEP, Step(b"\x04"), *[b""] * prelude.FRAMES_MAX)
-    assert reply.message.code == "malformed" and str(prelude.FRAMES_MAX) in reply.message.message
-    assert pair.step(b"left").frames == [b"did left"]
-
-
 def test_malformed_make_leaves_no_session_behind() -> None:
     pair = ProtocolPair(sessions_max=1)
     pair.hello()
@@ -348,16 +284,6 @@ def test_malformed_make_leaves_no_session_behind() -> None:
 
 
 # --- hubs that ended --------------------------------------------------------------------------------------------------
-
-
-def test_request_for_a_dead_hub_is_refused_by_the_next() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.hub = HubProtocol(HUB_ID + 1)
-    assert pair.deliver_to_hub() is None
-    assert failure_in(pair.to_client[0]).code == "stale_hub"
-    assert pair.deliver_to_client() is None
-    assert "another hub" in pair.client.loss(pair.now_s)
 
 
 @pytest.mark.parametrize("op", [Op.LIST, Op.HEALTH, Op.HEARTBEAT, Op.MAKE, Op.CLOSE])
@@ -376,20 +302,6 @@ def test_request_of_no_session_for_a_dead_hub_names_no_stale_session() -> None:
 
 
 # --- what is no reply -------------------------------------------------------------------------------------------------
-
-
-def test_reply_to_an_abandoned_request_is_dropped() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    pair.client.give_up()
-    pair.finish()
-    pair.request(Op.RESET, Reset())
-    assert pair.deliver_to_client() is None
-    assert pair.client.pending is Op.RESET
-    pair.advance(0)
-    pair.settle()
-    assert pair.replies[-1].op is Op.RESET
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------
@@ -412,17 +324,6 @@ def test_connected_session_never_expires() -> None:
     assert TOKEN not in pair.hub.leases
 
 
-def test_lease_ends_when_the_client_is_heard_on_another_connection() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.disconnect()
-    pair.reconnect()
-    pair.advance(0)
-    pair.settle()
-    assert TOKEN not in pair.hub.leases
-    assert pair.hub.connection_ended(2) == [(TOKEN, b"peer-2")]
-
-
 def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> None:
     pair = joined()
     assert pair.hub.returned == []
@@ -440,28 +341,6 @@ def test_end_of_an_old_connection_does_not_concern_a_client_that_moved() -> None
     pair.reconnect()
     pair.step(b"left")
     assert pair.hub.connection_ended(1) == []
-
-
-def test_session_goes_on_in_the_same_state_after_a_reconnect() -> None:
-    pair = joined()
-    pair.step(b"left")
-    pair.disconnect()
-    pair.reconnect()
-    assert pair.step(b"right").frames == [b"did right"]
-    assert [request.seq for request in pair.carried_out if request.token == TOKEN] == [1, 2, 3]
-
-
-def test_request_sent_without_a_connection_is_sent_once_there_is_one() -> None:
-    pair = joined()
-    pair.disconnect()
-    step_on_its_way(pair)
-    assert pair.to_hub == []
-    pair.reconnect()
-    pair.advance(0)
-    pair.settle()
-    pair.advance(0)
-    pair.settle()
-    assert pair.replies[-1].frames == [b"did left"]
 
 
 # --- when a hub is lost -----------------------------------------------------------------------------------------------
@@ -496,14 +375,6 @@ def test_what_is_in_the_way_of_a_connection_is_told_until_there_is_one() -> None
     assert pair.client.loss(pair.now_s + 60.0).endswith("for reconnect_timeout=60 s: what is there says nothing")
     pair.client.connected()
     assert pair.client.obstacle == ""
-
-
-def test_hub_out_of_reach_is_lost_after_the_reconnect_timeout() -> None:
-    pair = joined()
-    pair.disconnect()
-    step_on_its_way(pair)
-    assert pair.client.loss(pair.now_s + 59.9) == ""
-    assert "reconnect_timeout=60" in pair.client.loss(pair.now_s + 60.0)
 
 
 def test_request_after_a_long_absence_has_all_of_the_reconnect_timeout() -> None:

@@ -11,12 +11,11 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.observation_checks import STEPS_CHECKED_FIRST, NotFinite
-from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP, Row
+from envhub_server.worker.row import DISABLED, NEXT_STEP, Row
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
-    GIVE_NAN,
     GO_ON,
     LARGE,
     LEAVE_THE_SPACE,
@@ -28,7 +27,7 @@ from scripted_env import (
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST, Arena, allocate
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING
+from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
 from envhub.reseeding import reseeded
 from envhub.values import actions, codec
 from envhub.values.info_columns import Template, Writer
@@ -143,53 +142,6 @@ def others(arena: Arena) -> bytes:
 # --- what a step and a reset store ------------------------------------------------------------------------------------
 
 
-def test_reset_and_step_store_their_results_in_the_slot_that_was_asked_for() -> None:
-    place = placed()
-    before = others(place.arena)
-    place.reset(seed=5, options={"level": 2})
-    assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
-    assert place.env.seeds == [5] and place.env.options == {"level": 2}
-    place.step()
-    assert (place.observation, place.other_slot, place.result) == ([1, 1], [1, 0], (1, False, False))
-    assert others(place.arena) == before
-
-
-@pytest.mark.parametrize(("action", "flags"), [(TERMINATE, (True, False)), (TRUNCATE, (False, True))])
-def test_next_step_mode_resets_in_the_step_after_the_last(action: int, flags: tuple[bool, bool]) -> None:
-    place = begun()
-    place.step(action)
-    assert (place.observation, place.result, place.needs_reset) == ([1, 1], (1, *flags), ENDED)
-    place.step(RAISE)  # which the env never sees
-    assert (place.observation, place.result, place.needs_reset) == ([2, 0], (0, False, False), ONGOING)
-
-
-def test_same_step_mode_resets_at_once_and_keeps_the_final_observation() -> None:
-    place = begun(SAME_STEP)
-    place.step(TERMINATE)
-    assert (place.observation, place.result, place.needs_reset) == ([2, 0], (1, True, False), ONGOING)
-    assert place.info["final_obs"].tolist() == [1, 1] and place.info["final_info"] == {}
-
-
-def test_final_observation_is_a_copy_of_what_the_env_may_write_over() -> None:
-    place = begun(SAME_STEP)
-    buffer = np.zeros(2)
-
-    def observed() -> np.ndarray:
-        buffer[:] = place.env.episode, place.env.length
-        return buffer
-
-    place.env.observed = observed
-    place.step(TERMINATE)
-    assert place.info["final_obs"].tolist() == [1, 1] and place.observation == [2, 0]
-
-
-def test_disabled_mode_never_resets() -> None:
-    place = begun(DISABLED)
-    place.step(TERMINATE)
-    place.step()
-    assert (place.observation, place.result, place.needs_reset) == ([1, 2], (2, False, False), ONGOING)
-
-
 def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
     place = begun()
     place.step(GO_ON)
@@ -214,14 +166,6 @@ def test_small_info_is_in_the_arena_until_the_next_step() -> None:
     assert place.info == {"n": 1}
     place.step()
     assert place.info is None
-
-
-def test_large_info_is_sent_and_its_length_says_so() -> None:
-    place = begun()
-    place.step(GIVE_LARGE_INFO)
-    ((row, blob),) = place.sent
-    assert row == MINE and codec.decode(blob) == {"text": LARGE}
-    assert place.arena.info_length[MINE] == len(blob) > INFO_BYTES
 
 
 def test_large_info_is_in_the_arena_where_the_row_has_room() -> None:
@@ -249,17 +193,6 @@ def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> Non
     assert template.infos(records) == [{"n": 2}]
     place.step()
     assert place.arena.info_template[MINE] == place.arena.info_length[MINE] == 0
-
-
-def test_info_that_is_no_dict_raises() -> None:
-    class Odd(ScriptedEnv):
-        def step(self, action: int) -> Any:
-            return (*super().step(action)[:4], None)
-
-    place = placed(env=Odd())
-    place.reset()
-    with pytest.raises(AttributeError, match="info that is not a dict"):
-        place.step()
 
 
 @pytest.mark.parametrize(("results", "told"), [((1, 2), "a tuple of 2"), (None, "a NoneType")])
@@ -304,30 +237,6 @@ def test_reset_that_raises_leaves_the_row_at_its_last_observation() -> None:
     assert place.observation == [1, 1]
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros(2, np.complex128), "text"])
-def test_observation_that_is_none_of_the_space_raises_and_is_not_taken_for_the_last(wrong: Any) -> None:
-    place = begun()
-    place.env.observed = lambda: wrong
-    place.post(OP_STEP)
-    with pytest.raises((ValueError, TypeError)):
-        place.row.step()
-    place.row.repeat_last()
-    assert place.observation == [1, 0]
-
-
-def test_truncated_row_repeats_its_observation_and_needs_a_reset() -> None:
-    place = begun()
-    place.step()
-    place.post(OP_STEP, RAISE)
-    info = codec.encode({"invalid_transition": True})
-    place.row.truncate(info)
-    place.finish()
-    assert (place.observation, place.result, place.needs_reset) == ([1, 1], (0, False, True), FRESH)
-    assert place.info == {"invalid_transition": True}
-    place.step(RAISE)  # which the env never sees
-    assert (place.observation, place.needs_reset) == ([2, 0], ONGOING)
-
-
 def test_failed_step_after_a_truncation_repeats_the_same_observation() -> None:
     place = begun()
     place.step()
@@ -348,15 +257,6 @@ def test_truncation_with_a_large_info_sends_it() -> None:
 
 
 # --- checked observations ---------------------------------------------------------------------------------------------
-
-
-def test_value_that_is_not_finite_is_refused_only_where_the_session_wants_that() -> None:
-    place = begun()
-    place.step(GIVE_NAN)
-    place.attach(place.arena, finite_only=True)
-    place.post(OP_STEP, GIVE_NAN)
-    with pytest.raises(NotFinite, match="1 values of part 0"):
-        place.row.step()
 
 
 class Observing(ScriptedEnv):
@@ -541,15 +441,6 @@ def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_
 
 
 # --- turn words, slots and arenas -------------------------------------------------------------------------------------
-
-
-def test_turn_says_that_a_step_is_the_first_until_the_env_has_been_stepped() -> None:
-    place = placed()
-    assert place.row.turn == MINE | TURN_FIRST
-    place.reset()
-    assert place.row.turn == MINE | TURN_FIRST
-    place.step()
-    assert place.row.turn == MINE
 
 
 def test_first_reset_in_place_of_a_step_is_no_first_step() -> None:

@@ -7,8 +7,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -1021,24 +1019,24 @@ def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_neve
     session = recorded()
     ended = session.exited(0, now_s=100.0)
     kept = only(KeepReplay, ended)
-    assert (kept.slot, kept.process, kept.row, kept.tick) == (0, 0, None, -1)
+    assert (kept.slot, kept.process, kept.row, kept.trace) == (0, 0, None, b"")
     assert only(TakeRows, ended).loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
     taken = only(TakeRows, session.exited(0, now_s=100.3))
     assert taken.loss.failure.replay == ""
 
 
-@pytest.mark.parametrize("tick", [-1, 0, 7])
-def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
+@pytest.mark.parametrize("trace", [b"", b"its trace"])
+def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     session = recorded()
     session.request(Step(b"\x04"))
     failure = Failure("env_raised", "env", "no", 2, 0, type="ValueError", traceback="its traceback")
-    found = session.said(0, RowFailed(failure, number=5, tick=tick))
-    if tick < 0:
+    found = session.said(0, RowFailed(failure, number=5, trace=trace))
+    if not trace:
         assert found == []
         return
     kept = only(KeepReplay, found)
-    assert (kept.row, kept.tick) == (2, tick)
+    assert (kept.row, kept.trace) == (2, trace)
     told = kept.failure
     assert (told.cause, told.message, told.exception, told.traceback) == (
         "exception",
@@ -1050,30 +1048,15 @@ def test_replay_of_an_env_that_raised_says_where_and_when(tick: int) -> None:
 
 
 def test_no_replay_is_kept_where_none_are_wanted() -> None:
-    assert ready().said(1, RowFailed(RAISED, number=5, tick=3)) == []
+    assert ready().said(1, RowFailed(RAISED, number=5, trace=b"its trace")) == []
 
 
 @pytest.mark.parametrize("row", [None, 1, 9])
 def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) -> None:
     session = recorded()
     session.request(Step(b"\x04"))
-    assert session.said(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, tick=3)) == []
-    assert session.said(1, RowFailed(Failure("env_raised", "env", "no", None, 1), number=5, tick=3)) == []
-
-
-def test_replay_of_a_vector_env_is_that_of_its_first_row() -> None:
-    recipe = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
-    session = begun(4, 2, recipe=recipe)
-    for message in (built(), Mapped()):
-        for worker in range(2):
-            session.said(worker, message)
-    session.launcher.rules = replace(session.launcher.rules, replays="kept")
-    session.request(Step(b"\x04"))
-    kept = [
-        session.said(1, RowFailed(Failure("env_raised", "env", "no", env_index=row, worker=1), number=1, tick=3))
-        for row in (1, 3)
-    ]
-    assert [[type(each) for each in found] for found in kept] == [[KeepReplay], []]
+    assert session.said(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, trace=b"its trace")) == []
+    assert session.said(1, RowFailed(Failure("env_raised", "env", "no", None, 1), number=5, trace=b"its trace")) == []
 
 
 # --- what is refused, told and planned --------------------------------------------------------------------------------

@@ -25,10 +25,8 @@ from hubs import wait_until
 from scripted_env import (
     GIVE_INFO,
     GIVE_LARGE_INFO,
-    GIVE_NAN,
     GO_ON,
     LARGE,
-    LEAVE_THE_SPACE,
     RAISE,
     TERMINATE,
     ScriptedEnv,
@@ -55,7 +53,6 @@ from envhub.arena.memory import (
 from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make
-from envhub.reseeding import reseeded
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 
@@ -376,15 +373,6 @@ def test_worker_that_spins_sees_posts_with_and_without_a_ring() -> None:
         assert hub.call("length") == [199] * ROWS and hub.observed() == [[1, 199]] * ROWS
 
 
-def test_rings_that_pile_up_wake_once() -> None:
-    with serving() as hub:
-        hub.post(ring=False)
-        for _ in range(5):
-            hub.ring()
-        hub.await_rows()
-        assert hub.call("length") == [1] * ROWS
-
-
 def test_post_before_the_worker_serves_waits_for_that() -> None:
     with mapped() as hub:
         hub.arena.needs_reset[:] = FRESH
@@ -434,25 +422,6 @@ def test_ring_of_a_step_may_overtake_the_reset_message_before_it() -> None:
         assert hub.observed() == [[2, 1]] * ROWS
 
 
-def test_reset_of_some_rows_has_the_others_repeat_their_observation() -> None:
-    with serving() as hub:
-        hub.step()
-        hub.reset([7], rows=[2])
-        assert hub.observed() == [[1, 1], [1, 1], [2, 0], [1, 1]]
-        hub.step()
-        assert hub.observed() == [[1, 2], [1, 2], [2, 1], [1, 2]]
-
-
-def test_reset_that_raises_is_a_failure_of_its_row_only() -> None:
-    with serving() as hub:
-        made[1].refuses_reset = True
-        hub.reset([1, 2, 3, 4])
-        (failed,) = hub.hear(control.RowFailed)
-        assert failed.failure.env_index == 1 and failed.number == hub.arena.request[1]
-        assert hub.arena.status.tolist() == [STATUS_OK, STATUS_RAISED, STATUS_OK, STATUS_OK]
-        assert hub.observed() == [[2, 0], [1, 0], [2, 0], [2, 0]]
-
-
 def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_rows() -> None:
     with mapped() as hub:
         hub.arena.observations[0][:] = 9  # as the worker before has left it
@@ -490,17 +459,6 @@ def test_actions_out_of_band_step_only_rows_that_are_pending() -> None:
 
 
 # --- parts of a batch -------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_a_part_are_served_one_at_a_time_while_others_wait() -> None:
-    with serving() as hub:
-        for row in (2, 0, 3):
-            hub.post_rows([row])
-            hub.await_rows([row])
-        assert hub.call("length") == [1, 0, 1, 1]
-        hub.post_rows([0, 1])
-        hub.await_rows([0, 1])
-        assert hub.call("length") == [2, 1, 1, 1] and hub.observed() == [[1, 2], [1, 1], [1, 1], [1, 1]]
 
 
 def test_driver_is_rung_for_every_row_of_a_part() -> None:
@@ -551,20 +509,6 @@ def test_arena_of_another_layout_ends_the_worker() -> None:
 # --- envs that replace others -----------------------------------------------------------------------------------------
 
 
-def test_failure_of_the_worker_before_is_raised_by_the_rows_that_have_not_reported_it() -> None:
-    with mapped() as hub:
-        hub.arena.needs_reset[:] = [REPORT_PENDING, FRESH, REPORT_PENDING, FRESH]
-        failure = Failure("worker_died", "request", "worker 0 was ended by SIGSEGV", env_index=0, worker=0)
-        hub.tell(control.Serve(seeds=[1, 2, 3, 4], failure=failure))
-        hub.step()
-        failed = hub.hear(control.RowFailed, 2)
-        assert [found.failure.env_index for found in failed] == [0, 2]
-        assert {found.failure.code for found in failed} == {"worker_died"}
-        assert [env.seeds for env in made] == [[], [2], [], [4]]
-        hub.step()
-        assert [env.seeds for env in made] == [[1], [2], [3], [4]]
-
-
 def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> None:
     with mapped(on_exception="truncate") as hub:
         hub.arena.needs_reset[:] = REPORT_PENDING
@@ -573,57 +517,7 @@ def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> No
         assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(made) == ROWS
 
 
-def test_end_of_the_worker_before_truncates_the_rows_that_have_not_reported_it() -> None:
-    with mapped() as hub:
-        hub.arena.needs_reset[:] = [REPORT_PENDING, FRESH, REPORT_PENDING, FRESH]
-        info = codec.encode({"invalid_transition": True})
-        hub.tell(control.Serve(seeds=[1, 2, 3, 4], info=info))
-        hub.step()
-        assert hub.arena.truncations.tolist() == [True, False, True, False]
-        assert dict(hub.arena.all_infos()[0]).keys() == {0, 2}
-        assert hub.arena.needs_reset.tolist() == [FRESH, 0, FRESH, 0]
-
-
 # --- envs that raise --------------------------------------------------------------------------------------------------
-
-
-def test_env_that_raises_keeps_its_last_observation_and_the_others_step() -> None:
-    with serving() as hub:
-        hub.step(GO_ON, RAISE, GO_ON, RAISE)
-        failed = hub.hear(control.RowFailed, 2)
-        assert [found.failure.env_index for found in failed] == [1, 3]
-        assert [found.failure.message for found in failed] == ["the simulator broke"] * 2
-        assert hub.arena.status.tolist() == [STATUS_OK, STATUS_RAISED, STATUS_OK, STATUS_RAISED]
-        assert hub.observed() == [[1, 1], [1, 0], [1, 1], [1, 0]] and len(made) == ROWS
-
-
-def test_status_of_a_row_that_raised_is_gone_with_its_next_step() -> None:
-    with serving() as hub:
-        hub.step(RAISE, GO_ON, GO_ON, GO_ON)
-        hub.step()
-        assert hub.arena.status.tolist() == [STATUS_OK] * ROWS and hub.observed()[0] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("policy", "action", "cause"), [("on_exception", RAISE, "exception"), ("on_invalid", GIVE_NAN, "nan")]
-)
-def test_env_that_fails_is_truncated_and_made_again_where_wanted(policy: str, action: int, cause: str) -> None:
-    with serving(**{policy: "truncate"}) as hub:
-        hub.reset([1, 2, 3, 4])
-        hub.step(GO_ON, action, GO_ON, GO_ON)
-        assert hub.observed() == [[2, 1], [2, 0], [2, 1], [2, 1]]
-        assert hub.arena.truncations.tolist() == [False, True, False, False]
-        ((row, blob),) = hub.arena.all_infos()[0]
-        failure = codec.decode(bytes(blob))["env_failure"]
-        assert (row, failure["cause"], failure["restarts"]) == (1, cause, 0)
-        (fault,) = hub.hear(control.Faulted)
-        assert fault.row == 1 and hub.heard_by_now(control.RowFailed) == []
-        assert made[1].closed == 1 and len(made) == ROWS + 1
-        hub.step()
-        assert made[-1].seeds == [reseeded(2, 1)] and hub.observed()[1] == [1, 0]
-        hub.step(GO_ON, action, GO_ON, GO_ON)
-        ((_, blob),) = hub.arena.all_infos()[0]
-        assert codec.decode(bytes(blob))["env_failure"]["restarts"] == 1
 
 
 def test_env_is_made_again_after_the_driver_has_its_step() -> None:
@@ -665,13 +559,6 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
         assert ended.wait(PATIENCE_S)
         monkeypatch.undo()
         assert hub.arena.truncations[0] and hub.hear(control.Faulted)
-
-
-def test_observation_out_of_its_space_is_reported_once_for_each_env() -> None:
-    with serving() as hub:
-        for _ in range(2):
-            hub.step(LEAVE_THE_SPACE, GO_ON, LEAVE_THE_SPACE, GO_ON)
-        assert [message.row for message in hub.heard_by_now(control.Suspicious)] == [0, 2]
 
 
 # --- turn words -------------------------------------------------------------------------------------------------------
@@ -760,22 +647,3 @@ def test_close_after_a_step_waits_for_it() -> None:
         assert hub.thread is not None
         hub.thread.join(PATIENCE_S)
         assert closed_at_its_end == [0] and made[0].closed == 1
-
-
-def test_env_that_does_not_close_is_reported_and_the_others_close() -> None:
-    with serving() as hub:
-        made[1].close = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-        hub.tell(control.CloseEnvs())
-        (failed,) = hub.hear(control.RowFailed)
-        assert failed.failure.env_index == 1 and failed.failure.type == "builtins.ZeroDivisionError"
-        assert hub.thread is not None
-        hub.thread.join(PATIENCE_S)
-        assert [env.closed for env in made] == [1, 0, 1, 1]
-
-
-def test_worker_ends_with_its_hub() -> None:
-    with serving() as hub:
-        hub.channel.shutdown()
-        assert hub.thread is not None
-        hub.thread.join(PATIENCE_S)
-        assert not hub.thread.is_alive()

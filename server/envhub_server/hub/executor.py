@@ -89,9 +89,8 @@ class Executor:
         held = self._held
         if held.memory is None:
             return
-        rows, output = held.state.slots[wanted.slot].rows, held.pool.output(wanted.process)
         for observer in held.observers:
-            observer.env_failed(wanted, rows, held.memory, output, held.owner)
+            observer.env_failed(wanted, held.state.slots[wanted.slot].rows, held.memory)
 
     def hand_over(self, instruction: instructions.HandOver) -> None:
         """Give the rows of a slot to its process."""

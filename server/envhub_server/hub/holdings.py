@@ -12,7 +12,7 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.env_facts import EnvFactsTable
-from envhub_server.hub.compression_thread import CompressionThread
+from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.log import Logger
@@ -59,7 +59,7 @@ class Services:
     unread: UnreadMemory
     transferred: Callable[[int, Attaching], None]
     forget: Callable[[bytes], None]
-    compression: CompressionThread | None = None
+    compression: BackgroundThread | None = None
 
 
 class Holdings:

@@ -35,8 +35,8 @@ from envhub.values import codec
 from envhub_server.catalog.env_facts import EnvFactsTable
 from envhub_server.catalog.listing import LISTING
 from envhub_server.config import HubConfig, has_quota, usable_cpus
+from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.client_usage import ClientUsage
-from envhub_server.hub.compression_thread import CompressionThread
 from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
@@ -152,7 +152,7 @@ class Hub:
         """Make the components that begin sessions and report them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
-        self._compression = CompressionThread(self._poller)
+        self._compression = BackgroundThread(self._poller, "envhub-compression")
         services = Services(
             poller=self._poller,
             supervisor=self._supervisor,
@@ -217,7 +217,6 @@ class Hub:
         for descriptor in (self._router.descriptor, self._router.monitor_descriptor):
             self._poller.wake_on(descriptor)
         self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
-        self._features.open()
         descriptor_guard.check_start(descriptor_guard.PER_ZYGOTE if self.config.program is None else 0)
         if self.config.program is not None:
             for descriptor in self.config.program:

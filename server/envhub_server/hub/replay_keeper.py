@@ -1,29 +1,74 @@
-"""Keeps what an env was asked until it failed, in a file: made from the journal of its worker's process.
-
-The hub's loop copies what will be gone in a moment; ``ReplayWriter`` reads it, and writes the file.
-"""
+"""Keeps the replays of sessions: a trace for each worker, and a file of each env that failed."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 
-from envhub.arena.layout import Layout
 from envhub.protocol.messages import Faults, as_map
-from envhub_server.hub.replay_writer import ReplayWriter
+from envhub_server.catalog import replay_folder
+from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.ipc import control, replay_file
-from envhub_server.ipc.journal import Journal, JournalCopy, JournalLayout, allocate
 from envhub_server.ipc.replay_file import Replay
+from envhub_server.ipc.trace import Trace, allocate, layout_of
 from envhub_server.log import Logger
+from envhub_server.loop.poller import Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay
 
+WAITING_MAX = 16  # replays to be written
+CLOSE_S = 2.0  # for what waits to be written when the hub ends
+
 log = Logger("envhub.hub")
+
+
+class ReplayWriter:
+    """Writes the files of one hub in a thread, for the disk may be slow."""
+
+    def __init__(self, folder: Path, bytes_max: int, poller: Poller) -> None:
+        """Write into this folder, which is made with the first file.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+        self._folder, self._bytes_max = folder, bytes_max
+        self._thread = BackgroundThread(poller, "envhub-replays")
+
+    def write(self, name: str, replay: Replay) -> None:
+        """Write it soon, or log why not."""
+        if len(self._thread.waiting) >= WAITING_MAX:
+            not_kept(name, f"{WAITING_MAX} others wait to be written")
+            return
+        failed: list[str] = []
+
+        def work() -> None:
+            try:
+                replay_folder.keep(self._folder, name, replay_file.pack(replay), self._bytes_max)
+            except Exception as error:  # of what foreign code has written, too
+                # The whole text of the former has the file's name, which is another one each time.
+                failed.append(error.strerror if isinstance(error, OSError) and error.strerror else str(error))
+
+        def done() -> None:  # in the loop, which has the log
+            for why in failed:
+                not_kept(name, why)
+
+        with contextlib.suppress(RuntimeError):  # of threads there are no more
+            self._thread.do(work, done)
+
+    def close(self) -> None:
+        """Wait for a moment until all is written."""
+        self._thread.finish(CLOSE_S)
+
+
+def not_kept(name: str, why: str) -> None:
+    """Log that a replay is not kept."""
+    # Event: The replay of a failure is not kept.
+    log.warning("replay_not_kept", once_per=("why",), replay=name, why=why)
 
 
 @dataclass
@@ -32,19 +77,21 @@ class ReplayKeeper(SessionObserver):
 
     Attributes:
         writer: the hub's.
-        session: its number.
-        interpreter: of its workers.
-        faults: what the session does about envs that fail.
-        journals: of the processes, by number.
+        interpreter: of the session's workers.
+        faults: what it does about envs that fail.
+        is_vector: whether each worker's envs are one vector env.
+        trace_bytes_max: as of the hub's options.
+        traces: of its processes, by number.
         built: what each process said of its envs, by number.
         first_spec: the ``plain_spec`` of the session's first env.
     """
 
     writer: ReplayWriter
-    session: int
     interpreter: InterpreterKey
     faults: Faults
-    journals: dict[int, Journal] = field(default_factory=dict)
+    is_vector: bool
+    trace_bytes_max: int
+    traces: dict[int, Trace] = field(default_factory=dict)
     built: dict[int, control.Built] = field(default_factory=dict)
     first_spec: bytes = b""
 
@@ -57,120 +104,56 @@ class ReplayKeeper(SessionObserver):
     def arena_given(
         self, recipient: Recipient, message: control.MapArena
     ) -> tuple[control.MapArena, Mapping[str, int]]:
-        """Have a process that has no journal begin one."""
-        if recipient.process in self.journals:
+        """Have a process that has no trace begin one."""
+        if recipient.process in self.traces:
             return message, {}
+        bytes_max, rows = self.trace_bytes_max, len(recipient.rows)
+        layout = layout_of(rows, self.is_vector, recipient.layout.actions, bytes_max)
         try:
-            descriptor = self._make_journal(recipient.process, len(recipient.rows), recipient.layout)
+            descriptor = allocate(layout)
+            self.traces[recipient.process] = Trace(layout, descriptor)
         except OSError as error:
-            # Event: A worker keeps no journal, so that its failures have no replays.
-            recipient.log.warning("journal_not_made", worker=recipient.slot, why=str(error))
+            # Event: A worker keeps no trace, so that its failures have no replays.
+            recipient.log.warning("trace_not_made", worker=recipient.slot, why=str(error))
             return message, {}
-        return replace(message, journal=True), {"journal": descriptor}
-
-    def _make_journal(self, process: int, rows: int, layout: Layout) -> int:
-        """The memory of a journal for a process with this number of rows; the caller owns it.
-
-        Raises:
-            OSError: there is no memory or descriptor left.
-        """
-        wanted = JournalLayout(rows, layout.observations, layout.actions)
-        descriptor = allocate(wanted)
-        try:
-            self.journals[process] = Journal(wanted, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def rows_lost(self, process: int, why: str) -> None:
-        """Forget the journal of a process that has ended; its replay has been taken from it."""
-        self.journals.pop(process, None)
+        return replace(message, trace_bytes_max=bytes_max), {"trace": descriptor}
 
     def process_ended(self, process: int, why: str) -> None:
         """Forget a process."""
-        self.journals.pop(process, None)
+        self.traces.pop(process, None)
         self.built.pop(process, None)
 
-    def session_ended(self) -> None:
-        """Forget the journals: else replays that wait to be written would hold them."""
-        self.journals.clear()
-
-    def env_failed(
-        self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, output: str, client: str
-    ) -> None:
+    def env_failed(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory) -> None:
         """Have the file of an env of this process, which has these rows, written soon; what is not is logged."""
-        row, at_work = wanted.row, True
-        if row is None:
-            progress = memory.progress(wanted.slot)
-            row, at_work = progress.row, bool(progress.kind)
-        journal = self.journals.get(wanted.process)
-        if journal is None:
-            return self._log_not_kept(wanted, "its worker had no journal")
-        row = rows[0] if wanted.build.shares else row
-        first = list(rows).index(row)
-        positions = range(first, first + (len(rows) if wanted.build.shares else 1))
-        nbytes, nbytes_max = journal.layout.row_bytes * len(positions), replay_file.HISTORY_BYTES_MAX
-        if nbytes > nbytes_max:
-            why = f"the journal has {nbytes} bytes of the env; a file holds at most {nbytes_max}"
-            return self._log_not_kept(wanted, why)
-        copy = journal.copied(positions)
-        built = self.built[wanted.process]  # it had a journal, so it had made its envs
-        packed = partial(self._packed, wanted, row, copy, at_work, built, output, client)
-        return self.writer.write(self.session, wanted.failure.replay, copy.nbytes, packed)
-
-    def _log_not_kept(self, wanted: KeepReplay, why: str) -> None:
-        # Event: The replay of a failure is not kept.
-        log.warning("replay_not_kept", once_per=("why",), replay=wanted.failure.replay, why=why)
-
-    def _packed(
-        self,
-        wanted: KeepReplay,
-        row: int,
-        journal: JournalCopy,
-        at_work: bool,
-        built: control.Built,
-        output: str,
-        client: str,
-    ) -> bytes:
-        """The bytes of the file; runs in the writer's thread.
-
-        Args:
-            wanted: the failure.
-            row: of the env; the first of a vector env.
-            journal: of it, or of all envs of a vector env.
-            at_work: whether the worker was executing a call of it.
-            built: what the worker said of its envs.
-            output: of the worker.
-            client: the name of the session's client.
-
-        Raises:
-            ValueError: the journal is damaged, or has more of the env than a file can hold.
-        """
-        history, lacking = replay_file.without_pickles(journal.history(None if wanted.tick < 0 else wanted.tick))
-        position, key, calls = journal.positions[0], self.interpreter, history.calls
+        row, trace = memory.progress(wanted.slot).row if wanted.row is None else wanted.row, wanted.trace
+        if wanted.process not in self.traces:
+            return not_kept(wanted.failure.replay, "its worker had no trace")
+        if wanted.build.shares:
+            row = rows[0]
+        position = list(rows).index(row)
+        try:
+            trace = trace or self.traces[wanted.process].taken(0 if wanted.build.shares else position)
+        except ValueError as error:
+            return not_kept(wanted.failure.replay, str(error))
+        built = self.built[wanted.process]  # it had a trace, so it had made its envs
         source = built.sources[position] if position < len(built.sources) else b""
         build, lacks = replay_file.plain(wanted.build, row, source)
-        answered = wanted.row is None and (not at_work or history.digested == calls)
-        failure = wanted.failure if wanted.failure.log_tail else replace(wanted.failure, log_tail=output)
+        key, failure, faults = self.interpreter, wanted.failure, self.faults
         replay = Replay(
             build=as_map(replace(build, sys_path=built.sys_path, cwd=built.cwd)),
             mapped=as_map(wanted.mapped),
-            row=row,
-            source=source,
-            lacks=[*lacks, *lacking],
-            interpreter={
-                "python": key.python or sys.executable,
-                "variables": dict(key.variables),
-                "ld_library_path": list(key.ld_library_path),
-            },
+            lacks=lacks,
+            python=key.python or sys.executable,
+            variables=dict(key.variables),
+            ld_library_path=list(key.ld_library_path),
             versions=built.versions,
-            failure={name: value for name, value in dict(failure).items() if name != "replay"},
-            limits={"init": self.faults.init_s, "reset": self.faults.reset_s, "step": self.faults.step_s},
-            spec=self.first_spec if built.plain_spec is None else built.plain_spec,
+            cause=failure.cause,
+            message=failure.message,
+            exception=failure.exception,
+            ended=failure.signal or ("" if failure.exit_status is None else f"status {failure.exit_status}"),
+            limits_s={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
             memory_max=wanted.memory_max or 0,
-            client=client,
-            failed_at=calls if answered else max(0, calls - 1),
-            history={**as_map(history), "notes": [list(note) for note in history.notes]},
+            spec=self.first_spec if built.plain_spec is None else built.plain_spec,
+            trace=trace,
         )
-        return replay_file.pack(replay)
+        return self.writer.write(wanted.failure.replay, replay)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from envhub_server.config import HubConfig
-from envhub_server.hub.replay_keeper import ReplayKeeper
-from envhub_server.hub.replay_writer import ReplayWriter
+from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.loop.poller import Poller
 
@@ -13,24 +12,22 @@ class SessionFeatures:
     """Features of one hub's sessions. It owns the writer of replays."""
 
     def __init__(self, config: HubConfig, poller: Poller) -> None:
-        folder = config.replay_folder()
-        self._replays = None if folder is None else ReplayWriter(folder, poller)
+        self._trace_bytes_max = config.trace_bytes_max
+        self._replays: ReplayWriter | None = None
+        if config.replays is not None and config.replays_bytes_max and config.trace_bytes_max:
+            self._replays = ReplayWriter(config.replays, config.replays_bytes_max, poller)
 
     @property
     def keeps_replays(self) -> bool:
         """True if the operator wants replays of envs that fail."""
         return self._replays is not None
 
-    def open(self) -> None:
-        """Begin to write replays."""
-        if self._replays is not None:
-            self._replays.begin()
-
     def add(self, runtime: SessionRuntime) -> None:
         """Have replays of a new session kept."""
         if self._replays is not None:
-            faults = runtime.state.make.faults
-            runtime.observe_by(ReplayKeeper(self._replays, runtime.number, runtime.interpreter, faults))
+            faults, is_vector = runtime.state.make.faults, runtime.state.recipe.settings.vector
+            bytes_max = self._trace_bytes_max
+            runtime.observe_by(ReplayKeeper(self._replays, runtime.interpreter, faults, is_vector, bytes_max))
 
     def close_replays(self) -> None:
         """Write the replays that are left."""

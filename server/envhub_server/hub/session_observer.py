@@ -51,10 +51,8 @@ class SessionObserver:
         """
         return message, {}
 
-    def env_failed(
-        self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory, output: str, client: str
-    ) -> None:
-        """Note that an env has failed, of a process with these rows and this last output."""
+    def env_failed(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory) -> None:
+        """Note that an env has failed, of a process with these rows."""
 
     def rows_lost(self, process: int, why: str) -> None:
         """Note that the process of a slot has ended, and the hub completes its rows."""

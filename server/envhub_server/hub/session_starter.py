@@ -8,7 +8,7 @@ import secrets
 
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Make
-from envhub_server.catalog.replay_shares import name_beginning
+from envhub_server.catalog.replay_folder import name_beginning
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.client_usage import ClientUsage
@@ -83,7 +83,7 @@ class SessionStarter:
         self._services.unread.release()
         replays = ""
         if self._features.keeps_replays:
-            replays = name_beginning(make.name, holder.name, secrets.token_hex(8))
+            replays = name_beginning(make.name, secrets.token_hex(8))
         facts, name = self._services.env_facts.find(make), request.token.hex()[:8]
         planned = planner.plan(admission, _machine(self._config.cpus), facts, self._config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):

@@ -167,7 +167,7 @@ class ArenaDescriptors(NamedTuple):
         client_bell: the eventfd by which the client wakes the worker.
         hub_done_bell: the eventfd by which the worker wakes the hub.
         client_done_bell: the eventfd by which the worker wakes the client.
-        journal: the memory of the journal.
+        trace: the memory of the trace.
     """
 
     memory: int
@@ -175,7 +175,7 @@ class ArenaDescriptors(NamedTuple):
     client_bell: int
     hub_done_bell: int
     client_done_bell: int
-    journal: int = -1
+    trace: int = -1
 
     @property
     def sent(self) -> List[int]:
@@ -184,7 +184,7 @@ class ArenaDescriptors(NamedTuple):
 
 
 class MapArena(Frozen):
-    """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a ``journal``.
+    """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a trace.
 
     The spaces are those of the session's first env; the spaces of the worker's envs must match them.
     """
@@ -197,12 +197,12 @@ class MapArena(Frozen):
     action_space: bytes
     observation_mode: str
     spin_us: int
-    journal: bool = False
+    trace_bytes_max: int = 0  # per env, see ``trace``; 0 for no trace
 
     @property
     def descriptor_names(self) -> Sequence[str]:
         """The names of the descriptors that come with this message."""
-        return [name for name in ArenaDescriptors._fields if self.journal or name != "journal"]
+        return [name for name in ArenaDescriptors._fields if self.trace_bytes_max or name != "trace"]
 
     def layout(self) -> Layout:
         """The arena's layout.
@@ -256,7 +256,7 @@ class Faulted(Frozen):
     row: int
     message: str
     number: int = 0  # the row's ``request``
-    tick: int = -1  # of the journal, the last that counts; -1 without a journal
+    trace: bytes = b""  # of the env up to this, see ``trace``; empty without one
     failure: Dict[str, Any] = field(default_factory=dict)  # as in the row's info
 
 
@@ -349,7 +349,7 @@ class RowFailed(Frozen):
 
     failure: Failure
     number: int = 0  # the row's ``request``; 0 where the worker has no arena yet
-    tick: int = -1  # as of ``Faulted``; also -1 where no env was reset or stepped
+    trace: bytes = b""  # as of ``Faulted``; also empty where no env was reset or stepped
     invalid: bool = False  # whether the env gave what is not finite
 
 

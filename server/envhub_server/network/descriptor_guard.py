@@ -24,7 +24,7 @@ RESERVE, RESERVE_MIN = 0.2, 128
 OPEN_AT = 0.85  # of the descriptors outside the reserve
 CHECK_S = 0.25
 # A worker that is being started has both ends of its channel, stdout and stderr, three of bells and a pidfd; once it
-# runs, one end of the first three, and a journal. Its session has the memory, twice, two bells, the side socket and its
+# runs, one end of the first three, and a trace. Its session has the memory, twice, two bells, the side socket and its
 # client's pidfd, and one to spare.
 PER_WORKER, PER_SESSION = 10, 7
 PER_HUB, PER_ZYGOTE, PER_CLIENT = 30, 6, 2  # the first at least, with one address

@@ -25,13 +25,13 @@ from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 BOUNDS: validation.Bounds = {
     control.Building: {"built": (0, validation.ROWS_MAX)},
     control.FirstBuilt: {"private_bytes": validation.COUNT},
-    control.Faulted: {"row": validation.ROW, "number": validation.WORD, "tick": (-1, 1 << 62)},
+    control.Faulted: {"row": validation.ROW, "number": validation.WORD},
     control.Suspicious: {"row": validation.ROW},
     control.Closing: {"rows": validation.ROW, "stacks": (-1, validation.ROWS_MAX)},
     control.CallResults: {"number": validation.COUNT},
     control.CallFailed: {"number": validation.COUNT},
     control.RowInfo: {"row": validation.ROW, "number": validation.WORD},
-    control.RowFailed: {"number": validation.WORD, "tick": (-1, 1 << 62)},
+    control.RowFailed: {"number": validation.WORD},
     control.InfoTemplate: {"number": validation.COUNT},
     messages.Failure: {"env_index": validation.ROW, "worker": validation.ROW},
 }

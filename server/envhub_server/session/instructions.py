@@ -95,7 +95,7 @@ class KeepReplay(Instruction):
         slot: its index.
         process: the number of its process.
         row: the env's row; None for the env that the process ran when it ended.
-        tick: the last tick of the process's journal to keep; -1 for all of it.
+        trace: what it was asked, if the process sent it; else it is read from the memory of the process.
         failure: the failure; its ``replay`` is the name of the file.
         build, mapped: the orders that the process was sent.
         memory_max: the process's memory limit in bytes; 0 for none.
@@ -104,7 +104,7 @@ class KeepReplay(Instruction):
     slot: int
     process: int
     row: int | None
-    tick: int
+    trace: bytes
     failure: EnvFailure
     build: control.Build
     mapped: control.MapArena

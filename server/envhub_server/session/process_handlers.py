@@ -8,13 +8,12 @@ from dataclasses import replace
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
-from envhub_server.ipc.journal import name_of_raised
 from envhub_server.processes.exit_cause import ExitCause
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import stimuli
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.instructions import Instructions, KeepReplay
 from envhub_server.session.making_handlers import go_on
 from envhub_server.session.phases import Driver, LaneName, Phase
 from envhub_server.session.request_handlers import on_called
@@ -129,8 +128,8 @@ def on_row_failed(state: SessionState, process: Process, failed: control.RowFail
         return []
     row, cause = failure.env_index, "nan" if failed.invalid else "exception"
     env_failure = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
-    kept = state.replays.of_env(slot, -1 if row is None else row, failed.number, failed.tick, env_failure)
-    name = name_of_raised(state.replays.prefix, row, failed.number) if kept and row is not None else ""
+    kept = state.replays.of_env(slot, row, failed.number, failed.trace, env_failure)
+    name = next((order.failure.replay for order in kept if isinstance(order, KeepReplay)), "")
     _note_failure(state, replace(failure, replay=name), slot.rows)
     return kept
 

@@ -64,7 +64,7 @@ class Replacement:
         if was_serving and self._replays.prefix:
             failure = replace(failure, replay=f"{self._replays.prefix}-worker{slot.index}-{count}")
         env_failure = failure_text.env_failure(failure, exited.cause, why, count - 1)
-        kept = self._replays.of_process(slot, number, env_failure)
+        kept = self._replays.keep(slot, number, env_failure)
         if delay_s is None:
             return kept, self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
@@ -75,7 +75,7 @@ class Replacement:
     def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> tuple[Instructions, Failure | None]:
         """Count a failure of an env that its worker truncated and rebuilt; return as ``on_lost`` does."""
         env_failure = EnvFailure.from_map(fault.failure)
-        kept = self._replays.of_env(slot, fault.row, fault.number, fault.tick, env_failure)
+        kept = self._replays.of_env(slot, fault.row, fault.number, fault.trace, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return kept, None
         text = f"env {self._make.first_env + fault.row} raised {fault.message}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from envhub.env_failure import EnvFailure
-from envhub_server.ipc.journal import name_of_raised
+from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.session import instructions as do
 from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
@@ -15,29 +15,26 @@ from envhub_server.session.slots import Slot
 class ReplayOrders:
     """Orders the replays of one session, if any are kept."""
 
-    def __init__(self, launcher: Launcher, is_vector: bool) -> None:
-        self._launcher, self._is_vector = launcher, is_vector
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of the session's replays; empty if none are kept."""
         return self._launcher.rules.replays
 
-    def of_process(self, slot: Slot, number: int, failure: EnvFailure) -> Instructions:
-        """Order a replay of the env that an ended process ran, if the failure names a replay."""
-        return self._keep(slot, number, None, -1, failure) if failure.replay else []
-
-    def of_env(self, slot: Slot, row: int, request: int, tick: int, failure: EnvFailure) -> Instructions:
-        """Order a replay of this row's env up to its exception in this request."""
-        if tick < 0 or not self.prefix or row not in slot.rows or slot.process is None:
+    def of_env(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> Instructions:
+        """Order a replay of this row's env up to its exception in this request, if its worker sent a trace."""
+        if not (trace and self.prefix and row in slot.rows and slot.process is not None):
             return []
-        if self._is_vector and row != slot.rows[0]:  # one replay has all envs of a vector env
-            return []
-        failure = replace(failure, replay=name_of_raised(self.prefix, row, request))
-        return self._keep(slot, slot.process.number, row, tick, failure)
+        named = replace(failure, replay=name_of_raised(self.prefix, row or 0, request))
+        return self.keep(slot, slot.process.number, named, row, trace)
 
-    def _keep(self, slot: Slot, number: int, row: int | None, tick: int, failure: EnvFailure) -> Instructions:
-        launcher = self._launcher
+    def keep(
+        self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
+    ) -> Instructions:
+        """Order a replay, if the failure names one; see ``KeepReplay``."""
+        launcher, limit = self._launcher, self._launcher.rules.hosting.memory_max
         assert launcher.arena is not None
-        limit = launcher.rules.hosting.memory_max
-        return [do.KeepReplay(slot.index, number, row, tick, failure, launcher.order(slot), launcher.arena, limit)]
+        kept = do.KeepReplay(slot.index, process, row, trace, failure, launcher.order(slot), launcher.arena, limit)
+        return [kept] if failure.replay else []

@@ -88,7 +88,7 @@ class SessionState:
         self.env_history = EnvHistory(make)
         self.closing = closing = EnvClosing(make, slots, deadlines)
         self.calls = Calls(make, slots, self.requests, self.env_history)
-        self.replays = replays = ReplayOrders(launcher, is_vector)
+        self.replays = replays = ReplayOrders(launcher)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
         recycling = Recycling(make, slots, launcher, spares, deadlines)
         self.replacement = Replacement(

@@ -1,4 +1,4 @@
-"""Maps the arena of a worker, and opens its journal."""
+"""Maps the arena of a worker, and opens its trace."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from envhub.values import codec, spaces
 from envhub.values.info_columns import Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.ipc.journal import Journal, JournalLayout
+from envhub_server.ipc.trace import layout_of
 from envhub_server.worker.bells import Bells
 from envhub_server.worker.context import SessionSpaces, WorkerContext
-from envhub_server.worker.journal_writer import JournalWriter, RowJournalWriter
+from envhub_server.worker.trace_writer import TraceWriter
 
 
 class ArenaMapper:
@@ -37,8 +37,8 @@ class ArenaMapper:
         if not self._attach(mapped, arena):
             return None
         self._progress.attach(arena, self._envs.groups[0].index)
-        if mapped.journal:
-            self._open_journal(arena, descriptors.journal)
+        if mapped.trace_bytes_max:
+            self._open_trace(arena, mapped.trace_bytes_max, descriptors.trace)
         return arena
 
     def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
@@ -63,10 +63,8 @@ class ArenaMapper:
     def _send_template(self, number: int, example: bytes) -> None:
         self._channel.send(control.InfoTemplate(number, example))
 
-    def _open_journal(self, arena: Arena, descriptor: int) -> None:
-        rows, layout = len(self._envs.indices), arena.layout
-        journal = Journal(JournalLayout(rows, layout.observations, layout.actions), descriptor)
+    def _open_trace(self, arena: Arena, bytes_max: int, descriptor: int) -> None:
+        is_batch = bool(self._envs.build.shares)
+        layout = layout_of(len(self._envs.indices), is_batch, arena.layout.actions, bytes_max)
+        self._envs.set_trace(TraceWriter(layout, descriptor, arena, self._envs.groups))
         os.close(descriptor)
-        journal.format()
-        writer = JournalWriter if rows > 1 else RowJournalWriter
-        self._envs.observe(writer(journal, arena, self._envs.groups, is_batch=bool(self._envs.build.shares)))

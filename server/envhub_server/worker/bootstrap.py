@@ -2,8 +2,8 @@
 
 ``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
 imports for them, with commas between them. Workers import modules that are nowhere else from ``FOLDER``, if it is not
-empty; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE REPORT_FD UNTIL
-PDB VIDEO NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
+empty; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE STATE_FD PDB
+NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
 workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
 another version must not find the hub's NumPy.
 
@@ -113,15 +113,15 @@ def _raised_in(error: BaseException) -> str:
 
 def replay(arguments: "list[str]") -> None:
     """Run a replay; never returns."""
-    path, report, until, use_pdb, video = arguments[1:6]
+    path, state, use_pdb = arguments[1:4]
     forget_own_folder()
-    for place in arguments[6:]:
+    for place in arguments[4:]:
         expose(*place.split("=", 1))
     from envhub_server.worker import own_process, replayer
 
     own_process.unmute_warnings()
     sys.path.append(os.getcwd())
-    replayer.main(path, int(report), until, use_pdb == "1", video == "1")
+    replayer.main(path, int(state), use_pdb == "1")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
-from envhub_server.ipc.journal import name_of_raised
 from envhub_server.ipc.packages import remedy_of
+from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
@@ -322,20 +322,20 @@ class Rebuilder:
     def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
         """Truncate the group, whose step of this ``request`` raised; its env must be built again."""
         described = self._reports.describe(error, group.index)
-        tick = self._envs.tick
+        trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
         failure = EnvFailure(
             "nan" if isinstance(error, NotFinite) else "exception",
             described.message or raised_text(described.type, ""),
             restarts=self._count,
             exception=described.type,
             traceback=described.traceback,
-            replay=name_of_raised(self._envs.build.replays, group.index, number) if tick >= 0 else "",
+            replay=name_of_raised(self._envs.build.replays, group.index, number) if trace else "",
         )
         group.truncate(failure_info(failure))
         text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
         # The hub reads short headers only.
         reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
-        self._channel.send(control.Faulted(group.index, text, number, tick, reported))
+        self._channel.send(control.Faulted(group.index, text, number, trace, reported))
         self.pending.append(group)
 
     def rebuild(self) -> None:

@@ -88,8 +88,6 @@ class EnvCalls:
 
     def _reset_early(self, target: Target) -> bool:
         """Reset a new env before it is rendered; return True if that succeeded."""
-        for observer in self._envs.observers:
-            observer.called(target, "reset")  # a replay does not run it
         try:
             target.reset_early()
         except BaseException as error:
@@ -101,12 +99,14 @@ class EnvCalls:
 
     def _targets(self, call: CallOrSetAttr) -> Iterator[Target]:
         """The envs of the message, each once the worker begins to call it."""
-        is_observed = isinstance(call, control.SetAttrRows) or not call.skip_unreset
-        for target in [target for group in self._envs.groups for target in group.targets(call.rows)]:
-            self._progress.begin(target)
-            for observer in self._envs.observers if is_observed else ():
-                observer.called(target, call.name)
-            yield target
+        is_noted = isinstance(call, control.SetAttrRows) or not call.skip_unreset
+        for group in self._envs.groups:
+            targets = group.targets(call.rows)
+            if targets and is_noted and self._envs.trace is not None:
+                self._envs.trace.called(group, [target.index for target in targets], call)
+            for target in targets:
+                self._progress.begin(target)
+                yield target
 
     def _answer(self, call: CallOrSetAttr, run: Callable[[Target], bytes]) -> None:
         """Answer with the result of ``run`` for each env, or with its exception."""

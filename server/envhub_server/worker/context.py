@@ -12,11 +12,11 @@ from envhub.secret import hidden
 from envhub.values import codec, spaces
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
-from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure, describe_failure
 from envhub_server.worker.host import Host
 from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.trace_writer import TraceWriter
 
 
 class SessionSpaces(NamedTuple):
@@ -43,7 +43,7 @@ class HostedEnvs:
         number: the worker's number in its session; None if the worker only lists names.
         build: the message by which the envs are built; None before it came.
         groups: the envs; empty once another worker serves their rows.
-        observers: see ``batch_observer``; called in this order.
+        trace: the requests of the envs, for replays; None for none.
         spaces: of the session; only once an arena is mapped.
     """
 
@@ -53,7 +53,7 @@ class HostedEnvs:
         self.number: int | None = None
         self.build: Any = None
         self.groups: list[RowGroup] = []
-        self.observers: tuple[BatchObserver, ...] = ()
+        self.trace: TraceWriter | None = None
 
     @property
     def indices(self) -> list[int]:
@@ -70,23 +70,15 @@ class HostedEnvs:
         """The encoding of values that a ``repr`` must not replace."""
         return codec.as_pickle if self.allow_pickle else codec.refuse
 
-    @property
-    def tick(self) -> int:
-        """The ``tick`` of the observer that has one; -1 if none has."""
-        return max((observer.tick for observer in self.observers), default=-1)
-
-    def observe(self, observer: BatchObserver) -> None:
-        """Add an observer."""
-        self._set_observers((*self.observers, observer))
-
-    def _set_observers(self, observers: tuple[BatchObserver, ...]) -> None:
-        self.observers = observers
+    def set_trace(self, trace: TraceWriter | None) -> None:
+        """Note in this trace what the envs are asked."""
+        self.trace = trace
         for group in self.groups:
-            group.observers = observers
+            group.trace = trace
 
     def clear(self) -> None:
-        """Forget the groups and the observers, which refer to each other and to the arena."""
-        self._set_observers(())
+        """Forget the groups and the trace, which refer to each other and to the arena."""
+        self.set_trace(None)
         self.groups.clear()
 
 
@@ -151,9 +143,9 @@ class FailureReports:
     def send(self, error: BaseException, row: int | None, code: str, number: int = 0) -> Failure:
         """Send the failure of a row or of the worker; ``number`` is the row's ``request``, 0 without an arena."""
         failure = self.describe(error, row, code)
-        journaled = code == "env_raised" and number and not isinstance(error, PendingFailure)
-        tick = self._envs.tick if journaled else -1
-        self._channel.send(control.RowFailed(failure, number, tick, isinstance(error, NotFinite)))
+        traced = code == "env_raised" and number and not isinstance(error, PendingFailure)
+        trace = self._envs.trace.taken_of(row) if traced and self._envs.trace is not None else b""
+        self._channel.send(control.RowFailed(failure, number, trace, isinstance(error, NotFinite)))
         return failure
 
 

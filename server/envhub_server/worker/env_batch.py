@@ -21,7 +21,6 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker import batch_infos
-from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.batch_places import BatchActions, BatchResults, Outcome
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds
 from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
@@ -29,6 +28,7 @@ from envhub_server.worker.row import DISABLED, SAME_STEP, Row
 from envhub_server.worker.row_places import InfoPlace
 from envhub_server.worker.slots import as_slice
 from envhub_server.worker.sub_env import SharedCall, SubEnv
+from envhub_server.worker.trace_writer import TraceWriter
 
 _INVALID = codec.encode({"invalid_transition": True})
 
@@ -53,7 +53,7 @@ class EnvBatch:
         self._plan = CheckPlan()
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.observers: Sequence[BatchObserver] = ()
+        self.trace: TraceWriter | None = None
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
@@ -72,8 +72,8 @@ class EnvBatch:
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
         self.first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
-        for observer in self.observers:
-            observer.built(self)
+        if self.trace is not None:
+            self.trace.made(self)
 
     def attach(
         self,
@@ -161,11 +161,11 @@ class EnvBatch:
         elif self._mode == DISABLED:
             self.truncate(_INVALID)
         else:
-            self._note_first_seeds()
             self._results.store(self._first_reset(self.first_seeds, None, rebuilt=True))
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
         """Reset all envs by these seeds; arguments as of ``NativeEnv.reset``."""
+        self._note_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
         self._new, self.first_seeds = False, self._none()
         return outcome
@@ -173,9 +173,10 @@ class EnvBatch:
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)
 
-    def _note_first_seeds(self) -> None:
-        for observer in self.observers:
-            observer.first_reset(self, self.first_seeds)
+    def _note_reset(self, seeds: Seeds, options: Options, rows: Sequence[bool] | None = None) -> None:
+        if self.trace is not None:
+            named = zip(self.indices, seeds, rows or [True] * len(self.indices))
+            self.trace.reset(self, {row: seed for row, seed, is_named in named if is_named}, options)
 
     def _reset_early(self) -> None:
         if self._new:  # an older env's rows were all reset with the first one
@@ -242,12 +243,11 @@ class EnvBatch:
         given, options = [seeds.get(row) for row in self.indices], options_of(self.index)
         if chosen.all():
             own = bool(self.seeds_of_first(seeds))
-            if own:
-                self._note_first_seeds()
             self._results.store(self._first_reset(self.first_seeds if own else given, options, rebuilt=own))
         elif self._new:
             raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")
         else:
+            self._note_reset(given, options, chosen.tolist())
             reset = self.env.reset_some(chosen, given, options)
             self._results.store(self._of_reset(*reset, self._rows[chosen]), chosen)
             self._repeat(~chosen)

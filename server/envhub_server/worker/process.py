@@ -167,7 +167,7 @@ class Worker:
         subjects = self._names, self._builder, self._mapper, self._stepper, self._rebuilder, self._calls
         return (
             *self._envs.groups,
-            *self._envs.observers,
+            *([] if self._envs.trace is None else [self._envs.trace]),
             self._envs,
             self._progress,
             *subjects,

@@ -23,10 +23,10 @@ from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.worker.batch_observer import BatchObserver
 from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
 from envhub_server.worker.row_places import InfoPlace, ObservationPlace, RowActions
+from envhub_server.worker.trace_writer import TraceWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
@@ -63,7 +63,7 @@ class Row:
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
         self._pending_failure: Exception | None = None
         self._pending_info = b""
-        self.observers: Sequence[BatchObserver] = ()
+        self.trace: TraceWriter | None = None
         self.reward_shape: tuple[int, ...] = ()
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
@@ -81,8 +81,8 @@ class Row:
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
         self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
-        for observer in self.observers:
-            observer.built(self)
+        if self.trace is not None:
+            self.trace.made(self)
 
     def attach(
         self,
@@ -216,13 +216,13 @@ class Row:
         self._store(observation, 0.0, False, False, info)
 
     def _autoreset(self) -> tuple[Any, Any]:
-        for observer in self.observers:
-            observer.autoreset(self)
+        if self.trace is not None:
+            self.trace.autoreset(self)
         return self._checked(self._runner.autoreset())
 
     def _first_reset(self) -> tuple[Any, Any]:
-        for observer in self.observers:
-            observer.first_reset(self, self.first_seeds)
+        if self.trace is not None:
+            self.trace.reset(self, {self.index: self.first_seed})
         outcome = self._checked(self._runner.reset(self.first_seed, None))
         self.first_seed = None
         return outcome
@@ -269,6 +269,8 @@ class Row:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset the env and store its first observation."""
         self._last_seed = self._last_seed if seed is None else seed
+        if self.trace is not None:
+            self.trace.reset(self, {self.index: seed}, options)
         observation, info = self._checked(self._runner.reset(seed, options))
         self._store(observation, 0.0, False, False, info)
 
@@ -276,8 +278,6 @@ class Row:
         """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
         if self.index in seeds:
             own = self.seeds_of_first(seeds)
-            for observer in self.observers if own else ():
-                observer.first_reset(self, self.first_seeds)
             self.reset({**seeds, **own}[self.index], options_of(self.index))
         else:
             self.repeat_last()

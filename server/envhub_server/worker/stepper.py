@@ -119,8 +119,8 @@ class Stepper:
         clocked = self._began_ns[progress.at]
         if clocked:
             self._began_ns[progress.at] = time.monotonic_ns()
-        for observer in self._envs.observers:
-            observer.begin(groups, out_of_band)
+        if self._envs.trace is not None:
+            self._envs.trace.step(groups, out_of_band)
         for group in groups:
             self._finish(group, group.step if run is None else partial(run, group), is_step=True)
             if self._op[group.index] == OP_PART:
@@ -131,8 +131,6 @@ class Stepper:
             self._ended_ns[progress.at] = time.monotonic_ns()
         if not rung or rung < len(groups):
             self._ring_at_end()
-        for observer in self._envs.observers:
-            observer.end()  # the driver need not wait for it
         self._batches += 1
         if self._batches == self._look_at:
             self._look_for_changes()
@@ -181,22 +179,14 @@ class Stepper:
         each = dict(zip(reset.rows, reset.options_each))
         self._reseed(seeds)
 
-        def encoded_options(row: int) -> bytes:
-            return each.get(row, reset.options)
-
         def options_of(row: int) -> Any:
             # Decoded for each env, because it may keep or change its options.
-            options = encoded_options(row)
+            options = each.get(row, reset.options)
             return codec.decode(options, self._envs.allow_pickle) if options else None
 
-        for observer in self._envs.observers:
-            observer.begin_reset(seeds, encoded_options)
-        own = {index: seed for group in self._envs.groups for index, seed in group.seeds_of_first(seeds).items()}
         for group in self._envs.groups:
             self._finish(group, partial(group.reset_by, seeds, options_of))
         self._ring_at_end()
-        for observer in self._envs.observers:
-            observer.end_reset({**seeds, **own})
 
     # --- reports ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
 from envhub.values import actions, codec
-from envhub_server.ipc import control, journal
+from envhub_server.ipc import control, trace
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_sources import remember_registry, remember_variables
 from envhub_server.worker.host import Host
@@ -29,6 +29,7 @@ ENV = "CartPole-v1"
 SEED = 1  # so that the warm-up is the same in every zygote
 STEPS = 100  # by then CPython has specialised the bytecode of a step, and an episode or two have ended
 INFO_BYTES = 512
+TRACE_BYTES = 1 << 14
 
 
 def warm_up() -> bool:
@@ -77,17 +78,17 @@ class _WarmUp:
     def _map(self, built: Any) -> Arena:
         leaves = built.observation_leaves, built.action_leaves
         spaces = built.observation_spaces[0], built.action_space
-        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, journal=True)
+        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, TRACE_BYTES)
         layout = mapped.layout()
         memory = allocate(layout)
         arena = Arena(layout, memory)
         arena.format(epoch=1)
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
         os.set_blocking(rung, False)  # it is never read, and has room for all rings
-        noted = journal.allocate(journal.JournalLayout(1, layout.observations, layout.actions))
-        descriptors = control.ArenaDescriptors(memory, heard, heard, rung, rung, journal=noted)
+        traced = trace.allocate(trace.layout_of(1, False, layout.actions, TRACE_BYTES))
+        descriptors = control.ArenaDescriptors(memory, heard, heard, rung, rung, traced)
         self._tell(mapped, descriptors.sent)
-        for descriptor in (memory, heard, rung, noted):
+        for descriptor in (memory, heard, rung, traced):
             os.close(descriptor)
         return arena
 

@@ -1,4 +1,4 @@
-"""Compresses large observations in a thread: the libraries let other threads run meanwhile, such as the hub's loop."""
+"""A thread for what the hub's loop does not wait for: it compresses large observations, or writes replays."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from collections.abc import Callable
 from envhub_server.loop.poller import Poller
 
 
-class CompressionThread:
-    """Does one piece of work after the other, and reports each to the loop."""
+class BackgroundThread:
+    """Does one piece of work after the other, and reports each to the loop.
 
-    def __init__(self, poller: Poller) -> None:
-        """The thread begins with the first piece of work.
+    Attributes:
+        waiting: what is to be done, and what is called in the loop then.
+    """
+
+    def __init__(self, poller: Poller, name: str) -> None:
+        """The thread of this name begins with the first piece of work.
 
         Raises:
             OSError: there is no descriptor left.
         """
-        self._poller = poller
-        self._waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self._poller, self._name = poller, name
+        self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._done: deque[Callable[[], None]] = deque()
@@ -35,39 +39,52 @@ class CompressionThread:
             RuntimeError: there is no thread left.
         """
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="envhub-compression", daemon=True)
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
         with self._changed:
-            self._waiting.append((work, done))
+            self.waiting.append((work, done))
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting:
+                while not self.waiting:
                     if self._closing:
                         return
                     self._changed.wait()
-                work, done = self._waiting.popleft()
+                work, done = self.waiting.popleft()
             work()
             with self._changed:
                 self._done.append(done)
                 if not self._closing:
                     os.eventfd_write(self._bell, 1)
-            del work, done  # they hold observations, and the next ones may never come
+            del work, done  # they hold observations or traces, and the next ones may never come
 
     def on_ready(self, descriptor: int) -> None:
         """Report what is done."""
         os.eventfd_read(self._bell)
+        self._report()
+
+    def _report(self) -> None:
         while self._done:
             self._done.popleft()()
+
+    def finish(self, wait_s: float) -> None:
+        """Wait so long for all work, report what is done, and close."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+        self._report()
+        self.close()
 
     def close(self) -> None:
         """Begin nothing more; nothing is reported any more."""
         with self._changed:
             self._closing = True
-            self._waiting.clear()
+            self.waiting.clear()
             self._changed.notify()
         self._poller.unregister(self._bell)
         os.close(self._bell)

@@ -1,0 +1,186 @@
+"""Writes the trace of a worker (``ipc.trace``): a few copies before each batch, and a note for what is no step."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from envhub.arena.memory import Arena
+from envhub.values import actions, codec
+from envhub.values.leaf import Leaf
+from envhub_server.ipc.control import SetAttrRows
+from envhub_server.ipc.replay_file import is_plain
+from envhub_server.ipc.trace import ACTION, CALL, CODES, LENGTH, NOTHING, RESET, SET, Trace, TraceLayout
+from envhub_server.worker.gym_compat import innermost
+from envhub_server.worker.slots import as_slice
+
+UNSEEDED_BATCHES = 1000  # a trace goes on over resets without a seed: to encode a generator takes as long as ten steps
+
+
+class TraceWriter(Trace):
+    """Notes what the envs of this process are asked."""
+
+    def __init__(self, layout: TraceLayout, descriptor: int, arena: Arena, groups: Sequence[Any]) -> None:
+        """Note the requests of these groups, whose rows are in ``arena``; as ``Trace``."""
+        super().__init__(layout, descriptor)
+        self._groups, self._is_batch, self._batches = groups, layout.groups < layout.rows, layout.batches
+        self._numbers = {index: number for number, group in enumerate(groups) for index in group.indices}
+        self._positions = {index: position for position, index in enumerate(self._numbers)}
+        self._kept: list[dict[tuple[Any, ...], bytes]] = [{} for _ in groups]  # notes that outlive a reset
+        self._new = {*range(len(groups))}  # whose env was not reset yet
+        self._unseeded_batches = min(UNSEEDED_BATCHES, self._batches // 2)
+        self._copies: list[tuple[Any, Any, int, int]] = []
+        self._mine = as_slice([*self._numbers])
+        self._arena, self._needs_reset = arena, arena.needs_reset.data
+        self._asked = self.rings[0].view(np.int64)[:, :, 0]
+        self._code_words = [column.data for column in arena.action_codes]
+        self._codes = [-1] * len(self._code_words)
+
+    def step(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
+        """Note that these groups are about to be stepped; ``out_of_band`` has, by row, actions of no fixed size."""
+        index, batch = groups[0].index, self.words[0]
+        place = batch % self._batches
+        if out_of_band:
+            for row, blob in out_of_band.items():
+                if row in self._numbers:
+                    self._note(self._numbers[row], ACTION, row, blob if is_plain(blob) else None)
+        for words, code in zip(self._code_words, self._codes):
+            if words[index] != code:
+                self._copy_by([words[index] for words in self._code_words])
+                break
+        for target, source, width, nbytes in self._copies:
+            if width:
+                target[place * width : place * width + nbytes] = source
+            else:
+                target[place] = source
+        if len(groups) < len(self._groups):
+            self._asked[place] = NOTHING
+            for group in groups:
+                for each in group.indices:
+                    self._asked[place, self._positions[each]] = self._needs_reset[each]
+        self.words[0] = batch + 1
+
+    def _copy_by(self, codes: list[int]) -> None:
+        """Copy actions of these codes from now on, on which their place in the arena depends."""
+        arena, self._codes = self._arena, codes
+        self._copies = [self._copy(self.rings[0], arena.needs_reset, 8)]
+        for leaf, code, buffer, ring in zip(arena.layout.actions, codes, arena.actions, self.rings[1:]):
+            nbytes = action_bytes(leaf, code)
+            if 0 < nbytes <= ring.shape[2]:
+                self._copies.append(self._copy(ring, buffer[: arena.layout.rows * nbytes], nbytes))
+        for number, kept in enumerate(self._kept):
+            kept[(CODES,)] = self._note(number, CODES, codes)
+
+    def _copy(self, ring: np.ndarray, column: np.ndarray, nbytes: int) -> tuple[Any, Any, int, int]:
+        """The target, the source, and of one row its width: as bytes, for NumPy takes several times as long for it."""
+        rows = column.view(np.uint8).reshape(-1, nbytes)
+        if ring.shape[1] == 1:
+            return ring.reshape(-1).data, rows[self._mine].reshape(-1).data, ring.shape[2], nbytes
+        return _items(ring, nbytes), _items(rows, nbytes)[self._mine], 0, nbytes
+
+    def reset(self, group: Any, seeds: Mapping[int, Any], options: Any = None) -> None:
+        """Note that rows of this group are about to be reset with these seeds, by their program or for the first time.
+
+        The trace begins again with a seed, after many steps, or with the first reset.
+        """
+        number = self._numbers[group.index]
+        seeded = None not in seeds.values()
+        generator = b""
+        if len(seeds) == len(group.indices) and (seeded or number in self._new or self._is_long(number)):
+            self._begin(number)
+            self._new.discard(number)
+            generator = b"" if seeded or self._is_batch else _generator(group.env)
+        named = {row: None if seed is None else int(seed) for row, seed in seeds.items()}
+        self._note(number, RESET, named, b"" if options is None else _encoded(options), generator)
+
+    def autoreset(self, group: Any) -> None:
+        """Note that the episode of a group has ended, which is about to be reset."""
+        if self._is_long(self._numbers[group.index]):
+            self.reset(group, {group.index: None})
+
+    def made(self, group: Any) -> None:
+        """Note that the group gets a new env."""
+        number = self._numbers[group.index]
+        self._new.add(number)
+        self._kept[number] = {key: record for key, record in self._kept[number].items() if key == (CODES,)}
+        self._begin(number)
+
+    def called(self, group: Any, rows: Sequence[int], call: Any) -> None:
+        """Note a ``CallRows`` or ``SetAttrRows`` of these rows; a reset does not undo it, so that the last is kept."""
+        is_set, number = isinstance(call, SetAttrRows), self._numbers[group.index]
+        each = dict(zip(call.rows, call.each)) if is_set else {}
+        blobs = [each.get(row, call.value) for row in rows] if is_set else [call.args]
+        values = blobs if all(map(is_plain, blobs)) else None
+        record = self._note(number, SET if is_set else CALL, rows, call.name, values)
+        key = call.name, is_set, *rows
+        self._kept[number].pop(key, None)
+        if len(record) <= self.layout.notes_bytes // 16:
+            self._kept[number][key] = record
+
+    def taken_of(self, index: int | None) -> bytes:
+        """The trace of the group whose first row is this, as ``taken``; empty for another row."""
+        if all(group.index != index for group in self._groups):
+            return b""
+        try:
+            return self.taken(self._numbers[index or 0])
+        except ValueError as error:
+            return codec.encode({"cut": str(error)})
+
+    def _is_long(self, number: int) -> bool:
+        return not self._is_batch and self.words[0] - self.words[1 + 2 * number] >= self._unseeded_batches
+
+    def _begin(self, number: int) -> None:
+        self.words[2 + 2 * number] = 0
+        self.words[1 + 2 * number] = self.words[0]
+        for record in self._kept[number].values():
+            self._append(number, record)
+
+    def _note(self, number: int, kind: str, *fields: Any) -> bytes:
+        blob = codec.encode([self.words[0], kind, *fields])
+        record = LENGTH.pack(len(blob)) + blob
+        self._append(number, record)
+        return record
+
+    def _append(self, number: int, record: bytes) -> None:
+        at, notes = self.words[2 + 2 * number], self.notes[number]
+        end = at + len(record)
+        if end <= len(notes):
+            notes[at:end] = record
+        self.words[2 + 2 * number] = end  # beyond the room, ``taken`` says so
+
+
+def action_bytes(leaf: Leaf, code: int) -> int:
+    """The size of a leaf of one action by this code."""
+    dtype = code & ~actions.PYTHON
+    return leaf.items * actions.DTYPES[dtype].itemsize if 0 <= dtype < len(actions.DTYPES) else 0
+
+
+def _items(data: np.ndarray, nbytes: int) -> np.ndarray:
+    """The first bytes of the last axis as one item, which NumPy copies in half the time; ``data`` is contiguous."""
+    item = {"names": ["head"], "formats": [f"V{nbytes}"], "offsets": [0], "itemsize": data.shape[-1]}
+    return data.view(np.dtype(item))[..., 0]["head"]  # type: ignore[call-overload]
+
+
+def _encoded(value: Any) -> bytes | None:
+    try:
+        return codec.encode(value)
+    except Exception:  # of a foreign class
+        return None
+
+
+def _generator(env: Any) -> bytes:
+    """The env's random number generator, encoded; empty where it has none of NumPy's that can be carried."""
+    try:
+        bit_generator = bit_generator_of(env)
+        return b"" if bit_generator is None else codec.encode(np.random.Generator(bit_generator))
+    except Exception:  # an attribute of a foreign class may raise anything, and is no part of the env's interface
+        return b""
+
+
+def bit_generator_of(env: Any) -> Any:
+    """Generator of an env's random numbers, by NumPy; None if it does not have ``np_random`` as Gymnasium does."""
+    generator = innermost(env).np_random
+    if isinstance(generator, np.random.RandomState):  # of gym before 0.22
+        return generator._bit_generator
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else None

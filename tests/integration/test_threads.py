@@ -28,7 +28,6 @@ SWITCH_S = 1e-5  # after which another thread runs
 LANES = [
     "embedded",
     pytest.param("embedded by wire", marks=pytest.mark.long),
-    "in this process",
     "tcp",
     pytest.param("ipc", marks=pytest.mark.long),
 ]
@@ -43,7 +42,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., envhub.HubVectorEnv]:
         if where in ("tcp", "ipc"):
             hub: ServedHub = request.getfixturevalue("hub")
             return envhub.make_vec("counter", num_envs, hub=getattr(hub, where), num_workers=2, **kwargs)
-        workers = 0 if where == "in this process" else 2
+        workers = 2
         lane = "wire" if by_wire else "auto"
         return envhub.make_vec([sims.Counter] * num_envs, num_workers=workers, lane=lane, **kwargs)
 

@@ -91,6 +91,8 @@ def test_client_may_post_until_it_is_told_otherwise(arena: Arena) -> None:
     assert not arena.client_may_post and not arena.revoked
     arena.revoke()
     assert arena.revoked
+    arena.restore()
+    assert not arena.revoked
 
 
 def test_rows_of_which_the_hub_has_heard_more(arena: Arena) -> None:

@@ -41,6 +41,18 @@ def answer(pair: ProtocolPair, request: Incoming | None, *frames: bytes) -> None
 # --- case by case -----------------------------------------------------------------------------------------------------
 
 
+def test_reply_of_a_compression_that_ends_after_send_has_arrived_comes_with_its_reply() -> None:
+    pair = receiving()
+    received = pair.running
+    end_receive(pair)
+    pair.deliver_to_hub()
+    answer(pair, received, b"rows")
+    assert pair.to_client == []
+    answer(pair, pair.running)
+    reply = pair.deliver_to_client()
+    assert reply is not None and reply.received == Reply(Op.RECEIVE, Done(), [b"rows"])
+
+
 def test_refused_send_has_the_rows_too_and_so_has_its_copy() -> None:
     pair = receiving()
     answer(pair, pair.running, b"rows")

@@ -443,6 +443,25 @@ def test_spare_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
+def test_worker_that_is_due_while_another_leaves_has_a_spare_made() -> None:
+    session = ready(**WORN)
+    session.said(0, EpisodesDone())
+    session.said(2, built())
+    begun = session.said(1, EpisodesDone())
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
+    assert session.said(3, built()) == [Tell(1, Leave())]
+
+
+def test_spare_that_is_ready_before_the_next_process_of_a_lost_worker_leaves_no_spare_behind() -> None:
+    session = ready(**WORN)
+    session.said(1, EpisodesDone())
+    session.exited(1)
+    session.elapsed(0.2)
+    swapped = session.said(2, built())
+    assert only(Kill, swapped) == Kill(3) and Assign(1, 2) in swapped
+    assert session.ended(3) == [] and not session.slots.spares
+
+
 def test_worker_that_left_when_the_spare_had_ended_gets_another_process_at_once() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())

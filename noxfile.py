@@ -10,8 +10,8 @@ import nox
 
 # The limit is for tests that hang: a machine of CI may be several times slower than a developer's.
 PATIENT = ("--timeout", "600", "-o", "faulthandler_timeout=590")
-# The tests that choose no lane, which `long` runs once more by messages.
-ANY_LANE = "any_space contract defects drop_in equality faults wrappers"
+# Tests in which a program's own hub chooses the lane, which `long` runs once more by messages.
+ANY_LANE = "contract defects drop_in"
 # Processes of pytest. Training takes all of a CPU. Ray starts processes of its own.
 SIDE_BY_SIDE = {"torch": 2, "rllib": 0, "vector": 2}
 

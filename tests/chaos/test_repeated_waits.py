@@ -132,7 +132,7 @@ def made(hubs: SeveralHubs, name: str) -> Envs:
     return envhub.make_vec("talking", ROWS, **options)
 
 
-@pytest.fixture(params=[*SCENES[:3], *(pytest.param(each, marks=pytest.mark.long) for each in SCENES[3:])])
+@pytest.fixture(params=[*SCENES[:3], *(pytest.param(each, marks=pytest.mark.chaos) for each in SCENES[3:])])
 def envs(request: pytest.FixtureRequest, hubs: SeveralHubs) -> Iterator[Envs]:
     with closing(made(hubs, request.param)) as envs:
         yield envs

@@ -155,18 +155,18 @@ def test_worker_that_can_hear_nothing_any_more_is_replaced(unruly: ServedHub, la
 
 
 def in_every_call(acts: Iterable[Any], calls: Iterable[str]) -> pytest.MarkDecorator:
-    """Every act in every call on every lane; not long are the first in each call on one lane, each in a step on one."""
+    """Every act in every call on every lane; CI has the first in each call on one lane, and each in a step on one."""
     first, *_ = acts = list(acts)
     combined = itertools.product(LANES, acts, calls)
     few = {*((LANES[0], first, call) for call in calls), *((LANES[1], act, "step") for act in acts)}
     return pytest.mark.parametrize(
         ("lane", "act", "call"),
-        [pytest.param(*each, marks=() if each in few else pytest.mark.long) for each in combined],
+        [pytest.param(*each, marks=() if each in few else pytest.mark.chaos) for each in combined],
     )
 
 
 @pytest.mark.parametrize(("lane", "act"), each_value(LANES, [*FORKS_THAT_COME_BACK, "fork_in_c"]))
-@pytest.mark.parametrize(("num_envs", "num_workers"), [pytest.param(1, 1, marks=pytest.mark.long), (3, 2)])
+@pytest.mark.parametrize(("num_envs", "num_workers"), [pytest.param(1, 1, marks=pytest.mark.chaos), (3, 2)])
 def test_child_that_comes_back_from_a_call_answers_nothing(
     unruly: ServedHub, lane: str, act: str, num_envs: int, num_workers: int
 ) -> None:

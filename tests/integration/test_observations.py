@@ -147,7 +147,6 @@ def mutants(draw: st.DrawFn) -> tuple[Any, Any]:
     "examples",
     [
         8,
-        pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
         pytest.param(1000, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
     ],
 )

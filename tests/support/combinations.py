@@ -24,10 +24,10 @@ def every_pair(
 
 
 def each_value(*parameters: Collection[Any]) -> list[Any]:
-    """Every combination of parameters; not long are so few of them that each value occurs in one."""
+    """Every combination of parameters; all but so few that each value occurs in one are for chaos runs."""
     most, found = max(map(len, parameters)), []
     few = {tuple(number % len(values) for values in parameters) for number in range(most)}
     for combination in itertools.product(*map(enumerate, parameters)):
         numbers, values = zip(*combination, strict=True)
-        found.append(pytest.param(*values, marks=() if numbers in few else pytest.mark.long))
+        found.append(pytest.param(*values, marks=() if numbers in few else pytest.mark.chaos))
     return found

@@ -165,7 +165,7 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("transforms", TRANSFORMS)
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.chaos)])
 def test_transforms_show_what_they_show_of_torchrls_own_wrapper(
     name: str, transforms: str, options: dict[str, Any]
 ) -> None:
@@ -256,10 +256,11 @@ def test_collector_collects_what_it_does_from_torchrls_own_wrapper(name: str, op
     assert sum(int(batch["next", "done"].sum()) for batch in wanted) > NUM_ENVS
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("encoding", [False, True], ids=["one-hot", "categorical"])
-@pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "kinds"])
+@pytest.mark.parametrize(
+    ("name", "num_envs", "encoding", "device"),
+    [("CartPole-v1", 1, False, None), ("CartPole-v1", 3, True, "cpu"), ("Pendulum-v1", 3, False, None),
+     ("kinds", 1, True, None), ("kinds", 3, False, "cpu")],
+)  # fmt: skip
 def test_specs_are_kept(name: str, num_envs: int, encoding: bool, device: str | None) -> None:
     env = make_env(FACTORIES[name], num_envs, categorical_action_encoding=encoding, device=device)
     with contextlib.closing(env):
@@ -289,7 +290,7 @@ def test_copy_of_observations_stays_as_it_was(options: dict[str, Any]) -> None:
         assert all((before == after).all() for before, after in kept)
 
 
-@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
+@pytest.mark.parametrize("over_tcp", [pytest.param(False, marks=pytest.mark.chaos), True], ids=["private hub", "tcp"])
 def test_torchrls_own_processes_have_sessions_of_their_own(over_tcp: bool, tcp: str) -> None:
     making = functools.partial(make_env, "CartPole-v1", 2, hub=tcp if over_tcp else None)
     with contextlib.closing(ParallelEnv(2, making)) as env:
@@ -303,8 +304,7 @@ def test_torchrls_own_processes_have_sessions_of_their_own(over_tcp: bool, tcp: 
 # --- GymWrapper -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
-@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(("mode", "over_tcp"), [(AutoresetMode.DISABLED, False), (AutoresetMode.SAME_STEP, True)])
 def test_gym_wrapper_takes_the_vector_env_in_its_two_modes(mode: AutoresetMode, over_tcp: bool, tcp: str) -> None:
     hub = {"hub": tcp, "lane": "wire"} if over_tcp else {}
     for name in ("CartPole-v1", "Pendulum-v1"):
@@ -372,7 +372,7 @@ def assert_cut(data: TensorDictBase, cut: torch.Tensor) -> None:
     assert (after.abs() <= 0.05).all() and not data["done"].any()
 
 
-@pytest.mark.parametrize("where", ["private hub", "tcp"])
+@pytest.mark.parametrize("where", ["private hub", pytest.param("tcp", marks=pytest.mark.chaos)])
 def test_collection_goes_on_while_workers_are_killed(where: str, tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         address = {"hub": hub.tcp, "lane": "wire"} if where == "tcp" else {}

@@ -132,7 +132,13 @@ def made(hubs: SeveralHubs, name: str) -> Envs:
     return envhub.make_vec("talking", ROWS, **options)
 
 
-@pytest.fixture(params=[*SCENES[:3], *(pytest.param(each, marks=pytest.mark.chaos) for each in SCENES[3:])])
+@pytest.fixture(
+    params=[
+        SCENES[0],
+        *(pytest.param(each, marks=pytest.mark.long) for each in SCENES[1:3]),
+        *(pytest.param(each, marks=pytest.mark.chaos) for each in SCENES[3:]),
+    ]
+)
 def envs(request: pytest.FixtureRequest, hubs: SeveralHubs) -> Iterator[Envs]:
     with closing(made(hubs, request.param)) as envs:
         yield envs
@@ -220,7 +226,7 @@ def lost(wait: Callable[[], Any]) -> bool:
 
 @SWEEP
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scene", SCENES[:3])
+@pytest.mark.parametrize("scene", [*(pytest.param(each, marks=pytest.mark.long) for each in SCENES[:2]), SCENES[2]])
 def test_end_of_the_session_in_recv_is_raised_until_the_caller_has_it(
     hubs: SeveralHubs, scene: str, stride: int
 ) -> None:

@@ -70,6 +70,7 @@ def test_refusals_of_the_hubs_own_user_are_bounded(tmp_path: Path) -> None:
     assert len(hub.log) < periods * BYTES_MAX
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="is another user, too")
 def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -> None:
     began_s = time.monotonic()

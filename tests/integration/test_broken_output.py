@@ -44,7 +44,9 @@ def opened(kind: str) -> Iterator[int]:
             os.close(each)
 
 
-@pytest.mark.parametrize("kind", ["closed", "disk", "full", pytest.param("nonblocking", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["full", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("closed", "disk", "nonblocking"))]
+)
 def test_hub_serves_until_it_is_told_to_stop_whatever_becomes_of_its_output(tmp_path: Path, kind: str) -> None:
     address = f"ipc://{tmp_path}/hub.sock"
     command = [*COMMAND, "serve", "CartPole-v1", "--bind", address]
@@ -66,7 +68,11 @@ def ended(arguments: list[str], stdout: int, stderr: int = subprocess.PIPE) -> t
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "--help"], ["keys", "list", "--keys", "keys"], pytest.param(["ls"], marks=pytest.mark.long)]
+    "arguments",
+    [
+        ["serve", "--help"],
+        *(pytest.param(each, marks=pytest.mark.long) for each in (["keys", "list", "--keys", "keys"], ["ls"])),
+    ],
 )
 def test_command_whose_output_cannot_be_written_ends_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]

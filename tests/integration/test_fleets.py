@@ -33,6 +33,7 @@ def run(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.long
 def test_hubs_are_listed_with_what_they_do_and_one_that_was_killed_is_unreachable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

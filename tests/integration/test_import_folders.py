@@ -137,7 +137,9 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @root_only
-@pytest.mark.parametrize(("mode", "who"), [(0o1777, "every user"), (0o775, "the group")])
+@pytest.mark.parametrize(
+    ("mode", "who"), [(0o1777, "every user"), pytest.param(0o775, "the group", marks=pytest.mark.long)]
+)
 def test_folder_that_others_may_write_to_is_refused_if_an_env_is_imported_from_it(
     tmp_path: Path, mode: int, who: str
 ) -> None:

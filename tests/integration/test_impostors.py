@@ -162,6 +162,7 @@ def foreign_hub() -> Iterator[str]:
             hub.terminate()
 
 
+@pytest.mark.long
 def test_hub_of_another_user_on_loopback_is_told_with_what_to_do() -> None:
     with foreign_hub() as address, pytest.raises(envhub.HubUnreachable) as raised:
         envhub.connect(address, timeout=2.0)

@@ -61,6 +61,7 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
 """
 
 
+@pytest.mark.long
 def test_signals_to_all_processes_of_a_program_end_nothing_and_say_nothing() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=Path(sims.__file__).parent, capture_output=True, text=True, timeout=60
@@ -71,6 +72,7 @@ def test_signals_to_all_processes_of_a_program_end_nothing_and_say_nothing() -> 
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
+@pytest.mark.long
 def test_hub_whose_workers_get_its_signal_too_lets_them_close_their_envs(tmp_path: Path) -> None:
     with serve(
         tmp_path, "writes=test_job_signals:WritesWhenClosed", environ={"PYTHONPATH": str(Path(__file__).parent)}

@@ -43,6 +43,7 @@ def kept(hub: KeptHub) -> Iterator[KeptHub]:
         thread.join()
 
 
+@pytest.mark.long
 def test_hub_that_is_killed_comes_back_at_its_port_and_is_drained_at_the_end(tmp_path: Path) -> None:
     binds = ["tcp://127.0.0.1:0", f"ipc://{tmp_path}/hub.sock"]
     with kept(KeptHub(["CartPole-v1"], binds, os.environ)) as hub:

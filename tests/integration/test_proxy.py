@@ -360,6 +360,7 @@ def test_clients_resume_by_another_proxy_after_the_end_of_one(tmp_path: Path) ->
         assert hub.log.count('"proxy_ended"') >= 1 and '"client_back"' in hub.log
 
 
+@pytest.mark.long
 def test_nobody_takes_the_names_of_connections_to_come(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--insecure") as hub, contextlib.ExitStack() as undo:
         (seen,) = [word for word in proxy_of(hub).cmdline() if word.startswith("envhub-proxy-")]

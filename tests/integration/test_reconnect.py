@@ -125,6 +125,7 @@ def test_steps_between_cuts_run_exactly_once(hub: ServedHub) -> None:
         envs.close()
 
 
+@pytest.mark.long
 def test_session_whose_lease_ran_out_is_told_so(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--lease", "0.3") as hub, proxy(hub.tcp) as wire:
         envs = envhub.make_vec("counter", 2, hub=wire.address)

@@ -78,7 +78,7 @@ def run(**options: Any) -> tuple[list[Any], list[Any], list[Any]]:
         return made, steps, [*envs.get_attr("made_with")]
 
 
-@pytest.mark.parametrize("options", [{}, {"spares": 1}], ids=["without", "spare"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"spares": 1}, marks=pytest.mark.long)], ids=["without", "spare"])
 def test_draws_are_the_same_after_the_program_seeds_its_generators_alike(options: dict[str, Any]) -> None:
     seed(1)
     first = made, steps, again = run(num_workers=3, **options)
@@ -102,6 +102,7 @@ def test_draws_of_factories_do_not_depend_on_the_number_of_workers() -> None:
     assert [each for _, each in run()[0]] == [each for _, each in found[0]]  # by Python's generator
 
 
+@pytest.mark.long
 def test_envs_of_a_served_hub_draw_by_the_first_seed(tmp_path: Path) -> None:
     with serve(tmp_path, "drawing=test_repeatable_draws:Drawing", environ=ENVIRON) as hub:
         found = []

@@ -36,6 +36,7 @@ def test_hub_offers_the_envs_of_its_file_and_of_the_command_line(tmp_path: Path)
             envs.close()
 
 
+@pytest.mark.long
 def test_file_of_the_page_serves(tmp_path: Path) -> None:
     (text,) = blocks("toml", [PAGE])
     (tmp_path / "hub.toml").write_text(text.replace(":5555", ":0"))

@@ -68,6 +68,7 @@ def test_envs_on_the_hub_that_follows_have_the_attributes_of_those_before(caplog
         assert "the attribute 'level' cannot be set again: not stepped yet" in caplog.text
 
 
+@pytest.mark.long
 def test_exception_of_a_signal_handler_while_attributes_are_set_again_reaches_the_program() -> None:
     class Interrupted(Exception):
         pass

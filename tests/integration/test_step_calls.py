@@ -131,7 +131,8 @@ def test_step_takes_no_more_calls_in_the_client_than_it_did(lane: str) -> None:
         check_calls(client_calls(envs), CLIENT_CALLS_MAX[lane])
 
 
-@pytest.mark.parametrize("lane", ["wire", pytest.param("shared", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["wire", "shared"])
 def test_step_takes_no_more_calls_in_the_client_for_each_further_hub(
     lane: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

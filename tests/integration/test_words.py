@@ -245,7 +245,9 @@ OF_ENVS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
-@pytest.mark.parametrize("kind", [pytest.param("make_vec", marks=pytest.mark.long), "AsyncVectorEnv", "make"])
+@pytest.mark.parametrize(
+    "kind", ["make", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("make_vec", "AsyncVectorEnv"))]
+)
 def test_traceback_of_an_envs_error_ends_at_the_call_in_the_program(kind: str) -> None:
     make: Callable[[Any], Any] = {
         "make_vec": lambda factory: envhub.make_vec([factory] * 2),

@@ -28,14 +28,6 @@ def seen_by_envs(batch: Any, leaf: Leaf, num_envs: int) -> list[Any]:
     return [actions.reader(buffer, leaf, num_envs, row, codes[0])() for row in range(num_envs)]
 
 
-@pytest.mark.parametrize("dtype", actions.DTYPES, ids=str)
-def test_row_of_an_array_is_seen_in_the_callers_dtype(dtype: np.dtype[Any]) -> None:
-    batch = np.array([[0, 1, 1], [1, 0, 1]], dtype)
-    for row, seen in enumerate(seen_by_envs(batch, VECTOR, 2)):
-        assert seen.dtype == dtype
-        assert seen.tolist() == batch[row].tolist()
-
-
 @settings(deadline=None)
 @given(
     st.sampled_from(actions.DTYPES).flatmap(
@@ -47,12 +39,6 @@ def test_any_batch_of_a_dtype_that_travels_is_seen_bit_for_bit(batch: np.ndarray
     for row, seen in enumerate(seen_by_envs(batch, leaf, len(batch))):
         assert seen.dtype == batch.dtype
         assert seen.tobytes() == batch[row].tobytes()
-
-
-def test_row_of_a_vector_is_a_numpy_scalar() -> None:
-    seen = seen_by_envs(np.array([1, 2], np.int32), SCALAR, 2)
-    assert [type(action) for action in seen] == [np.int32, np.int32]
-    assert seen == [1, 2]
 
 
 @pytest.mark.parametrize("batch", [[0, 1], (0, 1), [True, False], [0.5, 1.5]])

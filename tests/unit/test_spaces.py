@@ -5,7 +5,6 @@ import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
@@ -82,14 +81,6 @@ def test_bound_that_is_the_same_everywhere_travels_as_one_value() -> None:
     assert over_the_wire(image) == image
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"])
-def test_spaces_of_gymnasiums_envs_are_carried(name: str) -> None:
-    env = gym.make(name)
-    for space in (env.observation_space, env.action_space):
-        assert over_the_wire(space) == space
-    env.close()
-
-
 def test_unbounded_and_boolean_boxes_are_carried() -> None:
     for space in (gym_spaces.Box(-np.inf, np.inf, (2,), np.float64), gym_spaces.Box(0, 1, (2,), np.bool_)):
         assert over_the_wire(space) == space
@@ -101,12 +92,6 @@ def test_empty_box_is_carried(dtype: Any) -> None:
     assert over_the_wire(space) == space
 
 
-def test_dict_keeps_the_order_of_its_keys() -> None:
-    space = gym_spaces.Dict([("b", gym_spaces.Discrete(2)), ("a", gym_spaces.Box(0, 1, (3,)))])
-    assert list(over_the_wire(space).spaces) == list(space.spaces)
-    assert [leaf.shape for leaf in spaces.leaves(space)] == [space[key].shape for key in space.spaces]
-
-
 @pytest.mark.skipif(not hasattr(gym_spaces.Dict(), "sort_keys"), reason="this version of Gymnasium always sorts them")
 @pytest.mark.parametrize("sort_keys", [True, False])
 def test_dict_remembers_whether_it_sorts_its_keys(sort_keys: bool) -> None:
@@ -114,11 +99,6 @@ def test_dict_remembers_whether_it_sorts_its_keys(sort_keys: bool) -> None:
     built = over_the_wire(space)
     assert built.sort_keys is sort_keys
     assert list(built.spaces) == list(space.spaces)
-
-
-def test_multi_binary_of_a_number_and_of_a_list_differ() -> None:
-    assert over_the_wire(gym_spaces.MultiBinary(3)).n == 3
-    assert tuple(over_the_wire(gym_spaces.MultiBinary([3])).n) == (3,)
 
 
 def test_leaves_are_in_the_order_of_the_space() -> None:

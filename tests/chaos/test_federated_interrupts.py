@@ -82,7 +82,7 @@ def chosen(request: pytest.FixtureRequest, places: Places) -> list[Place]:
 SWEEPS = pytest.mark.parametrize("sweep", ["sample", pytest.param("all", marks=pytest.mark.chaos)])
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", WORK)
 @SWEEPS
@@ -109,7 +109,7 @@ def test_all_envs_are_stepped_equally_often(
     assert raised >= min(SAMPLE, len(places.found)) / 2
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @SWEEPS
 def test_interrupted_making_leaves_no_session(hubs: SeveralHubs, request: pytest.FixtureRequest, sweep: str) -> None:
@@ -124,7 +124,7 @@ def test_interrupted_making_leaves_no_session(hubs: SeveralHubs, request: pytest
         hubs.await_no_sessions()
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @SWEEPS
 def test_close_that_was_interrupted_ends_all_sessions_when_repeated(
@@ -144,7 +144,7 @@ def test_close_that_was_interrupted_ends_all_sessions_when_repeated(
         hubs.await_no_sessions()
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @SWEEPS
 def test_interrupts_while_a_hub_is_lost_lose_no_truncation(

@@ -62,7 +62,7 @@ def fork(folder: Path, lane: str, requests: int, sessions: int, seed: int) -> No
     assert forks.total() > sessions * requests / 10
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.parametrize("lane", LANES)
 def test_messages_of_children_of_envs_are_never_read(tmp_path: Path, lane: str) -> None:
     fork(tmp_path, lane, requests=60, sessions=2, seed=1)

@@ -150,7 +150,7 @@ def work_of(trainer: Trainer, name: str) -> tuple[Callable[[], Any], list[int | 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["reset", "step", pytest.param("call", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["reset", "step", pytest.param("call", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("sweep", ["sample", pytest.param("all", marks=pytest.mark.chaos)])
 @pytest.mark.timeout(3600)
 def test_interrupted_call_leaves_a_session_that_goes_on(

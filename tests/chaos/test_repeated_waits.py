@@ -179,7 +179,7 @@ def test_wait_that_was_interrupted_returns_its_result_when_it_is_called_again(
 
 
 @SWEEP
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_question_that_was_interrupted_is_answered_when_it_is_asked_again(envs: Envs, name: str, stride: int) -> None:

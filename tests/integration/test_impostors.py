@@ -70,7 +70,7 @@ def told(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.long), "auto"])
+@pytest.mark.parametrize("lane", [pytest.param("wire", marks=pytest.mark.chaos), "auto"])
 def test_nobody_is_taken_for_a_private_hub_that_has_ended(lane: str) -> None:
     with closing(envhub.make_vec(sims.Counter, 2, lane=lane)) as envs:
         envs.reset()

@@ -122,7 +122,7 @@ def test_single_env_goes_on_after_an_interrupt() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.chaos)])
 def test_step_after_a_reset_that_was_interrupted_is_never_overtaken_by_it(
     hub: ServedHub, lane: str, stride: int
 ) -> None:

@@ -472,7 +472,7 @@ def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, key
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("verbose", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("verbose", [False, pytest.param(True, marks=pytest.mark.chaos)])
 def test_errors_name_no_folder_of_the_hub_to_its_remote_clients(tmp_path: Path, keys: KeyFolder, verbose: bool) -> None:
     address = f"envhub://{admitted(keys, 'alice')}@"
     arguments = ["missing=odd_sims:Missing", "--keys", str(keys.path), *(["--verbose-errors"] if verbose else [])]

@@ -307,7 +307,7 @@ def received(envs: envhub.HubVectorEnv) -> dict[int, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "make",
-    ["embedded", "tcp", *(pytest.param(lane, marks=pytest.mark.long) for lane in ("ipc", "embedded by wire"))],
+    ["embedded", "tcp", *(pytest.param(lane, marks=pytest.mark.chaos) for lane in ("ipc", "embedded by wire"))],
     indirect=True,
 )
 @pytest.mark.parametrize("before", [0, faulty.END], ids=["in an episode", "between episodes"])

@@ -130,7 +130,7 @@ def test_flood_of_connections_keeps_no_session_from_stepping(tmp_path: Path, kin
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "meanwhile"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.chaos), "meanwhile"])
 def test_flood_ends_no_hub_whose_socket_somebody_has_removed(tmp_path: Path, when: str) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, contextlib.ExitStack() as flood:
         limit_descriptors(hub, DESCRIPTORS_MAX)

@@ -117,13 +117,10 @@ print(json.dumps([sim_with_options.Sim().seen(), *envs.call("seen")]))
 envs.close()
 """
 FLAGS = [
-    pytest.param((), marks=pytest.mark.long),
     ("-O", "-W", "error::DeprecationWarning"),
-    pytest.param(("-OO", "-b", "-X", "utf8"), marks=pytest.mark.long),
-    pytest.param(("-X", "dev", "-W", "ignore::UserWarning", "-W", "default"), marks=pytest.mark.long),
-    pytest.param(("-W", "error", "-B"), marks=pytest.mark.long),
-    pytest.param(("-E", "-s"), marks=pytest.mark.long),
-    pytest.param(("-I", "-W", "ignore", "-X", "faulthandler"), marks=pytest.mark.long),
+    ("-X", "dev", "-W", "ignore::UserWarning", "-W", "default"),
+    ("-I", "-E", "-s", "-W", "ignore", "-X", "faulthandler"),
+    *(pytest.param(each, marks=pytest.mark.chaos) for each in ((), ("-OO", "-b", "-X", "utf8"), ("-W", "error", "-B"))),
 ]
 
 

@@ -474,7 +474,7 @@ def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.chaos)])
 def test_film_has_a_frame_of_every_observation(tmp_path: Path, mode: str) -> None:
     options = envhub.RecordOptions(tmp_path, film=[1], every=2)
     made = {"render_mode": "rgb_array", "length": 6}

@@ -75,7 +75,12 @@ def goes_on(envs: envhub.HubVectorEnv, steps: float = 2) -> bool:
 
 @pytest.mark.parametrize("token", ["", "alice's"], ids=["without keys", "with keys"])
 @pytest.mark.parametrize(
-    "broken", [40, *(pytest.param(each, marks=pytest.mark.long) for each in (6, 18, *range(48, 100, 8)))]
+    "broken",
+    [
+        40,
+        pytest.param(18, marks=pytest.mark.long),
+        *(pytest.param(each, marks=pytest.mark.chaos) for each in (6, *range(48, 100, 8))),
+    ],
 )
 def test_program_that_is_busy_while_the_hub_is_away_goes_on(
     keyed: Keyed, request: pytest.FixtureRequest, token: str, broken: int

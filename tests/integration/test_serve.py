@@ -127,7 +127,7 @@ MISTAKES = [
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["command line", "file"])
 @pytest.mark.parametrize(
-    ("env", "others", "why"), [MISTAKES[0], *(pytest.param(*each, marks=pytest.mark.long) for each in MISTAKES[1:])]
+    ("env", "others", "why"), [MISTAKES[0], *(pytest.param(*each, marks=pytest.mark.chaos) for each in MISTAKES[1:])]
 )
 def test_env_that_can_never_be_made_ends_the_hub_with_2_whichever_way_it_is_named(
     tmp_path: Path, way: str, env: str, others: list[str], why: str

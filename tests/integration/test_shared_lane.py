@@ -253,8 +253,8 @@ print("scribbled", flush=True)
     [
         "os._exit(0)",
         "envs.call('pid')",
-        pytest.param("envs.close()", marks=pytest.mark.long),
-        pytest.param("os.kill(envs.call('pid')[0], 9)", marks=pytest.mark.long),
+        pytest.param("envs.close()", marks=pytest.mark.chaos),
+        pytest.param("os.kill(envs.call('pid')[0], 9)", marks=pytest.mark.chaos),
     ],
 )
 def test_client_that_scribbles_over_its_memory_harms_only_itself(brief_hub: ServedHub, then: str) -> None:

@@ -158,7 +158,7 @@ def test_env_that_sets_a_variable_since_it_was_noted_shares_nothing(folder: Path
     [
         "os.environ['ANY_VARIABLE'] = '1'",  # a library may read it, and the zygote would not have it
         # What has threads is not forked.
-        pytest.param("threading.Thread(target=threading.Event().wait, daemon=True).start()", marks=pytest.mark.long),
+        pytest.param("threading.Thread(target=threading.Event().wait, daemon=True).start()", marks=pytest.mark.chaos),
     ],
 )
 def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, before: str) -> None:
@@ -170,7 +170,7 @@ def test_nothing_is_shared_where_that_could_make_a_difference(folder: Path, befo
 @pytest.mark.long
 @pytest.mark.parametrize(
     "trouble",
-    ["time.sleep(600)", *(pytest.param(text, marks=pytest.mark.long) for text in ("os._exit(3)", "os.abort()"))],
+    ["time.sleep(600)", *(pytest.param(text, marks=pytest.mark.chaos) for text in ("os._exit(3)", "os.abort()"))],
 )
 def test_library_that_no_zygote_can_import_is_imported_by_each_worker(folder: Path, trouble: str) -> None:
     (folder / "lib").mkdir()

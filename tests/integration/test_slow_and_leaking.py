@@ -243,7 +243,7 @@ def test_env_that_is_reset_within_a_step_is_cut_when_it_is_recycled(address: str
         pytest.param("wire", "NextStep", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
         pytest.param("auto", "NextStep", {"age_s": 0.3}, 1200, marks=pytest.mark.chaos),
         pytest.param("wire", "Disabled", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
-        pytest.param("auto", "Disabled", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.long),
+        pytest.param("auto", "Disabled", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.chaos),
     ],
 )
 def test_several_envs_of_a_worker_are_cut_when_it_is_recycled(

@@ -89,7 +89,7 @@ def test_leaf_that_is_no_array_of_numbers_never_becomes_shared_memory(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [pytest.param("observations", marks=pytest.mark.long), "actions"])
+@pytest.mark.parametrize("kind", [pytest.param("observations", marks=pytest.mark.chaos), "actions"])
 def test_space_of_more_leaves_than_a_message_has_frames_is_refused_at_make(
     met: ServedHub, honest: envhub.HubVectorEnv, kind: str
 ) -> None:

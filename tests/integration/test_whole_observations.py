@@ -102,7 +102,7 @@ def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("lane", "repeats", "mode"),
-    every_pair(LANES, [SHORT, LONG], ["NextStep", "Disabled"], some=(), others=pytest.mark.long),
+    every_pair(LANES, [SHORT, LONG], ["NextStep", "Disabled"], some=(), others=pytest.mark.chaos),
 )
 def test_env_rebuilt_after_a_step_that_raised_shows_one_step(
     parts: ServedHub, lane: str, repeats: int, mode: str

@@ -186,7 +186,7 @@ LIBRARY = ("envhub_client", "envhub_server", os.path.join("gymnasium", "wrappers
     "begin",
     [
         "step(np.array([0, 1]))",
-        *(pytest.param(begin, marks=pytest.mark.long) for begin in ("call('simulate', {}, 'right')", "step([0, 1])")),
+        *(pytest.param(begin, marks=pytest.mark.chaos) for begin in ("call('simulate', {}, 'right')", "step([0, 1])")),
     ],
 )
 def test_error_of_an_env_shows_the_envs_frames_first_and_not_the_librarys(tmp_path: Path, begin: str) -> None:

@@ -100,7 +100,9 @@ def without_times(infos: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(
+    "mode", [AutoresetMode.NEXT_STEP, pytest.param(AutoresetMode.SAME_STEP, marks=pytest.mark.chaos)]
+)
 @pytest.mark.parametrize("name", WRAPS)
 def test_wrapper_gives_what_it_gives_over_gymnasiums(name: str, mode: AutoresetMode) -> None:
     compare(pendulum, name, WRAPS[name], mode)

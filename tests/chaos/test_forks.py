@@ -63,12 +63,6 @@ def fork(folder: Path, lane: str, requests: int, sessions: int, seed: int) -> No
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("lane", LANES)
-def test_messages_of_children_of_envs_are_never_read(tmp_path: Path, lane: str) -> None:
-    fork(tmp_path, lane, requests=60, sessions=2, seed=1)
-
-
-@pytest.mark.chaos
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("lane", LANES)
 def test_messages_of_children_of_envs_are_never_read_in_a_long_run(tmp_path: Path, lane: str) -> None:

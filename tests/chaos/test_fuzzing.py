@@ -166,7 +166,7 @@ def trained(address: str) -> None:
         envs.call("n")
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_thousands_of_frames_harm_nobody(tmp_path: Path) -> None:
     fuzz(tmp_path, seed=15, warm_up=500, frames=3000)
 

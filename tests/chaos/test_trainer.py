@@ -65,6 +65,7 @@ def losses(hub: ServedHub) -> int:
 
 
 @pytest.mark.chaos
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_trainer_learns_while_a_worker_is_killed_every_two_seconds(cartpole_hub: ServedHub, lane: str) -> None:

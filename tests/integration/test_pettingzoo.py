@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ import envhub
 from envhub.pettingzoo import HubParallelEnv
 
 LANES = ["shared", "wire", "tcp"]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

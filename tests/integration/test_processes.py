@@ -31,20 +31,6 @@ def zygotes(hub: ServedHub) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid, _ in below(psutil.Process(hub.process.pid))]
 
 
-def test_workers_are_children_of_the_hub_in_groups_of_their_own(hub: ServedHub) -> None:
-    with closing(envhub.make_vec("counter", 3, hub=hub.ipc, num_workers=3)) as envs:
-        pids = envs.call("pid")
-        assert [os.getpgid(pid) for pid in pids] == list(pids)
-        assert {psutil.Process(pid).ppid() for pid in pids} == {hub.process.pid}
-
-
-def test_envs_of_two_workers_draw_different_numbers(address: str | None) -> None:
-    env = [sims.Counter] * 3 if address is None else "counter"
-    with closing(envhub.make_vec(env, 3, hub=address, num_workers=3)) as envs:
-        first, second, third = envs.call("draws")
-    assert len({*first, *second, *third}) == 6
-
-
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[ServedHub]:
     """A hub of the test's own, which has one zygote. In the common hub other tests start more, for other envs."""

@@ -283,15 +283,6 @@ def test_only_chosen_envs_are_rendered(address: str | None) -> None:
                 envs.render(wrong)
 
 
-@pytest.mark.long
-def test_frame_of_chosen_env_that_was_never_shown_is_as_large_as_the_others(address: str | None) -> None:
-    with made(address) as envs:
-        step(envs, 0, 0)
-        assert values(envs.render([1])) == [1]
-        step(envs, DIES, 0)
-        assert values(envs.render([0])) == [0]
-
-
 def test_calls_of_render_go_on_as_render_does(address: str | None) -> None:
     with made(address) as envs:
         step(envs, 0, 0)
@@ -309,14 +300,6 @@ def test_calls_of_render_go_on_as_render_does(address: str | None) -> None:
         assert step(envs, 0, 0)[3].tolist() == [False, True]
 
 
-@pytest.mark.long
-def test_death_in_a_call_of_render_is_raised_where_deaths_are(address: str | None) -> None:
-    with made(address, on_crash="raise") as envs:
-        envs.set_attr("doomed", [True, False])
-        with pytest.raises(envhub.WorkerDied):
-            envs.call("render")
-
-
 def test_single_env_shows_its_last_frame() -> None:
     with contextlib.closing(envhub.make(sims.Shown)) as env:
         env.reset(seed=1)
@@ -324,31 +307,6 @@ def test_single_env_shows_its_last_frame() -> None:
         assert values((env.render(),)) == [1]
         assert env.step(DIES)[3]
         assert values((env.render(),)) == [1]
-
-
-def test_video_goes_on_when_a_worker_dies(address: str | None, tmp_path: Path) -> None:
-    with made(address) as envs:
-        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count == 0, video_length=20)
-        recorded.reset(seed=1)
-        for count in range(6):
-            recorded.step(np.array([DIES if count == 2 else 0, 0]))
-        assert len(recorded.recorded_frames) == 6
-        recorded.stop_recording()
-        (video,) = tmp_path.glob("*.mp4")
-        assert frames_of(video) >= 5  # moviepy may leave out the last one
-
-
-@pytest.mark.long
-def test_video_begins_with_the_step_in_which_every_env_dies(address: str | None, tmp_path: Path) -> None:
-    with made(address) as envs:
-        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count == 2, video_length=8)
-        recorded.reset(seed=1)
-        for count in range(9):
-            action = DIES if count == 2 else 0
-            recorded.step(np.array([action, action]))
-        recorded.stop_recording()
-        (video,) = tmp_path.glob("*.mp4")
-        assert frames_of(video) >= 6
 
 
 @pytest.mark.long

@@ -76,34 +76,6 @@ def test_signals_until_the_very_end_change_nothing(tmp_path: Path, number: int) 
 
 
 @pytest.mark.long
-def test_hub_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    address = f"ipc://{tmp_path}/hub.sock"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "envhub", "serve", "CartPole-v1", "--bind", address], stderr=writing
-    )
-    os.close(writing)
-    try:
-        assert wait_until((tmp_path / "hub.sock").exists)
-        os.close(reading)
-        envhub.make_vec("CartPole-v1", 2, hub=address).close()
-    finally:
-        process.terminate()
-        assert process.wait(15) == 0
-
-
-@pytest.mark.long
-def test_what_an_env_started_ends_with_the_hub(tmp_path: Path) -> None:
-    with serve(tmp_path, "parent=sims:parent") as hub:
-        envs = envhub.make_vec("parent", 1, hub=hub.ipc)
-        child = psutil.Process(envs.call("start_child_of_its_own_session")[0])
-        assert lives(child)
-        assert hub.stop() == 0
-        assert wait_until(lambda: not lives(child), 10)
-        envs.close()
-
-
-@pytest.mark.long
 def test_entries_whose_package_is_missing_are_unready(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "no_such_module:Sim-v7", "sim=nomod:make") as hub:
         assert wait_until(lambda: hub.log.count("env_unready") == 2)
@@ -149,15 +121,6 @@ def test_required_env_that_is_not_ready_ends_the_hub_with_2(tmp_path: Path) -> N
     (tmp_path / "hub.toml").write_text('[envs.x]\nenv = "nomod:make"\nrequired = true\n')
     found = command("serve", "CartPole-v1", "--config", str(tmp_path / "hub.toml"), "--bind", f"ipc://{tmp_path}/h")
     assert found.returncode == 2 and "envhub serve: 'x' is required and not ready: nomod:make" in found.stderr
-
-
-@pytest.mark.long
-def test_factory_whose_module_fails_is_logged_and_the_hub_serves(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "needy=needy:factory") as hub:
-        assert wait_until(lambda: "no_such_module" in hub.log)
-        with envhub.connect(hub.ipc) as client:
-            assert client.health()["status"] == "ok"
-        assert hub.stop() == 0
 
 
 @pytest.mark.long
@@ -262,21 +225,6 @@ def test_log_has_one_structured_line_per_change(tmp_path: Path) -> None:
     assert (died["event"], died["worker"], died["how"]) == ("worker_exited", 1, "was ended by SIGKILL")
     assert {(line["event"], line["how"]) for line in exited} == {("worker_exited", "exited with status 0")}
     assert {line["worker"] for line in exited} == {0, 1} and len(exited) == 2
-
-
-@pytest.mark.long
-def test_log_says_once_in_a_while_what_a_client_repeats(tmp_path: Path) -> None:
-    """A client whose calls fail could write gigabytes an hour into the log."""
-    with serve(tmp_path, "counter=sims:counter") as hub:
-        envs = envhub.make_vec("counter", 1, hub=hub.tcp)
-        other = envhub.make_vec("counter", 1, hub=hub.tcp)
-        for failing in (*[envs] * 300, other):
-            with pytest.raises(AttributeError):
-                failing.call("missing")
-        envs.close(), other.close()
-        failed = [json.loads(line) for line in hub.log.splitlines() if "request_failed" in line]
-    sessions = [line["session"] for line in failed]
-    assert len(set(sessions)) == 2 and len(sessions) <= 5  # of one session at most a line in 10 s
 
 
 @pytest.mark.long
@@ -409,15 +357,6 @@ def test_health_imports_no_parser_and_no_library_of_arrays_and_tables(hub: Serve
     assert answer.startswith("ok: ") and all(line.startswith("unready: ") for line in unready), output
     heavy = {"cyclopts", "envhub_server", "gymnasium", "msgspec", "numpy", "rich", "tempfile"}
     assert "zmq" in modules.split() and not heavy & {*modules.split()}
-
-
-def test_missing_hub_is_reported_within_the_timeout() -> None:
-    begun = time.monotonic()
-    with pytest.raises(
-        envhub.HubUnreachable, match=r"tcp://127.0.0.1:9 within 0.5 s: is `envhub serve --bind` running"
-    ):
-        envhub.connect("tcp://127.0.0.1:9", timeout=0.5)
-    assert time.monotonic() - begun < 9.5  # and not after the 10 s that it has by default
 
 
 @pytest.mark.long

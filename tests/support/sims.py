@@ -290,13 +290,6 @@ class BadReset(Counter):
         return super().reset(seed=seed, options=options)
 
 
-class Unwell(Counter):
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        raise RuntimeError("see [/no/markup]")
-
-
 class BadClose(Counter):
     def close(self) -> None:
         raise OSError("the door is stuck")
@@ -331,13 +324,6 @@ class Anything(gym.Env[Any, Any]):
 
     def info(self) -> dict[str, Any]:
         return dict(self.infos[(self.count + self.offset) % len(self.infos)]) if self.infos else {}
-
-
-class Parent(Counter):
-    """Starts processes of its own, as launchers of simulators do."""
-
-    def start_child_of_its_own_session(self) -> int:
-        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
 
 class Entangled(Counter):
@@ -441,10 +427,6 @@ def bad_reset() -> gym.Env[Any, Any]:
     return BadReset()
 
 
-def unwell() -> gym.Env[Any, Any]:
-    return Unwell()
-
-
 def graphs() -> gym.Env[Any, Any]:
     graph = spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(2))
     parts = {"graph": graph, "sequence": spaces.Sequence(spaces.Text(3)), "one": spaces.OneOf([graph, spaces.Text(2)])}
@@ -457,10 +439,6 @@ def bad_close() -> gym.Env[Any, Any]:
 
 def big_endian() -> gym.Env[Any, Any]:
     return BigEndian()
-
-
-def parent() -> gym.Env[Any, Any]:
-    return Parent()
 
 
 def entangled(**kwargs: Any) -> gym.Env[Any, Any]:
@@ -525,7 +503,6 @@ OFFERED = [
             "naughty",
             "shown",
             "bad_reset",
-            "unwell",
             "graphs",
             "bad_close",
             "entangled",

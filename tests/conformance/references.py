@@ -23,7 +23,10 @@ import envhub
 from envhub.options import HubOptions, RecycleOptions, allowed, default_text, description, kinds_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "client/docs/api.md", ROOT / "client/docs/options.md", ROOT / "server/docs/options.md")
+PAGES = (
+    *(ROOT / f"client/docs/{name}.md" for name in ("api", "failures", "options")),
+    ROOT / "server/docs/options.md",
+)
 REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
 INTERNAL = ("close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
 
@@ -128,13 +131,15 @@ def public() -> dict[str, Any]:
 
 
 def own_members(kind: type) -> dict[str, Any]:
-    """The public methods and properties that a class has from EnvHub, but not from another public class."""
+    """The public methods and properties that a class has from EnvHub alone, and not from another public class."""
     if dataclasses.is_dataclass(kind):
         return {}  # its docstring has its fields
     classes = [each for each in public().values() if isinstance(each, type) and each is not kind]
     others = {base for each in classes if each in kind.__mro__ for base in each.__mro__}
     places = [vars(each) for each in kind.__mro__ if each.__module__.startswith("envhub") and each not in others]
-    found = {name: each for place in reversed(places) for name, each in place.items() if name not in INTERNAL}
+    from_others = {name for each in kind.__mro__ if not each.__module__.startswith("envhub") for name in vars(each)}
+    hidden = {*INTERNAL, *from_others}
+    found = {name: each for place in reversed(places) for name, each in place.items() if name not in hidden}
     return {
         name: each
         for name, each in sorted(found.items())

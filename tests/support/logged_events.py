@@ -1,6 +1,6 @@
-"""Events of the hub's log, as its calls have them, and the table that is made of them.
+"""Events of the hub's log, as its calls have them, and the list that is made of them.
 
-``python tests/support/logged_events.py`` writes the table of ``server/docs/monitoring.md``.
+``python tests/support/logged_events.py`` writes the list of ``server/docs/monitoring.md``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ LEVELS = {
 }
 BEGIN = "# Event: "
 PAGE = ROOT / "server/docs/monitoring.md"
-TABLE = re.compile(r"(<!-- events, written by tests/support/logged_events\.py -->\n\n).*?(\n<!-- end -->)", re.S)
-HEAD = """| event | level | meaning | fields |
-|---|---|---|---|
-"""
+LIST = re.compile(r"(<!-- events, written by tests/support/logged_events\.py -->\n\n).*?(\n<!-- end -->)", re.S)
+COMMON = ("session", "worker", "client", "host", "why", "note")  # fields of which the page says that any line may have
 
 
 @dataclass
@@ -111,16 +109,20 @@ def values_of(name: str, tree: ast.Module) -> list[ast.expr]:
 
 
 def updated(page: str) -> str:
-    """The text of a page with the table of all events; fields of which equal ones have one line are bold."""
-    rows = [(f"`{name}`", " or ".join(e.levels), *e.sentences, fields_cell(e)) for name, e in sorted(events().items())]
-    written = "".join("| " + " | ".join(row).replace("  ", " ") + " |\n" for row in rows).replace("|  |", "| |")
-    return TABLE.sub(lambda found: f"{found[1]}{HEAD}{written}{found[2]}", page)
+    """The text of a page with the list of all events; fields of which equal ones have one line are bold."""
+    written = "".join(
+        f"- `{name}` ({' or '.join(event.levels)}{fields_text(event)}): {' '.join(event.sentences)}\n"
+        for name, event in sorted(events().items())
+    )
+    return LIST.sub(lambda found: f"{found[1]}{written}{found[2]}", page)
 
 
-def fields_cell(event: Event) -> str:
-    """The fields of an event."""
+def fields_text(event: Event) -> str:
+    """The fields of an event, after its level, but those that any line may have."""
     once = event.once()
-    return ", ".join(f"**`{name}`**" if name in once else f"`{name}`" for name in dict.fromkeys([*event.fields, *once]))
+    names = [name for name in dict.fromkeys([*event.fields, *once]) if name in once or name not in COMMON]
+    listed = ", ".join(f"**`{name}`**" if name in once else f"`{name}`" for name in names)
+    return f"; {listed}" if listed else ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def test_event_has_one_sentence_and_lines_that_are_limited_alike(name: str) -> N
     assert event.sentences[0].endswith(".") and event.levels and len(event.once_per) <= 1
 
 
-def test_table_is_made_of_the_calls() -> None:
+def test_list_is_made_of_the_calls() -> None:
     page = PAGE.read_text()
-    assert all(f"| `{name}` |" in page for name in events())
+    assert all(f"\n- `{name}` (" in page for name in events())
     assert page == updated(page), "run: python tests/support/logged_events.py"

@@ -81,7 +81,7 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 def table(page: Path, title: str) -> list[list[str]]:
     """The cells of the rows of a section's tables."""
     lines = [line for line in section(page, title).splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line[1:-1])] for line in lines]
     return [row for row, line in zip(rows, lines, strict=True) if not line.startswith("|---")][1:]
 
 
@@ -264,12 +264,6 @@ LIMITS = {
     "keys of a client": key_folder.KEYS_PER_CLIENT_MAX,
     "lines of one event in 10 s, of one client and place": LINES_MAX,
     "a text in a line": FIELD_CHARS_MAX,
-    "making one env, and its first step": messages.Faults().init_s,
-    "a reset of one env": messages.Faults().reset_s,
-    "a step of one env": messages.Faults().step_s,
-    "a call on one env": messages.Faults().call_s,
-    "closing one env": messages.Faults().close_s,
-    "a step's wait for envs that are built again": messages.Faults().restart_wait_s,
 }
 UNNAMED = {"equal lines of one event in 10 s"}  # of the code, which has no name for it alone
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "PiB": 1 << 50, "days": 24 * 3600}
@@ -290,17 +284,20 @@ SECTIONS = (
 
 
 def test_limits_are_the_codes() -> None:
-    fixed = {name: number for name, number, changed_by in limits(*SECTIONS) if changed_by == "no"}
-    shown = {**fixed, **{name: number for name, number, _ in limits("Deadlines")}}
+    shown = {name: number for name, number, changed_by in limits(*SECTIONS) if not changed_by}
     assert shown.keys() == LIMITS.keys() | UNNAMED
     assert {name: shown[name] for name in LIMITS} == {name: float(limit) for name, limit in LIMITS.items()}
+
+
+def test_deadlines_of_clients_are_the_protocols() -> None:
+    assert FaultOptions().wire() == messages.Faults()
 
 
 def test_limits_that_options_change_have_their_defaults_and_every_option_with_a_limit_is_shown() -> None:
     names = {f"--{name.replace('_', '-')}": name for name in options.kinds_of(HubOptions)}
     shown = set()
     for name, number, changed_by in limits(*SECTIONS):
-        if changed_by != "no":
+        if changed_by:
             times, option = re.fullmatch(r"(twice |[\d.]+ times )?`(--[a-z-]+)`", changed_by).groups()  # type: ignore[union-attr]
             factor = {None: 1.0, "twice ": 2.0}.get(times) or float(times.split()[0])
             assert number == factor * getattr(HubOptions(), names[option]), name

@@ -25,9 +25,11 @@ class FaultOptions:
     seconds, and count for each env by itself.
 
     Attributes:
-        on_crash: the policy when an env's process ends.
-        on_timeout: the policy when an env does not finish in time. Its process is ended then, with all that it started.
-        on_exception: the policy when an env's ``step`` raises, autoreset included. ``reset`` raises in any case.
+        on_crash: the policy when an env's process ends; ``"raise"`` raises ``WorkerDied``.
+        on_timeout: the policy when an env does not finish in time. Its process is ended, with all that it started;
+            ``"raise"`` raises ``EnvTimeout``.
+        on_exception: the policy when an env's ``step`` raises, autoreset included; with ``"truncate"`` it is made again
+            in its process. ``reset`` raises in any case.
         on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
         restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
         restarts_max: how often the envs of one process are restarted within a minute. ``RestartsExhausted`` after that.
@@ -35,7 +37,8 @@ class FaultOptions:
         reset_timeout: the time for a reset.
         step_timeout: the time for a step, also where that resets the env.
         call_timeout: the time for a call.
-        close_timeout: the time for an env to close. The envs of a process close one after another.
+        close_timeout: the time for an env to close. The envs of a process close one after another. A hub that others
+            share allows 60 s, or what its operator says.
     """
 
     on_crash: Policy = "truncate"

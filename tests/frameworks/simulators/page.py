@@ -1,4 +1,4 @@
-"""The table of the simulators that were tried, in ``server/docs/simulators.md``."""
+"""The list of the simulators that were tried, in ``server/docs/simulators.md``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pathlib import Path
 
 from packages import PACKAGES, Package
 
-TABLE = re.compile(r"(<!-- packages, written by tests/frameworks/simulators -->\n\n).*?(\n<!-- end -->)", re.S)
-HEAD = """| package | env | needs | |
-|---|---|---|---|
-"""
+LIST = re.compile(r"(<!-- packages, written by tests/frameworks/simulators -->\n\n).*?(\n<!-- end -->)", re.S)
 WAYS = ("private", "private again", "tcp", "tcp again")
 
 
-def table(records: Sequence[Mapping[str, str]]) -> str:
-    """The table with the last record of each package."""
+def listed(records: Sequence[Mapping[str, str]]) -> str:
+    """The list with the last record of each package."""
     last = {record["package"]: record for record in records}
-    return HEAD + "".join(_line(package, last.get(package.name, {})) for package in PACKAGES)
+    return "".join(_line(package, last.get(package.name, {})) for package in PACKAGES)
 
 
 def _line(package: Package, record: Mapping[str, str]) -> str:
@@ -29,13 +26,10 @@ def _line(package: Package, record: Mapping[str, str]) -> str:
     python = python if package.apart or package.python else ""
     kind = "" if package.kind == "Gymnasium" else package.kind
     result = "" if (found := _result(record)) == "equal" else found
-    cells = [
-        package.name,
-        f"`{package.env}`",
-        "; ".join(filter(None, [python, pins])),
-        "; ".join(filter(None, [kind, result, package.special])),
-    ]
-    return ("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n").replace("|  |", "| |")
+    needs = "; ".join(filter(None, [python, pins]))
+    notes = [kind, result, package.special]
+    parts = [f"{package.name}: `{package.env}`", f"needs {needs}" if needs else "", *notes]
+    return "- " + "; ".join(filter(None, parts)) + "\n"
 
 
 def _result(record: Mapping[str, str]) -> str:
@@ -48,6 +42,6 @@ def _result(record: Mapping[str, str]) -> str:
 
 
 def write(path: Path, results: Path) -> None:
-    """Write the table of the page by the records of ``--json``."""
-    written = table([json.loads(line) for line in results.read_text().splitlines()])
-    path.write_text(TABLE.sub(lambda found: f"{found[1]}{written}{found[2]}", path.read_text()))
+    """Write the list of the page by the records of ``--json``."""
+    written = listed([json.loads(line) for line in results.read_text().splitlines()])
+    path.write_text(LIST.sub(lambda found: f"{found[1]}{written}{found[2]}", path.read_text()))

@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'envhub' has no attribute {name!r}")
     if name == "serve" and sys.platform != "linux":
-        from envhub.systems import only_linux
+        from envhub.errors import only_linux
 
         raise AttributeError(only_linux("envhub.serve"))
     return getattr(import_module(_HOMES[name]), name)

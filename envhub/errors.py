@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable, Sequence, TypeVar
 
@@ -291,3 +292,13 @@ class UnsupportedSpace(EnvHubError, TypeError):
 
 class Forked(EnvHubError):
     """A client object from before a fork was used in the child; sockets and sessions do not survive a fork."""
+
+
+_NAMES = {"darwin": "macOS", "win32": "Windows"}
+
+
+def only_linux(what: str) -> str:
+    """The sentence that this needs Linux, and what works on this system."""
+    system = _NAMES.get(sys.platform, sys.platform)
+    works = 'pass the tcp:// or envhub:// address of a hub on Linux, as in make_vec(..., hub="tcp://...")'
+    return f"{what} needs Linux, and this is {system}: {works} (client/docs/remote_hubs.md)"

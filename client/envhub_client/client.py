@@ -6,10 +6,9 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, hub_at, shown
+from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, hub_at, only_linux, shown
 from envhub.protocol.messages import Attach, Close, Op, Question
 from envhub.secret import Secret
-from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
 from envhub_client.connection.connection import connect as connect_to

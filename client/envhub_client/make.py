@@ -16,11 +16,10 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envhub.errors import AddressError, RequestRefused, shown
+from envhub.errors import AddressError, RequestRefused, only_linux, shown
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.secret import Secret
-from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.values import codec
 from envhub_client.connection.members import all_members, stands_for_several

@@ -7,9 +7,8 @@ import sys
 
 from envhub.cli import health
 from envhub.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, end, print_error, standard_streams
-from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD
-from envhub.systems import only_linux
-from envhub.transport.socket_owner import user_text
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, only_linux
+from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.consoles import console
+from envhub.cli.parameters import console
 from envhub.cli.terminal import end, errors_in_a_line
 
 

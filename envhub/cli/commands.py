@@ -5,7 +5,7 @@ from __future__ import annotations
 import cyclopts
 from cyclopts import Parameter
 
-from envhub.cli import bench, fleet, hubs, keys, login, replays, serve
+from envhub.cli import bench, fleet, hubs, keys, replays, serve
 from envhub.cli.parameters import no_empty_path, shown_default
 from envhub.secret import hidden
 
@@ -35,7 +35,7 @@ fleet_app.command(fleet.scale)
 fleet_app.command(fleet.logs, show=False)
 fleet_app.command(fleet.down)
 for command in (
-    *(serve.serve, hubs.health, login.keygen, login.login, login.logout, hubs.ls, hubs.envs),
+    *(serve.serve, hubs.health, keys.keygen, keys.login, keys.logout, hubs.ls, hubs.envs),
     *(bench.demo, bench.bench, replays.replays, replays.replay),
 ):
     app.command(command)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from envhub.cli.consoles import console, errors
-from envhub.cli.parameters import Seconds
+from envhub.cli.parameters import Seconds, console, errors
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line
-from envhub.systems import only_linux
+from envhub.errors import only_linux
 from envhub.transport.address import NO_ANNOUNCEMENTS
 
 if TYPE_CHECKING:

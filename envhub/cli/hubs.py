@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from envhub.cli.consoles import console, errors
 from envhub.cli.health import TIMEOUT_S, check
-from envhub.cli.parameters import Seconds
+from envhub.cli.parameters import Seconds, console, errors
 from envhub.cli.terminal import EXIT_FAILED, end, print_line
 
 

@@ -1,4 +1,4 @@
-"""Kinds of parameters that several commands have, and checks of what is given for them."""
+"""Parameters and consoles that several commands have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 
 import cyclopts
 from cyclopts import Parameter
+from rich.console import Console
 
 from envhub.options import no_path
 
@@ -42,3 +43,7 @@ def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
             for token in argument.tokens:
                 if why := no_path(token.value):
                     raise ValueError(f"{argument.name}: {why}")
+
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)

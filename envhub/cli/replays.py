@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.consoles import console
+from envhub.cli.parameters import console
 from envhub.cli.terminal import EXIT_FAILED, end, print_error, print_line
 from envhub.errors import printable
 

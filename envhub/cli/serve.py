@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.consoles import console, errors
+from envhub.cli.parameters import console, errors
 from envhub.cli.terminal import EXIT_KEYS, end
 from envhub.options import RETIRED, HubArguments
 from envhub.secret import hidden

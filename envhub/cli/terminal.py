@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from envhub.core_files import write_no_core_file
+from envhub.process import write_no_core_file
 from envhub.secret import hidden
 
 EXIT_FAILED = 1

@@ -6,8 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from envhub.errors import HubUnreachable
-from envhub.systems import only_linux
+from envhub.errors import HubUnreachable, only_linux
 
 if TYPE_CHECKING:
     from envhub.fleet.fleet import Fleet, FleetHub

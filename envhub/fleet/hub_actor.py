@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import ray
 
-from envhub.core_files import write_no_core_file
-from envhub.fleet.hub_folder import HubFolder
-from envhub.fleet.kept_hub import KeptHub, take_priority_of
+from envhub.fleet.kept_hub import HubFolder, KeptHub, take_priority_of
 from envhub.fleet.names import hub_name
+from envhub.process import write_no_core_file
 from envhub.transport import sockets
 from envhub.transport.keys import HubKeys, token_of
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from envhub.errors import AddressError, KeysError
+from envhub.files import weakness_of
 from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret, hidden
-from envhub.transport.folder_owners import weakness_of
 from envhub.transport.keys import HubKeys, keys_of, quoted
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"

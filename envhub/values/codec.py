@@ -111,22 +111,22 @@ def as_pickle(value: Any) -> msgpack.ExtType:
     Raises:
         EncodeError: it cannot be pickled.
     """
-    from envhub.values import code_pickler
-    from envhub.values.unpicklable import why_unpicklable
+    from envhub.values import pickling
+    from envhub.values.pickling import why_unpicklable
 
     try:
-        return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
+        return msgpack.ExtType(PICKLE, pickling.dumps(value))
     except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise EncodeError(why_unpicklable(f"a {kind}", value, code_pickler.dumps, error)) from error
+        raise EncodeError(why_unpicklable(f"a {kind}", value, pickling.dumps, error)) from error
 
 
 def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
     """Encode as ``as_pickle`` does, or as ``as_repr`` where that fails."""
-    from envhub.values import code_pickler
+    from envhub.values import pickling
 
     try:
-        return msgpack.ExtType(PICKLE, code_pickler.dumps(value))
+        return msgpack.ExtType(PICKLE, pickling.dumps(value))
     except Exception:  # as above; the search for the reason takes long, and the caller does not need it
         return as_repr(value)
 

@@ -101,12 +101,12 @@ def pickled(spec: Any) -> bytes:
     entry_points = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
     callables = {name: each for name, each in entry_points.items() if callable(each)}
     if callables:
-        from envhub.values import code_pickler
+        from envhub.values import pickling
 
         plain = copy.copy(spec)
         for name in callables:
             setattr(plain, name, None)
-        return code_pickler.dumps((plain, {name: code_pickler.dumps(each) for name, each in callables.items()}))
+        return pickling.dumps((plain, {name: pickling.dumps(each) for name, each in callables.items()}))
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.fast = True  # no references to equal parts: they are one object in some processes and two in others

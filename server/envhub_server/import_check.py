@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
-from envhub.transport.folder_owners import weakness_of
+from envhub.files import weakness_of
 from envhub_server.catalog.registry import Registry
 from envhub_server.log import Logger
 from envhub_server.processes.import_folder import UnsafeFolder, import_folder

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from envhub.errors import printable, raised_text, shortened
-from envhub.job_signals import STACKS
-from envhub.regular_file import read_regular_file
-from envhub.transport.folder_owners import weakness_of
+from envhub.files import read_regular_file, weakness_of
+from envhub.process import STACKS
 from envhub.values import codec
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.processes.exit_cause import signal_name

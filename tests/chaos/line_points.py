@@ -25,7 +25,7 @@ MODULES = (
     "envhub_server.worker.row",
     "envhub_server.worker.env_runner",
     "envhub_server.ipc.channel",
-    "envhub.arena.stand_in",
+    "envhub.arena.memory",
 )
 
 

@@ -17,10 +17,9 @@ from test_kept_hub import await_, kept
 import envhub
 from envhub.cli.commands import app
 from envhub.errors import AddressError, KeysError
-from envhub.fleet import hub_folder
-from envhub.fleet.hub_folder import HubFolder
-from envhub.fleet.kept_hub import KeptHub
-from envhub.transport.folder_owners import weakness_of
+from envhub.files import weakness_of
+from envhub.fleet import kept_hub
+from envhub.fleet.kept_hub import HubFolder, KeptHub
 
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to other users")
@@ -90,7 +89,7 @@ def test_way_to_a_folder_has_its_links_and_a_sticky_folder_keeps_its_entries(tmp
 
 IN_A_CONTAINER = """
 import ctypes, os, pathlib, sys
-from envhub.transport.folder_owners import weakness_of
+from envhub.files import weakness_of
 libc, root = ctypes.CDLL(None), sys.argv[1].encode()
 if os.getuid() == 0:
     os.setgroups([]), os.setresgid(1001, 1001, 1001), os.setresuid(1001, 1001, 1001)
@@ -132,10 +131,10 @@ def test_folders_are_removed_by_descriptor_and_none_behind_a_link(
     (fleets / "left/by").mkdir(parents=True)
     (fleets / "link").symlink_to(tmp_path / "home")
     fleets.rename(tmp_path / "moved")
-    with hub_folder._all_folders() as parent:
+    with kept_hub._all_folders() as parent:
         fleets.rmdir()
         fleets.symlink_to(tmp_path / "home")
-        hub_folder.remove_unowned(parent)
+        kept_hub.remove_unowned(parent)
     assert (tmp_path / "home/results").is_dir()
     fleets.unlink()
     (tmp_path / "moved").rename(fleets)

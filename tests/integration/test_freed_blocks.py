@@ -9,7 +9,7 @@ import pytest
 
 ROUNDS = """
 import resource
-from envhub.freed_memory import {function}
+from envhub.process import {function}
 {function}({kept})
 for number in range(20):
     if number == 10:

@@ -26,7 +26,7 @@ from gymnasium import spaces
 from hubs import ServedHub, free_port, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
-from envhub.reseeding import reseeded
+from envhub.env_failure import reseeded
 
 TELL_S = 9.5  # "at once", with room for a slow machine
 ENVS = ("counter=sims:counter", "naughty=sims:naughty")

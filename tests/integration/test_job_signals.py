@@ -18,13 +18,13 @@ import sims
 from hubs import lives, serve, wait_until
 
 import envhub
-from envhub.job_signals import JOB_SIGNALS, STACKS
+from envhub.process import JOB_SIGNALS, STACKS
 
 PROGRAM = """
 import os, signal, sys, threading
 import psutil
 import sims
-from envhub.job_signals import JOB_SIGNALS, STACKS
+from envhub.process import JOB_SIGNALS, STACKS
 import envhub
 
 def nothing(*_): pass

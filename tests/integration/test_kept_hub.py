@@ -18,8 +18,7 @@ import pytest
 from hubs import lives
 
 import envhub
-from envhub.fleet.hub_folder import HubFolder
-from envhub.fleet.kept_hub import LINE_BYTES_MAX, KeptHub, take_priority_of
+from envhub.fleet.kept_hub import LINE_BYTES_MAX, HubFolder, KeptHub, take_priority_of
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -74,7 +73,7 @@ def test_hub_that_cannot_start_is_tried_again_and_says_why() -> None:
 
 KEEPER = """
 import os, threading
-from envhub.fleet.hub_folder import HubFolder
+from envhub.fleet.kept_hub import HubFolder
 from envhub.fleet.kept_hub import KeptHub
 folder = HubFolder()
 hub = KeptHub(["CartPole-v1"], [f"ipc://{folder.path}/hub.sock"], os.environ)

@@ -22,7 +22,7 @@ from partial_batches import outstanding
 from several_hubs import SeveralHubs, several_hubs
 
 import envhub
-from envhub.reseeding import reseeded
+from envhub.env_failure import reseeded
 
 ENVS = ("counter=sims:counter", "sleeper=odd_sims:Sleeper")
 LEASE_S = 5.0

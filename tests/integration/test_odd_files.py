@@ -16,7 +16,7 @@ from envhub_server.ipc.replay_file import FILE_BYTES_MAX
 from hubs import below, serve, wait_until
 
 import envhub
-from envhub.regular_file import open_regular_file, read_regular_file
+from envhub.files import open_regular_file, read_regular_file
 
 KINDS = ("pipe", "socket", "folder", "device", "link to a pipe")
 

@@ -21,7 +21,7 @@ from envhub_server.processes.worker_output import PATIENCE_S
 from hubs import HERE, below, serve, wait_until
 
 import envhub
-from envhub.job_signals import STACKS
+from envhub.process import STACKS
 
 MIB = 1 << 20
 OFFERED = [

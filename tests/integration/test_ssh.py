@@ -18,7 +18,7 @@ import pytest
 from hubs import ServedHub, free_port, listening, lives, serve, wait_until
 
 import envhub
-from envhub.job_signals import JOB_SIGNALS, TERMINAL_SIGNALS
+from envhub.process import JOB_SIGNALS, TERMINAL_SIGNALS
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason="there is no sshd here")

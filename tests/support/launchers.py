@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import sims
 
-from envhub.job_signals import STACKS
+from envhub.process import STACKS
 
 KINDS = ("group", "session", "stripped", "hidden", "daemon", "forked")
 

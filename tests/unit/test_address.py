@@ -12,7 +12,7 @@ from envhub.errors import AddressError
 from envhub.transport import address
 from envhub.transport.address import Address
 from envhub.transport.keys import text_of
-from envhub.transport.socket_owner import user_text
+from envhub.transport.socket_file import user_text
 
 
 def test_tcp_address_has_a_host_and_a_port() -> None:

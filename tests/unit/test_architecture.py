@@ -119,7 +119,7 @@ def test_the_files_are_found() -> None:
 # which of ``envhub``. Every room may import the top level.
 ROOMS = {
     "envhub": {
-        "arena": {"values"},
+        "arena": {"transport", "values"},
         "cli": {"fleet", "transport"},
         "fleet": {"transport"},
         "protocol": {"arena", "values"},

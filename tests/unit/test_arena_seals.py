@@ -9,7 +9,7 @@ import pytest
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena, allocate
-from envhub.sealing import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK
+from envhub.transport.descriptors import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK
 from envhub.values.leaf import Leaf
 
 LAYOUT = Layout(2, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 16)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from envhub.values import code_pickler
-from envhub.values.importable import is_importable
+from envhub.values import pickling
+from envhub.values.pickling import is_importable
 
 SOURCE = """
 class Arm:
@@ -41,7 +41,7 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def test_function_its_class_and_what_is_nested_in_them_keep_their_file() -> None:
-    make = pickle.loads(code_pickler.dumps(written_in("sims/arm.py")["make"]))
+    make = pickle.loads(pickling.dumps(written_in("sims/arm.py")["make"]))
     arm = make()
     codes = [*codes_of(make.__code__), *codes_of(type(arm).step.__code__)]
     assert [code.co_name for code in codes] == ["<lambda>", "step", "inner"]
@@ -50,7 +50,7 @@ def test_function_its_class_and_what_is_nested_in_them_keep_their_file() -> None
 
 
 def test_functions_of_two_files_keep_each_its_own() -> None:
-    made = pickle.loads(code_pickler.dumps([written_in(file)["make"] for file in ("a.py", "<stdin>")]))
+    made = pickle.loads(pickling.dumps([written_in(file)["make"] for file in ("a.py", "<stdin>")]))
     assert [make.__code__.co_filename for make in made] == ["a.py", "<stdin>"]
 
 
@@ -77,10 +77,10 @@ def test_module_that_no_import_finds_goes_by_value_and_is_registered_no_longer(
     module = types.ModuleType("made_by_hand")
     exec(SOURCE, vars(module))  # noqa: S102
     monkeypatch.setitem(sys.modules, "made_by_hand", module)
-    pickled = code_pickler.dumps(module.make)
+    pickled = pickling.dumps(module.make)
     monkeypatch.delitem(sys.modules, "made_by_hand")
     assert pickle.loads(pickled)().step()() == 1
-    assert "made_by_hand" not in code_pickler.cloudpickle.list_registry_pickle_by_value()
+    assert "made_by_hand" not in pickling.cloudpickle.list_registry_pickle_by_value()
 
 
 def test_module_under_another_name_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,4 +88,4 @@ def test_module_under_another_name_is_not_registered(monkeypatch: pytest.MonkeyP
     exec("def act(): return 4", vars(module))  # noqa: S102
     module.act.__module__ = "envhub_second_name"
     monkeypatch.setitem(sys.modules, "envhub_second_name", module)
-    assert b"envhub_second_name" in code_pickler.dumps(module.act)
+    assert b"envhub_second_name" in pickling.dumps(module.act)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from envhub_server.session.failover import Plan, Words, plan, posted
 
-from envhub.arena.memory import OP_OUT_OF_BAND, OP_PART, OP_RESET, OP_STEP
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING
+from envhub.arena.memory import ENDED, FRESH, ONGOING, OP_OUT_OF_BAND, OP_PART, OP_RESET, OP_STEP, REPORT_PENDING
 
 DONE = (5, 5)
 UNDER_WAY = (6, 5)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub.transport.descriptors import DescriptorReader, above_stdio
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import gymnasium as gym
 import pytest
 from gymnasium import spaces
 
-from envhub.values import code_pickler, gym_api
+from envhub.values import gym_api, pickling
 
 
 def test_gym_stands_for_gymnasium_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_entry_of_the_registry_is_pickled_with_its_functions_apart() -> None:
     )
     named = SimpleNamespace(id="Arm-v0", entry_point="arms:Arm")
     assert pickle.loads(gym_api.pickled(named)) == (named, {})
-    assert code_pickler.dumps(arm)
+    assert pickling.dumps(arm)
 
 
 class Vec:

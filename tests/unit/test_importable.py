@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from envhub.values.importable import is_importable
+from envhub.values.pickling import is_importable
 
 
 def test_module_without_a_file_is_found_by_its_finder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envhub.values.misfit import misfit
+from envhub.values.spaces import misfit
 
 SPACE = spaces.Dict(
     {

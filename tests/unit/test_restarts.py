@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sessions import restarts
 
-from envhub.reseeding import reseeded
+from envhub.env_failure import reseeded
 
 
 def serve_and_end(found: Restarts, now_s: float, served_s: float, worker: int = 0) -> float | None:

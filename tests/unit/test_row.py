@@ -26,9 +26,8 @@ from scripted_env import (
 )
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST, Arena, allocate
-from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
-from envhub.reseeding import reseeded
+from envhub.arena.memory import FRESH, ONGOING, OP_RESET, OP_STEP, REPORT_PENDING, TURN_FIRST, Arena, allocate
+from envhub.env_failure import reseeded
 from envhub.values import actions, codec
 from envhub.values.info_columns import Template, Writer
 from envhub.values.leaf import OBJECT

@@ -108,6 +108,7 @@ from sessions import (
 
 from envhub.arena.layout import Layout, split_share
 from envhub.arena.spin import SPIN_US
+from envhub.env_failure import reseeded
 from envhub.protocol import messages
 from envhub.protocol.hub import FIRST_OPS
 from envhub.protocol.messages import (
@@ -129,7 +130,6 @@ from envhub.protocol.messages import (
     Step,
     World,
 )
-from envhub.reseeding import reseeded
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
 

@@ -39,8 +39,8 @@ from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of
 
+from envhub.env_failure import reseeded
 from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
-from envhub.reseeding import reseeded
 from envhub.values import codec
 
 SPARES = {"hosting": Hosting(spares=1)}

@@ -84,6 +84,7 @@ from sessions import (
     shared,
 )
 
+from envhub.env_failure import reseeded
 from envhub.protocol.messages import (
     Call,
     Close,
@@ -103,7 +104,6 @@ from envhub.protocol.messages import (
     Templates,
     TemplatesRequest,
 )
-from envhub.reseeding import reseeded
 from envhub.values import codec
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX
 

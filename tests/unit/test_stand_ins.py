@@ -14,8 +14,18 @@ from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena
-from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING, with_objects
+from envhub.arena.memory import (
+    FRESH,
+    ONGOING,
+    OP_RESET,
+    OP_STEP,
+    REPORT_PENDING,
+    STATUS_INFO,
+    STATUS_OK,
+    STATUS_RAISED,
+    Arena,
+    with_objects,
+)
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 from envhub.values.leaf import Leaf

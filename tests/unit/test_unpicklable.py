@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from envhub.values import code_pickler, unpicklable
-from envhub.values.unpicklable import why_unpicklable
+from envhub.values import pickling
+from envhub.values.pickling import why_unpicklable
 
 LOCK = threading.Lock()
 
 
 def why(value: Any) -> str:
     with pytest.raises(Exception) as raised:
-        code_pickler.dumps(value)
-    return why_unpicklable("it", value, code_pickler.dumps, raised.value)
+        pickling.dumps(value)
+    return why_unpicklable("it", value, pickling.dumps, raised.value)
 
 
 def path(value: Any) -> str:
@@ -122,19 +122,19 @@ def test_objects_of_multiprocessing_point_to_its_manager(name: str) -> None:
 
 def test_search_ends_at_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     deep: Any = LOCK
-    for _ in range(unpicklable.DEPTH_MAX + 5):
+    for _ in range(pickling.DEPTH_MAX + 5):
         deep = [deep]
-    assert why(deep).count("item 0") == unpicklable.DEPTH_MAX
+    assert why(deep).count("item 0") == pickling.DEPTH_MAX
     pickled = []
-    monkeypatch.setattr(unpicklable, "PICKLES_MAX", 10)
+    monkeypatch.setattr(pickling, "PICKLES_MAX", 10)
     wide = [[number] for number in range(100)] + [LOCK]
-    why_unpicklable("it", wide, lambda value: pickled.append(value) or code_pickler.dumps(value), ValueError("x"))
+    why_unpicklable("it", wide, lambda value: pickled.append(value) or pickling.dumps(value), ValueError("x"))
     assert len(pickled) == 10
 
 
 def test_unsendable_raises_why_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="a lock"):
-        unpicklable.Unsendable("a lock")(render_mode=None)
+        pickling.Unsendable("a lock")(render_mode=None)
 
 
 class Held:
@@ -225,5 +225,5 @@ class Mapped:
 )
 def test_path_leads_through_every_kind_of_value(value: Any, path: str) -> None:
     with pytest.raises(TypeError) as caught:
-        code_pickler.dumps(value)
-    assert path in why_unpicklable("the env", value, code_pickler.dumps, caught.value)
+        pickling.dumps(value)
+    assert path in why_unpicklable("the env", value, pickling.dumps, caught.value)

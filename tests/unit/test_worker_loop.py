@@ -37,10 +37,12 @@ from envhub.arena.memory import (
     CLOCKED,
     DRIVER_CLIENT,
     DRIVER_HUB,
+    FRESH,
     OP_OUT_OF_BAND,
     OP_PART,
     OP_RESET,
     OP_STEP,
+    REPORT_PENDING,
     STATUS_INFO,
     STATUS_OK,
     STATUS_RAISED,
@@ -50,7 +52,6 @@ from envhub.arena.memory import (
     Arena,
     allocate,
 )
-from envhub.arena.stand_in import FRESH, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make
 from envhub.values import actions, codec

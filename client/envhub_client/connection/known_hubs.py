@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from envhub.errors import AddressError, KeysError
+from envhub.errors import AddressError, KeysError, only_linux
 from envhub.secret import Secret
-from envhub.systems import only_linux
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import ENVIRONMENT_VARIABLE, Address

@@ -17,8 +17,15 @@ from typing import NamedTuple
 
 from envhub.errors import AddressError
 from envhub.transport.address import side_path
-from envhub.transport.socket_file import NOWHERE, OtherUsersSocket, SocketAtPath, is_same, open_socket_file, place_of
-from envhub.transport.socket_owner import user_text
+from envhub.transport.socket_file import (
+    NOWHERE,
+    OtherUsersSocket,
+    SocketAtPath,
+    is_same,
+    open_socket_file,
+    place_of,
+    user_text,
+)
 
 PROBE_S = 0.2
 if sys.platform == "win32":

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from envhub.errors import AddressError, HubUnreachable, shortened
+from envhub.errors import AddressError, HubUnreachable, only_linux, shortened
 from envhub.fleet.names import check_fleet_name
 from envhub.secret import Secret
-from envhub.systems import only_linux
 from envhub.transport.socket_file import open_socket_file
 
 LOOKUP_TIMEOUT_S = 60.0  # for a program to start and to connect to Ray

@@ -15,7 +15,7 @@ import sys
 from envhub import errors
 from envhub.secret import Secret
 from envhub.transport.address import Address
-from envhub.transport.socket_owner import socket_owner, user_text
+from envhub.transport.socket_file import socket_owner, user_text
 from envhub_client.connection import known_hubs
 from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB
 

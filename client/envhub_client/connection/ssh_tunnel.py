@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable, shown
-from envhub.job_signals import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
+from envhub.process import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
 from envhub.transport.keys import quoted
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``

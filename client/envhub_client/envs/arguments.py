@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 
 from envhub.errors import SpaceMismatch
 from envhub.values import spaces
-from envhub.values.misfit import misfit
+from envhub.values.spaces import misfit
 
 EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
 

@@ -21,7 +21,7 @@ from typing_extensions import Unpack
 from envhub.errors import SpaceMismatch, shown
 from envhub.values import spaces
 from envhub.values.gym_api import MULTI_AGENT
-from envhub.values.misfit import misfit
+from envhub.values.spaces import misfit
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.frames import hiding_frames

@@ -17,7 +17,7 @@ from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import Shared
-from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub.transport.descriptors import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import LocalSockets
 from envhub_client.deadline import Deadline
 

@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 
 from envhub.errors import HubUnreachable
-from envhub.job_signals import blocked
+from envhub.process import blocked
 from envhub.transport.address import environment
-from envhub.transport.fd_passing import DescriptorReader, above_stdio
+from envhub.transport.descriptors import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.private_hub.interpreter_flags import start_flags
 from envhub_client.private_hub.program_environment import own_flags

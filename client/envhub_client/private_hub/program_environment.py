@@ -18,10 +18,9 @@ from gymnasium.envs.registration import EnvSpec
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
 from envhub.transport.address import environment
-from envhub.values import code_pickler
+from envhub.values import pickling
 from envhub.values.gym_api import pickled
-from envhub.values.importable import is_importable
-from envhub.values.unpicklable import Unsendable, why_unpicklable
+from envhub.values.pickling import Unsendable, is_importable, why_unpicklable
 from envhub_client.private_hub.interpreter_flags import interpreter_flags
 from envhub_client.private_hub.message_levels import message_levels
 
@@ -105,6 +104,6 @@ _stand_ins: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec o
 
 
 def _unsendable(spec: EnvSpec, error: Exception) -> bytes:
-    why = why_unpicklable(f"the spec of {spec.id}", spec, code_pickler.dumps, error)
+    why = why_unpicklable(f"the spec of {spec.id}", spec, pickling.dumps, error)
     unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
     return pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))

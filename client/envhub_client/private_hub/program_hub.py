@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from envhub.errors import HubUnreachable
-from envhub.systems import only_linux
+from envhub.errors import HubUnreachable, only_linux
 from envhub_client.connection.local_sockets import OwnHub
 
 

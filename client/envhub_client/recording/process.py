@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from envhub.freed_memory import keep_large_blocks
+from envhub.process import keep_large_blocks
 from envhub.values import codec, spaces
 from envhub_client.recording.batches import mapped, step_of
 from envhub_client.recording.episodes import SAME_STEP, Episode, EpisodeCutter

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from envhub.job_signals import blocked
-from envhub.sealing import new_memory
+from envhub.process import blocked
 from envhub.transport.address import environment
+from envhub.transport.descriptors import new_memory
 from envhub.values import codec
 from envhub_client.record_options import Recorded
 from envhub_client.recording.batches import BATCHES, StepBatch, batches_of, mapped

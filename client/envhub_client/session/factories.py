@@ -11,9 +11,9 @@ from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from envhub.protocol.messages import Make, with_places
-from envhub.values import code_pickler
+from envhub.values import pickling
 from envhub.values.gym_api import unfit
-from envhub.values.unpicklable import why_unpicklable
+from envhub.values.pickling import why_unpicklable
 from envhub_client.session.factory_digest import factories_digest
 
 ALONE_BYTES_MIN = 1 << 20  # of all factories together; fewer bytes may as well go to each worker
@@ -84,18 +84,18 @@ def pickled_for_workers(named: str, value: object) -> bytes:
         TypeError: it cannot be pickled; the message has the path to the part that cannot.
     """
     try:
-        return code_pickler.dumps(value)
+        return pickling.dumps(value)
     except Exception as error:  # as above
-        raise TypeError(why_unpicklable(named, value, code_pickler.dumps, error)) from error
+        raise TypeError(why_unpicklable(named, value, pickling.dumps, error)) from error
 
 
 def _why(factories: Sequence[object], error: Exception) -> str:
     """Describe the first factory that cannot be pickled."""
     for number, factory in enumerate(factories):
         try:
-            code_pickler.dumps(factory)
+            pickling.dumps(factory)
         except Exception as own:  # as above
-            return why_unpicklable(f"factory {number}", factory, code_pickler.dumps, own)
+            return why_unpicklable(f"factory {number}", factory, pickling.dumps, own)
     return str(error)
 
 
@@ -105,13 +105,13 @@ def _pickled(factories: Sequence[object]) -> bytes:
     There are no places where all factories together are small, or share their data: as one list, what they share
     is pickled once.
     """
-    whole = code_pickler.dumps(list(factories))
+    whole = pickling.dumps(list(factories))
     different = {id(factory): factory for factory in factories}
     if len(whole) < ALONE_BYTES_MIN or len(different) == 1:
         return whole
     left, alone = len(whole) * len(different) * SHARED_MIN, {}
     for key, factory in different.items():
-        alone[key] = code_pickler.dumps(factory)
+        alone[key] = pickling.dumps(factory)
         left -= len(alone[key])
         if left < 0:
             return whole

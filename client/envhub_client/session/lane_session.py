@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
+from envhub.env_failure import reseeded
 from envhub.errors import EnvHubError, EnvRaised
 from envhub.protocol.messages import Reset
-from envhub.reseeding import reseeded
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.lanes.base import Lane
 from envhub_client.session.description import SessionDescription

@@ -18,8 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from envhub.files import read_regular_file
 from envhub.options import RETIRED, HubOptions, OptionError, kinds_of, options_from
-from envhub.regular_file import read_regular_file
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.toml_text import TomlError, heading, key_text, read_toml

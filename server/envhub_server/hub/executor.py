@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, OP_OUT_OF_BAND, OP_RESET, OP_STEP
-from envhub.arena.stand_in import FRESH, REPORT_PENDING
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, FRESH, OP_OUT_OF_BAND, OP_RESET, OP_STEP, REPORT_PENDING
 from envhub.protocol import messages
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub_server.hub.holdings import Holdings

@@ -18,7 +18,7 @@ import termios
 from collections import deque
 from typing import Sequence
 
-from envhub.transport.fd_passing import DESCRIPTORS_MAX, DescriptorReader
+from envhub.transport.descriptors import DESCRIPTORS_MAX, DescriptorReader
 from envhub.values import codec
 from envhub_server.ipc import control
 

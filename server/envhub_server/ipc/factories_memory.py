@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Iterator
 
 from envhub.protocol.messages import Make, places_in
-from envhub.sealing import new_memory
+from envhub.transport.descriptors import new_memory
 
 _COUNT, _PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 

@@ -26,7 +26,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.sealing import new_memory
+from envhub.transport.descriptors import new_memory
 from envhub.values import codec
 from envhub.values.leaf import OBJECT, Leaf
 

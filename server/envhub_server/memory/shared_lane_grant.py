@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from envhub.arena.memory import Arena
 from envhub.protocol import messages
-from envhub.transport.fd_passing import DESCRIPTORS_MAX
+from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub_server.loop.poller import Poller, Source
 
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it

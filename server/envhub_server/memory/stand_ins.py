@@ -16,8 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from envhub.arena.memory import OP_RESET, STATUS_RAISED, Arena
-from envhub.arena.stand_in import FRESH, mark_no_step, truncate, with_objects
+from envhub.arena.memory import FRESH, OP_RESET, STATUS_RAISED, Arena, mark_no_step, truncate, with_objects
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory

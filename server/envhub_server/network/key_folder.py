@@ -22,10 +22,10 @@ from pathlib import Path
 from msgspec import structs
 
 from envhub.errors import KeysError
+from envhub.files import weakness_of
 from envhub.options import OptionError, options_from
 from envhub.secret import Secret
 from envhub.transport import sockets
-from envhub.transport.folder_owners import weakness_of
 from envhub.transport.keys import (
     key_of,
     quoted,

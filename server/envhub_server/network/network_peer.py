@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-from envhub.transport.socket_owner import socket_owner
+from envhub.transport.socket_file import socket_owner
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 

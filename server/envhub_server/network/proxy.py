@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from envhub.job_signals import blocked
+from envhub.process import blocked
 from envhub.transport.address import environment
 from envhub_server.log import Logger
 from envhub_server.network import network_peer, proxy_page

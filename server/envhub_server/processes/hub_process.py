@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from envhub.core_files import write_no_core_file
-from envhub.freed_memory import keep_freed_memory
+from envhub.process import keep_freed_memory, write_no_core_file
 
 
 def prepare() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from envhub.transport.folder_owners import weakness_of
+from envhub.files import weakness_of
 
 
 def import_folder(folder: str) -> str:

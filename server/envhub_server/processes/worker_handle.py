@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from envhub.arena.spin import RING
-from envhub.job_signals import STACKS
+from envhub.process import STACKS
 from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control

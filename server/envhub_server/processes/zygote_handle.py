@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from envhub.transport.fd_passing import DESCRIPTORS_MAX
+from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from envhub.job_signals import blocked
+from envhub.process import blocked
 from envhub_server.ipc import process_marks
 from envhub_server.processes.interpreter import Environment
 

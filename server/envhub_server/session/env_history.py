@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from envhub.env_failure import reseeded
 from envhub.protocol.messages import Make
-from envhub.reseeding import reseeded
 from envhub_server.ipc import control
 from envhub_server.ipc.set_attributes import SetAttributes
 from envhub_server.session.slots import Slot

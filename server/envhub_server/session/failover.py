@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envhub.arena.memory import OP_PART, OP_RESET
-from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING
+from envhub.arena.memory import ENDED, FRESH, OP_PART, OP_RESET, REPORT_PENDING
 
 
 class Words(NamedTuple):

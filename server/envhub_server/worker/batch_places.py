@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
-from envhub.arena.stand_in import ONGOING
+from envhub.arena.memory import ONGOING, STATUS_INFO, STATUS_OK, Arena
 from envhub.values import actions, spaces
 from envhub.values.info_columns import BatchWriter
 from envhub_server.worker import batch_infos

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from envhub.arena.memory import Arena
-from envhub.arena.stand_in import FRESH, ONGOING, REPORT_PENDING
+from envhub.arena.memory import FRESH, ONGOING, REPORT_PENDING, Arena
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from envhub_server.worker.bells import Bells

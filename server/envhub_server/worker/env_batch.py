@@ -12,9 +12,8 @@ from typing import Any, Callable, Collection, Mapping, Sequence, Union
 
 import numpy as np
 
-from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import ENDED, FRESH, REPORT_PENDING, truncate
-from envhub.reseeding import reseeded
+from envhub.arena.memory import ENDED, FRESH, REPORT_PENDING, TURN_FIRST, Arena, truncate
+from envhub.env_failure import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT

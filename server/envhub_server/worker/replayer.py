@@ -20,10 +20,9 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
-from envhub.arena.memory import Arena, allocate
-from envhub.arena.stand_in import ENDED
-from envhub.job_signals import STACKS
-from envhub.regular_file import read_regular_file
+from envhub.arena.memory import ENDED, Arena, allocate
+from envhub.files import read_regular_file
+from envhub.process import STACKS
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc.control import Build

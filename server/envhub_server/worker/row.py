@@ -15,10 +15,19 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from envhub.arena.memory import TURN_FIRST, Arena
-from envhub.arena.stand_in import ENDED, FRESH, ONGOING, REPORT_PENDING, repeat_observation, truncate, with_objects
+from envhub.arena.memory import (
+    ENDED,
+    FRESH,
+    ONGOING,
+    REPORT_PENDING,
+    TURN_FIRST,
+    Arena,
+    repeat_observation,
+    truncate,
+    with_objects,
+)
+from envhub.env_failure import reseeded
 from envhub.errors import shown
-from envhub.reseeding import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control

@@ -8,12 +8,11 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from envhub.arena.layout import SLOTS
-from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
-from envhub.arena.stand_in import with_objects
+from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena, with_objects
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import NESTING_MAX, VECTOR_REWARD, Writer
 from envhub.values.leaf import OBJECT
-from envhub.values.misfit import misfit
+from envhub.values.spaces import misfit
 from envhub_server.ipc import control
 
 

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 
-from envhub.job_signals import STACKS
+from envhub.process import STACKS
 from envhub_server.ipc.channel import moved_up
 
 

@@ -22,9 +22,7 @@ import time
 import traceback
 from typing import Any, Callable
 
-from envhub import job_signals
-from envhub.core_files import write_no_core_file
-from envhub.freed_memory import keep_freed_memory
+from envhub.process import handle_job_signals, keep_freed_memory, unblock_job_signals, write_no_core_file
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.worker import process
@@ -48,7 +46,7 @@ def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
     gc.collect()
     gc.freeze()  # a collection in a worker would write to pages that all of them share
     name_process(process_marks.ZYGOTE)
-    job_signals.handle()
+    handle_job_signals()
     ready()
     Zygote(Channel(socket.socket(fileno=descriptor)), hub).run()
 
@@ -132,7 +130,7 @@ class Zygote:
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
         stack_dumps = StackDumps(*ends[1:])
-        job_signals.unblock()
+        unblock_job_signals()
         reseed()
         channel = Channel(socket.socket(fileno=ends[0]))
         while os.getppid() == parent:

@@ -1,8 +1,9 @@
-"""Signals that a terminal, a batch system or a service manager sends to every process of a job.
+"""Settings of this process: its core files, its freed memory, and the signals of its job. Python 3.8 and later.
 
-They mean the program. Its hub, workers and recorder end with it, and no signal but SIGKILL ends them before. They start
-with these signals blocked. A worker unblocks them, since a mask would also hold for the processes that its envs start,
-and has handlers that do nothing, which no executed program inherits. Imported by workers, on Python 3.8 and later.
+A terminal, a batch system or a service manager sends a signal to every process of a job, and means the program. Its
+hub, workers and recorder end with it, and no signal but SIGKILL ends them before. They start with these signals
+blocked. A worker unblocks them, since a mask would also hold for the processes that its envs start, and has handlers
+that do nothing, which no executed program inherits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import os
 import signal
 import sys
 from typing import Any, Iterator
+
+if sys.platform != "win32":
+    import resource
+
 
 # Those that cannot be blocked, those of a fault, and those that end nothing.
 _OTHERS = "KILL", "STOP", "CONT", "CHLD", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS"
@@ -44,7 +49,7 @@ if sys.platform == "linux":
     # for crashes, where several signals at once overflow it.
     _NOTHING = ctypes.cast(_libc.abs, ctypes.c_void_p)
 
-    def handle() -> None:
+    def handle_job_signals() -> None:
         """Give the signals handlers that do nothing, except those that this process ignores or handles otherwise."""
         # Not Python's own handler of SIGINT: after each use asyncio would put that in the place of the one below.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -53,7 +58,7 @@ if sys.platform == "linux":
             if signal.getsignal(number) == signal.SIG_DFL:
                 _libc.signal(number, _NOTHING)
 
-    def unblock() -> None:
+    def unblock_job_signals() -> None:
         """Let the handlers be called, in a worker; in a process that it forks the signals have their usual effects."""
         # A signal to a new process waits until that has its handlers.
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_restore)
@@ -74,3 +79,36 @@ if sys.platform == "linux":
             if now[0] == _NOTHING.value:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         _after_fork()
+
+
+# The largest values that glibc reaches by itself are 32 MiB and 64 MiB, but only after it has freed such blocks.
+MAPPED_FROM_BYTES = 32 << 20  # a larger block has its own mapping, and is returned when it is freed
+KEPT_BYTES_MAX = 32 << 20  # at the end of the heap
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+
+
+def keep_freed_memory() -> None:
+    """Keep up to ``KEPT_BYTES_MAX`` of freed memory in this process and in processes that it forks.
+
+    A message with an image takes several blocks of its size. The kernel clears each page of new memory at its first
+    access, which takes ten times as long as to copy the message. A C library without ``mallopt`` is left as it is.
+    """
+    _set_malloc({_M_MMAP_THRESHOLD: MAPPED_FROM_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES_MAX})
+
+
+def keep_large_blocks(kept_bytes: int) -> None:
+    """Keep blocks of any size, up to ``kept_bytes`` or ``KEPT_BYTES_MAX``, whichever is more."""
+    _set_malloc({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: max(kept_bytes, KEPT_BYTES_MAX)})
+
+
+def _set_malloc(options: dict[int, int]) -> None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for option, value in options.items():
+            mallopt(option, value)
+
+
+def write_no_core_file() -> None:
+    """Have the kernel write no core file of this process and its children, unless a child allows its own."""
+    if sys.platform != "win32":  # which writes none
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

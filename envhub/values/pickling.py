@@ -1,12 +1,121 @@
-"""Descriptions of values that cannot be sent to a worker: the path to the part that does not pickle. Pure."""
+"""Pickles from a program to its own workers: code by value, and a description of what cannot be pickled."""
 
 from __future__ import annotations
 
 import dis
 import functools
+import io
+import os
+import sys
+import threading
 import types
+from collections import ChainMap
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
+
+import cloudpickle
+
+
+def is_importable(name: str) -> bool:
+    """True if an import of the name in another process gives the same module as in this one.
+
+    It does not for a module without a file, nor for one that ``spec_from_file_location``, or pytest in its importlib
+    mode, loaded from outside ``sys.path`` or under another name. A compiled module counts as importable, because it
+    cannot go by value.
+    """
+    module = sys.modules.get(name)
+    if module is None or name == "__main__":
+        return True  # pickles always take the functions of these by value
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return "." in name or hasattr(module, "__path__") or _spec_of(name, None) is not None
+    return not str(file).endswith(".py") or _leads_to(name, str(file), tuple(map(str, sys.path)))
+
+
+@lru_cache(maxsize=1024)
+def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
+    """True if an import of the name gives the module in this file. ``sys_path`` is part of the cache's key."""
+    parent = name.rpartition(".")[0]
+    if parent and not (is_importable(parent) and hasattr(sys.modules.get(parent), "__path__")):
+        return False
+    places = list(sys.modules[parent].__path__) if parent else None
+    spec = _spec_of(name, places)
+    if spec is None:  # such as in a folder that this process can no longer read
+        last = name.rpartition(".")[2]
+        return any(file in (f"{place}/{last}.py", f"{place}/{last}/__init__.py") for place in places or sys_path)
+    origin: Any = getattr(spec, "origin", None)
+    return origin in (file, "frozen") or (origin is not None and os.path.realpath(origin) == os.path.realpath(file))
+
+
+def _spec_of(name: str, path: list[str] | None) -> Any:
+    """The spec that an import would use, even if the module is imported already."""
+    for finder in sys.meta_path:
+        find: Any = getattr(finder, "find_spec", None)
+        try:
+            spec = find(name, path) if find is not None else None
+        except Exception:  # a foreign finder may raise anything
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+_registry = threading.RLock()  # held from the registration of modules until they are unregistered
+_reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle ``value`` as ``cloudpickle.dumps`` does, with the file name of each code object.
+
+    Raises:
+        Exception: a foreign object raised it while it was pickled.
+    """
+    buffer = io.BytesIO()
+    pickler = _CodePickler(buffer)
+    with _registry:
+        try:
+            pickler.dump(value)
+        finally:
+            pickler.restore_registry()
+    return buffer.getvalue()
+
+
+def _reduce_code_in_its_file(code: types.CodeType) -> tuple[Any, ...]:
+    rebuild, arguments = _reduce_code(code)
+    return rebuild, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    # cloudpickle 3.1.3 names every file "<dynamic-code>", so that tracebacks show no line and breakpoints do not stop.
+    dispatch_table = ChainMap({types.CodeType: _reduce_code_in_its_file}, cloudpickle.Pickler.dispatch_table)
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._asked: set[str] = set()  # names of the modules that were looked at
+        self._registered: list[types.ModuleType] = []  # modules that go by value while this pickler runs
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce as cloudpickle does; a module that cannot be imported by its name goes by value."""
+        if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+            name = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
+            if name not in self._asked and isinstance(name, str):
+                self._ask(name)
+        return super().reducer_override(obj)
+
+    def _ask(self, name: str) -> None:
+        self._asked.add(name)
+        if name not in cloudpickle.list_registry_pickle_by_value() and not is_importable(name):
+            module = sys.modules[name]
+            if module.__name__ == name:  # cloudpickle registers a module by its __name__
+                cloudpickle.register_pickle_by_value(module)
+                self._registered.append(module)
+
+    def restore_registry(self) -> None:
+        """Have cloudpickle pickle the modules by their names again."""
+        while self._registered:
+            cloudpickle.unregister_pickle_by_value(self._registered.pop())
+
 
 DEPTH_MAX = 16  # parts within parts
 PARTS_MAX = 200  # of one value

@@ -1,4 +1,4 @@
-"""Descriptors received over a Unix socket, for hub, workers and clients."""
+"""Descriptors received over a Unix socket, and sealed memory that is passed as one. Python 3.8 and later."""
 
 from __future__ import annotations
 
@@ -64,3 +64,40 @@ def above_stdio(descriptor: int) -> int:
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
     return copy
+
+
+# From linux/fcntl.h; Python's fcntl module names them only on some builds.
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
+
+
+def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
+    """A memfd of zeros whose size is sealed; the caller owns the descriptor.
+
+    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written.
+
+    Raises:
+        OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        if reserved:
+            os.posix_fallocate(fd, 0, reserved)
+        if nbytes > reserved:
+            os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_sealed(fd: int) -> None:
+    """Raise if a peer could truncate the memory.
+
+    Raises:
+        OSError: the descriptor is not a memfd.
+        ValueError: it is not sealed.
+    """
+    if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:
+        raise ValueError("the memory is not sealed against shrinking")

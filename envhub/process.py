@@ -112,3 +112,18 @@ def write_no_core_file() -> None:
     """Have the kernel write no core file of this process and its children, unless a child allows its own."""
     if sys.platform != "win32":  # which writes none
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+if sys.platform == "linux":
+
+    def prepare_hub_process() -> None:
+        """Make this process one in which a hub can run; called before anything is opened or started."""
+        # Closed standard streams are opened: else a socket would get the number of one, and prints would go into it.
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(descriptor, True)
+        os.close(descriptor)
+        # As many descriptors as the system allows: libzmq ends the process when it cannot accept a connection.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        write_no_core_file()
+        keep_freed_memory()

@@ -41,7 +41,7 @@ def serve(
     from envhub_server.hub.hub import Hub
     from envhub_server.log import HubStream
     from envhub_server.network.descriptor_guard import DescriptorsShort
-    from envhub_server.processes.import_folder import UnsafeFolder
+    from envhub_server.processes.interpreter import UnsafeFolder
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
 

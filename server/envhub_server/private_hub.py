@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envhub.process import prepare_hub_process
 from envhub_server.ipc import process_marks
-from envhub_server.processes import hub_process
 from envhub_server.processes.interpreter import OWN, environment_of
 from envhub_server.processes.zygote_process import ZygoteProcess
 from envhub_server.worker.own_process import PR_SET_PDEATHSIG, leave_terminal
@@ -33,7 +33,7 @@ def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None
     leave_terminal()
     # If this process is stopped when its program ends, it must continue, to end itself.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
-    hub_process.prepare()
+    prepare_hub_process()
     # The zygote and this process import their modules in parallel, which halves a program's wait for its first envs.
     environ = environment_of(OWN, sys.executable, os.environ)
     zygote = ZygoteProcess(process_marks.new_hub(), sys.executable, environ, flags=tuple(flags))

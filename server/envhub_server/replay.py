@@ -17,7 +17,6 @@ from envhub.files import read_regular_file, weakness_of
 from envhub.process import STACKS
 from envhub.values import codec
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
-from envhub_server.processes.exit_cause import signal_name
 from envhub_server.processes.interpreter import (
     InterpreterKey,
     InterpreterUnusable,
@@ -25,7 +24,8 @@ from envhub_server.processes.interpreter import (
     find,
     not_executed,
 )
-from envhub_server.processes.memory_use import memory_bytes
+from envhub_server.processes.orphan_reaper import memory_bytes
+from envhub_server.processes.worker_events import signal_name
 from envhub_server.processes.zygote_process import BOOTSTRAP, exposed
 
 STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed

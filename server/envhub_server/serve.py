@@ -6,22 +6,96 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from envhub.errors import AddressError
+from envhub.files import weakness_of
 from envhub.options import HubArguments, HubOptions, given, options_from
+from envhub.process import prepare_hub_process
 from envhub.transport import address
-from envhub_server import log
-from envhub_server.catalog import hub_file
+from envhub_server import config
+from envhub_server.catalog.registry import Registry
 from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
-from envhub_server.import_check import check_folders
 from envhub_server.ipc.packages import remedy_of
-from envhub_server.processes import hub_process
+from envhub_server.log import Logger
+from envhub_server.log import configure as configure_log
+from envhub_server.processes.interpreter import InterpreterKey, UnsafeFolder, environment_of, import_folder
 from envhub_server.processes.zygote_process import ZygoteProcess
+
+PATH = "PYTHONPATH"
+
+log = Logger("envhub.hub")
+
+
+def check_folders(registry: Registry) -> None:
+    """Check by folders' modes that only the hub's user and root can write the modules that workers import.
+
+    Warns of folders of other users, of those in ``PYTHONPATH``, and of those from which nothing has to be imported.
+
+    Raises:
+        UnsafeFolder: an env would be imported from a folder that others may write to.
+    """
+    warned: dict[str, str] = {}
+    for key in registry.interpreters:
+        named = _named_by_operator(key)
+        warned |= dict.fromkeys(named, f"it is in {PATH}: modules are imported from it")
+        folder = import_folder(key.folder)
+        if not folder or os.path.realpath(folder) in map(os.path.realpath, named):
+            continue
+        _check_modules(key, registry, folder)
+        weakness = weakness_of(folder)
+        is_open = weakness is not None and weakness.open
+        warned.setdefault(folder, f"modules are {'not ' if is_open else ''}imported from it")
+    for folder, note in warned.items():
+        if (weakness := weakness_of(folder)) is not None:
+            # Event: Another user may write to, or owns, a folder from which modules are imported, or would be.
+            log.warning("folder_unsafe", folder=folder, why=str(weakness), note=note)
+
+
+def _named_by_operator(key: InterpreterKey) -> list[str]:
+    """The folders of ``PYTHONPATH``, as workers of this interpreter have it."""
+    said = environment_of(key, key.python, os.environ).get(PATH, "")
+    return [folder for folder in said.split(os.pathsep) if os.path.isdir(folder)]
+
+
+def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None:
+    named = [*registry.modules(key), *(factory.partition(":")[0] for factory in registry.factories(key))]
+    for package in sorted({module.partition(".")[0] for module in named}):
+        spec = PathFinder.find_spec(package, [folder])
+        if spec is None:
+            continue
+        if not key.is_other and (used := _installed(package, folder)):
+            if spec.origin is not None:
+                text = "what is installed comes first: give the file another name, or put its folder into PYTHONPATH"
+                # Event: A module of the hub's folder is not imported, since an installed one has its name.
+                log.warning("module_shadowed", module=package, file=spec.origin, used=used, note=text)
+            continue
+        place = _place(spec)
+        # In a sticky folder other users cannot replace the module, but can add one that it imports.
+        weakness = next((each for each in map(weakness_of, (folder, place)) if each is not None and each.open), None)
+        if weakness is not None:
+            raise UnsafeFolder(
+                f"workers would import {package!r} from {place}, but {weakness}, whose code would run as the hub's "
+                f"user: run `chmod go-w {weakness.place}`, or, if that is meant to be, name {folder} in {PATH}"
+            )
+
+
+def _installed(package: str, folder: str) -> str:
+    """The place of a module that hides one in the folder, because it comes first; empty if there is none."""
+    if package in sys.builtin_module_names:
+        return "Python"
+    own = os.path.realpath(folder)
+    spec = PathFinder.find_spec(package, [place for place in sys.path if os.path.realpath(place) != own])
+    return "" if spec is None or spec.origin is None else spec.origin
+
+
+def _place(spec: ModuleSpec) -> str:
+    folders: Sequence[str] = spec.submodule_search_locations or ()
+    return spec.origin or next(iter(folders))
 
 
 def config_of(entries: Sequence[str], arguments: HubArguments | None = None, file: Path | None = None) -> HubConfig:
@@ -36,7 +110,7 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
         ValueError: the file cannot be used, or a value is out of bounds.
     """
     said = {} if arguments is None else options_from(given(arguments), HubOptions, "--", key=_flag)
-    from_file = hub_file.read(file) if file is not None else hub_file.HubFile()
+    from_file = config.read_hub_file(file) if file is not None else config.HubFile()
     options = {"replays": default_path(os.environ), **from_file.options, **said}
     if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
         raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
@@ -103,10 +177,10 @@ def serve(
     if not config.bind:
         config = replace(config, bind=(address.default_address(),))
     check_config(config)
-    log.configure()
+    configure_log()
     check_folders(config.registry())
     check_package(config)
-    hub_process.prepare()
+    prepare_hub_process()
     run_hub(config, ready, listed=listed)
 
 

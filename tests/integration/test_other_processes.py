@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from envhub_server.catalog.replay_folder import files_in, keep
-from envhub_server.network.client_liveness import silent_s
+from envhub_server.network.connections import silent_s
 
 
 def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import gymnasium as gym
 import pytest
 import traces
 from envhub_server.config import usable_cpus
-from envhub_server.ipc import shared_libraries
+from envhub_server.ipc import packages
 from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_runner import EnvRunner
 from hubs import HERE, ServedHub, serve
@@ -86,8 +86,8 @@ def test_mujoco_is_shared(folder: Path) -> None:
 
 
 def test_mujoco_that_has_opened_a_device_is_not_shared() -> None:
-    assert shared_libraries.shared(["mujoco", "scipy"]) == ["mujoco", "scipy"]
-    assert shared_libraries.shared(["mujoco", "mujoco.egl", "scipy"]) == ["scipy"]
+    assert packages.shared(["mujoco", "scipy"]) == ["mujoco", "scipy"]
+    assert packages.shared(["mujoco", "mujoco.egl", "scipy"]) == ["scipy"]
 
 
 @pytest.mark.long

@@ -18,10 +18,9 @@ from collections.abc import Callable
 
 import msgpack
 from envhub_server.ipc import control
-from envhub_server.loop.poller import Poller
-from envhub_server.processes.exit_cause import ExitCause
+from envhub_server.loop import Poller
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import Events, WorkerExited
+from envhub_server.processes.worker_events import Events, ExitCause, WorkerExited
 from envhub_server.processes.worker_handle import WorkerHandle
 
 START_TIMEOUT_S = 30.0

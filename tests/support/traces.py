@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from envhub_server.ipc.shared_libraries import LIBRARIES
+from envhub_server.ipc.packages import LIBRARIES
 from envhub_server.processes.interpreter import ONE_THREAD
 from envhub_server.worker.shared_imports import GENERATORS
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
-from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S

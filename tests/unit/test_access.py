@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import zmq
-from envhub_server.network import network_peer
+from envhub_server.network import connections as network_connections
 from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.authenticator import DENIED_S
-from envhub_server.network.client_liveness import silent_s
 from envhub_server.network.connections import (
     FULL_CHECKS,
     GONE_S,
@@ -26,6 +25,7 @@ from envhub_server.network.connections import (
     UNREAD_SHARE_MIN,
     Connections,
     KnownConnection,
+    silent_s,
 )
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy_page import (
@@ -242,9 +242,12 @@ def test_kernel_says_how_much_has_come() -> None:
         with peer, server.accept()[0] as accepted:
             peer.sendall(bytes(70_000))
             accepted.recv(70_000, socket.MSG_WAITALL)
-            assert network_peer.bytes_sent(accepted.fileno()) == 70_000
+            assert network_connections.bytes_sent(accepted.fileno()) == 70_000
     with socket.socketpair()[0] as local, open(os.devnull) as no_socket:
-        assert network_peer.bytes_sent(local.fileno()) is None and network_peer.bytes_sent(no_socket.fileno()) is None
+        assert (
+            network_connections.bytes_sent(local.fileno()) is None
+            and network_connections.bytes_sent(no_socket.fileno()) is None
+        )
 
 
 def test_rights() -> None:
@@ -264,19 +267,19 @@ def test_kernel_says_whose_connections_there_are() -> None:
         with socket.create_server((host, 0), family=family) as server:
             peer = socket.create_connection(server.getsockname()[:2])
             with server.accept()[0] as accepted:
-                assert not network_peer.is_others(accepted.fileno())
+                assert not network_connections.is_others(accepted.fileno())
                 peer.close()  # of a socket without a process nobody can say whose it was
-                assert network_peer.is_others(accepted.fileno())
+                assert network_connections.is_others(accepted.fileno())
     with socket.socketpair()[0] as local:
-        assert not network_peer.is_others(local.fileno())
+        assert not network_connections.is_others(local.fileno())
 
 
 def test_number_that_another_file_has_by_now_leaves_no_descriptor_behind() -> None:
     with open(os.devnull) as no_socket:
         before = os.listdir("/proc/self/fd")
         with pytest.raises(OSError, match="non-socket"):
-            network_peer.copied(no_socket.fileno())
-        assert network_peer.is_others(no_socket.fileno())
+            network_connections.copied(no_socket.fileno())
+        assert network_connections.is_others(no_socket.fileno())
         assert silent_s(no_socket.fileno()) == 0.0
         assert {*os.listdir("/proc/self/fd")} <= {*before}
 

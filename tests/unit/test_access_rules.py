@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import zmq
-from envhub_server.network import network_peer
+from envhub_server.network import connections
 from envhub_server.network.access import CHANGED, IPC_ORIGIN, KEYS_S, REFUSED_S, REMOVED, UNKNOWN_KEY_S, Access
 from envhub_server.network.authenticator import OWN
 from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
@@ -259,7 +259,7 @@ def test_hub_without_keys_admits_anybody_whom_its_addresses_let_in() -> None:
 def test_hub_that_cannot_know_its_user_from_others_serves_no_tcp_address(
     router: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, keys: KeyFolder, guarded_by: str
 ) -> None:
-    monkeypatch.setattr(network_peer, "kernel_tells", lambda: False)
+    monkeypatch.setattr(connections, "kernel_tells", lambda: False)
     access = Access(keys.path if guarded_by == "keys" else None, guarded_by == "nothing", 100)
     if guarded_by == "user":
         with pytest.raises(AddressError, match="--keys"):

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.hosting import hosting_of_session
+from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
 from envhub_server.catalog.registry import Recipe
 from envhub_server.config import HubConfig
 

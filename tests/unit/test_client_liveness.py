@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from envhub_server.network.client_liveness import ClientLiveness, silent_s
+from envhub_server.network.connections import ClientLiveness, silent_s
 from hubs import wait_until
 from protocol_pair import TOKEN, ProtocolPair, joined
 

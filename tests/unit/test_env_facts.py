@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envhub_server.catalog.env_facts import ENVS_MAX, EnvFacts, EnvFactsTable, key
+from envhub_server.catalog.registry import ENVS_MAX, EnvFacts, EnvFactsTable, key
 
 from envhub.protocol.messages import Make
 

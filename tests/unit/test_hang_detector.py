@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from envhub_server.loop.clock import Clock
+from envhub_server.loop import Clock
 from envhub_server.session.hang_detector import HangDetector, Late
 
 from envhub.protocol.messages import Faults

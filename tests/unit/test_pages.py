@@ -15,15 +15,16 @@ import msgspec
 import pytest
 from envhub_client.session.faults import FaultOptions
 from envhub_client.session.hosting import HostingOptions
-from envhub_server.catalog import hub_file, replay_folder
+from envhub_server import config
+from envhub_server.catalog import replay_folder
 from envhub_server.hub import replay_keeper, status
-from envhub_server.ipc import channel, set_attributes, trace
+from envhub_server.ipc import channel, control, trace
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
-from envhub_server.memory import unread_memory
+from envhub_server.memory import session_memory
 from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.rights import RIGHTS, Quotas
-from envhub_server.processes import memory_use, worker_output
+from envhub_server.processes import orphan_reaper, worker_output
 from envhub_server.session import failure_text, restarts
 from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
@@ -135,7 +136,7 @@ def test_files_of_hubs_are_understood(tmp_path: Path) -> None:
     assert len(texts) >= 2
     for text in texts:
         (tmp_path / "hub.toml").write_text(text)
-        assert hub_file.read(tmp_path / "hub.toml").envs
+        assert config.read_hub_file(tmp_path / "hub.toml").envs
 
 
 def test_code_points_to_pages_that_exist() -> None:
@@ -233,8 +234,8 @@ LIMITS = {
     "workers and spares of a session that its operator says": options.PROCESSES_MAX,
     "bytes of memory that the operator says, unless 0, at least": options.BYTES_MIN,
     "bytes of memory that the operator says, at most": options.BYTES_MAX,
-    "processes of a worker whose memory counts for `memory_max`": memory_use.PROCESSES_MAX,
-    "values of attributes of a session, which are set again on new envs": set_attributes.BYTES_MAX,
+    "processes of a worker whose memory counts for `memory_max`": orphan_reaper.PROCESSES_MAX,
+    "values of attributes of a session, which are set again on new envs": control.BYTES_MAX,
     "one frame from the hub": prelude.FRAME_BYTES_MAX,
     "frames of a message": prelude.FRAMES_MAX,
     "header of a request, besides the bytes that the hub passes on unread": codec.HEADER_BYTES_MAX,
@@ -242,7 +243,7 @@ LIMITS = {
     "lists and maps around an item": codec.HEADER_DEPTH_MAX,
     "a worker's message, such as the results of a call on its envs": channel.WORKER_MESSAGE_BYTES_MAX,
     "items of a worker's message, such as names of envs": channel.WORKER_LIMITS.items_max,
-    "replies of a session that has ended and that its client does not read": unread_memory.UNREAD_S,
+    "replies of a session that has ended and that its client does not read": session_memory.UNREAD_S,
     "an info's place in the arena": INFO_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
     "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,

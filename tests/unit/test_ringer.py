@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from envhub_server.loop.ringer import Ringer
+from envhub_server.loop import Ringer
 
 FULL = (2**64 - 2).to_bytes(8, "little")
 DEADLINE_S = 10.0

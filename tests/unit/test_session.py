@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.catalog.env_facts import EnvFacts
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.registry import EnvFacts, Recipe
 from envhub_server.hub.executor import EXECUTED
 from envhub_server.hub.replies import REPLIES
 from envhub_server.ipc.control import (
@@ -33,8 +32,7 @@ from envhub_server.ipc.control import (
     SharedChanged,
     Suspicious,
 )
-from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import state, stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S

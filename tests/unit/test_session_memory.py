@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
-from envhub_server.memory.unread_memory import UnreadMemory, UnreadObservations
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, UnreadMemory, UnreadObservations
 from envhub_server.session.hang_detector import Progress
 
 from envhub.arena.layout import Layout

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from envhub_server.ipc.control import (
+    BYTES_MAX,
     Build,
     Building,
     CallFailed,
@@ -28,9 +29,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     TakePlace,
 )
-from envhub_server.ipc.set_attributes import BYTES_MAX
-from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid
+from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.failure_text import MIB, WorkerLoss

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from envhub_server.ipc.control import SetAttrRows
-from envhub_server.ipc.set_attributes import BYTES_MAX, ENTRY_BYTES, SetAttributes
+from envhub_server.ipc.control import BYTES_MAX, ENTRY_BYTES, SetAttributes, SetAttrRows
 
 
 def test_last_values_are_set_again_in_the_order_in_which_they_were_set() -> None:

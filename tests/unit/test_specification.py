@@ -18,7 +18,7 @@ import zmq
 from conformance.kit import client_cases
 from envhub_client.connection import zeromq_transport
 from envhub_server.config import HubConfig
-from envhub_server.network import connections, router
+from envhub_server.network import connections, listener
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
@@ -326,9 +326,13 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
         names = {**vars(place), "message_bytes_max": message_bytes_max, "receive_queue_messages_max": queue}
         for call in ast.walk(ast.parse(inspect.getsource(place))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
-                name, value = map(ast.unparse, call.args)
-                of_addresses = ("zmq.IPV6", "zmq.CURVE", "zmq.ZAP")
-                if name.startswith(of_addresses) or ast.unparse(call.func.value) in ("monitor", "stranger"):
+                name, value = map(ast.unparse, call.args[:2])
+                of_addresses = ("zmq.IPV6", "zmq.CURVE", "zmq.ZAP", "zmq.BACKLOG")
+                if name.startswith(of_addresses) or ast.unparse(call.func.value) in (
+                    "listening",
+                    "monitor",
+                    "stranger",
+                ):
                     continue  # and not on the wire
                 found[name.removeprefix("zmq.")] = str(eval(value, names))
     return found
@@ -336,7 +340,7 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((router, HubConfig().message_bytes_max), (zeromq_transport, prelude.FRAME_BYTES_MAX))
+    sides = ((listener, HubConfig().message_bytes_max), (zeromq_transport, prelude.FRAME_BYTES_MAX))
     for (_, text), (module, message_bytes_max) in zip(rows, sides, strict=True):
         shown = dict(re.findall(r"`?(\w+)` ([^,]+)", text))
         if "IPC_FILTER_UID" in shown:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from envhub_server.loop.timers import Timers
+from envhub_server.loop import Timers
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from envhub.errors import shown
 from envhub.protocol.messages import Failure, Faults, Make
 from envhub.values import codec, compression
-from envhub_server.catalog.hosting import excess
+from envhub_server.catalog.env_settings import excess
 from envhub_server.catalog.registry import Recipe, Registry, of_program
 from envhub_server.config import HubConfig
 from envhub_server.ipc.factories_memory import why_misplaced

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from envhub_server.loop.poller import Poller
+from envhub_server.loop import Poller
 
 
 class BackgroundThread:

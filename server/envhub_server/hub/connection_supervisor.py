@@ -14,13 +14,12 @@ from envhub_server.hub.directory import Directory
 from envhub_server.hub.leases import Leases
 from envhub_server.hub.proxy_runner import ProxyRunner
 from envhub_server.log import Logger
-from envhub_server.loop.loop import Loop
-from envhub_server.memory.unread_memory import UNREAD_S, UnreadMemory
-from envhub_server.network import network_peer
+from envhub_server.loop import Loop
+from envhub_server.memory.session_memory import UNREAD_S, UnreadMemory
+from envhub_server.network import connections
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.descriptor_guard import DescriptorGuard
-from envhub_server.network.listener import Listener
-from envhub_server.network.router import Router
+from envhub_server.network.listener import Listener, Router
 
 log = Logger("envhub.hub")
 
@@ -99,7 +98,7 @@ class ConnectionSupervisor:
         while waiting:
             connection, why = waiting.popleft()
             try:
-                copy = network_peer.copied(connection.descriptor)
+                copy = connections.copied(connection.descriptor)
             except OSError:  # libzmq has closed it
                 continue
             with copy:

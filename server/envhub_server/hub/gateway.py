@@ -16,10 +16,10 @@ from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.leases import Leases
 from envhub_server.log import Logger
-from envhub_server.loop.loop import Loop
+from envhub_server.loop import Loop
 from envhub_server.network.access import Access
+from envhub_server.network.listener import Router
 from envhub_server.network.rights import OWN_USER, Holder
-from envhub_server.network.router import Router
 
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for

@@ -11,17 +11,14 @@ from typing import NamedTuple
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure
 from envhub.transport.address import TICKET_BYTES
-from envhub_server.catalog.env_facts import EnvFactsTable
+from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.session_observer import SessionObserver
 from envhub_server.hub.worker_pool import WorkerPool
 from envhub_server.log import Logger
-from envhub_server.loop.clock import Clock
-from envhub_server.loop.poller import Poller
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, new_bell
-from envhub_server.memory.shared_lane_grant import SharedLaneGrant
+from envhub_server.loop import Clock, Poller
+from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, SharedLaneGrant, UnreadMemory, new_bell
 from envhub_server.memory.stand_ins import StandIns
-from envhub_server.memory.unread_memory import UnreadMemory
 from envhub_server.network.rights import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor

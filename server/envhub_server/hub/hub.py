@@ -32,8 +32,9 @@ from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Op
 from envhub.values import codec
-from envhub_server.catalog.env_facts import EnvFactsTable
+from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
+from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.client_usage import ClientUsage
@@ -51,17 +52,12 @@ from envhub_server.hub.session_features import SessionFeatures
 from envhub_server.hub.session_starter import SessionStarter
 from envhub_server.hub.status import Status
 from envhub_server.log import Logger
-from envhub_server.loop import signals
-from envhub_server.loop.clock import LAG_MIN_S, Clock
-from envhub_server.loop.loop import Loop
-from envhub_server.loop.poller import Ready
-from envhub_server.loop.schedule import Schedule
-from envhub_server.memory.session_memory import ArenaBudget
-from envhub_server.memory.unread_memory import UnreadMemory
+from envhub_server.loop import LAG_MIN_S, Clock, Loop, Ready, Schedule
+from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
+from envhub_server.network.listener import Router
 from envhub_server.network.rights import Holder
-from envhub_server.network.router import Router
 from envhub_server.network.side_socket import SideSocket
 from envhub_server.processes.interpreter import clean_environment
 from envhub_server.processes.supervisor import Supervisor
@@ -201,7 +197,7 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            signals.handled(self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None),
+            loop.handled(self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None),
         ):
             try:
                 self._open()

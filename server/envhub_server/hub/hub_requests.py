@@ -12,7 +12,7 @@ from envhub_server.hub.offers import Offers
 from envhub_server.hub.session_starter import SessionStarter
 from envhub_server.hub.status import Status
 from envhub_server.log import Logger
-from envhub_server.memory.unread_memory import UnreadObservations
+from envhub_server.memory.session_memory import UnreadObservations
 from envhub_server.network.access import Access
 from envhub_server.network.rights import Holder
 from envhub_server.session.failure_text import logged

@@ -14,9 +14,8 @@ from envhub.protocol.messages import Failure, Op, Step
 from envhub.values import codec
 from envhub_server.hub.holdings import Holdings
 from envhub_server.ipc import control
-from envhub_server.loop.ringer import Ringer
-from envhub_server.memory.session_memory import SessionMemory
-from envhub_server.memory.shared_lane_grant import process_of
+from envhub_server.loop import Ringer
+from envhub_server.memory.session_memory import SessionMemory, process_of
 from envhub_server.processes.worker_events import WorkerSaid
 from envhub_server.session import stimuli
 from envhub_server.session.phases import Driver, Phase

@@ -8,10 +8,10 @@ from envhub.protocol.messages import Op
 from envhub.protocol.prelude import Prelude
 from envhub_server.hub.directory import Directory
 from envhub_server.log import Logger
-from envhub_server.loop.loop import Loop
+from envhub_server.loop import Loop
 from envhub_server.network.access import Access
-from envhub_server.network.client_liveness import ClientLiveness
-from envhub_server.network.router import Router
+from envhub_server.network.connections import ClientLiveness
+from envhub_server.network.listener import Router
 
 log = Logger("envhub.hub")
 

@@ -14,7 +14,7 @@ from envhub_server.catalog.listing import LOOK_S, Listing
 from envhub_server.catalog.registry import EnvNotFound
 from envhub_server.config import HubConfig
 from envhub_server.hub.planner import Offer
-from envhub_server.loop.loop import Loop
+from envhub_server.loop import Loop
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import WorkerEvent

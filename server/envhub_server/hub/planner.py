@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.env_facts import EnvFacts
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.hosting import hosting_of_session
-from envhub_server.catalog.registry import Recipe, Registry
+from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
+from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.rights import OWN_USER, Holder
 from envhub_server.session.build_order import WorkerRules

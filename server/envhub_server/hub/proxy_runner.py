@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from envhub.protocol.prelude import FRAMES_MAX
-from envhub_server.loop.loop import Loop
+from envhub_server.loop import Loop
 from envhub_server.network.access import Access
 from envhub_server.network.proxy import ProxyHandle, Spared
 

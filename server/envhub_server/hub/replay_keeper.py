@@ -16,7 +16,7 @@ from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.replay_file import Replay
 from envhub_server.ipc.trace import Trace, allocate, layout_of
 from envhub_server.log import Logger
-from envhub_server.loop.poller import Poller
+from envhub_server.loop import Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.instructions import KeepReplay

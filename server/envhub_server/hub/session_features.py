@@ -5,7 +5,7 @@ from __future__ import annotations
 from envhub_server.config import HubConfig
 from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.loop.poller import Poller
+from envhub_server.loop import Poller
 
 
 class SessionFeatures:

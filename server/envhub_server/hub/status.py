@@ -23,7 +23,7 @@ from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.planner import hides_folders
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.loop.clock import Clock
+from envhub_server.loop import Clock
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
 from envhub_server.network.rights import Holder

@@ -8,7 +8,7 @@ from typing import Any
 
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.processes.memory_use import memory_bytes
+from envhub_server.processes.orphan_reaper import memory_bytes
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import WorkerHandle
 

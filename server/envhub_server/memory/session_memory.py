@@ -1,15 +1,29 @@
-"""A session's shared memory in the hub: the arena, its descriptor, and its bells."""
+"""A session's shared memory in the hub: the arena, its bells, the client that drives in it, and its end."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import math
 import os
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import HEADER_BYTES, Layout
 from envhub.arena.memory import CLOCKED, OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
-from envhub_server.memory.step_io import StepFrames
+from envhub.protocol import messages
+from envhub.protocol.prelude import FRAMES_MAX
+from envhub.transport.descriptors import DESCRIPTORS_MAX
+from envhub.transport.sockets import ZERO_COPY_BYTES
+from envhub_server.loop import Poller, Source
+from envhub_server.memory.step_io import Blob, StepFrames, row_frames
 from envhub_server.session.failover import Words
 from envhub_server.session.hang_detector import Progress
 
@@ -53,7 +67,7 @@ class SessionMemory:
     """
 
     def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
-        """Allocate and map it, within this budget, in which it counts until ``unread_memory`` finds it unmapped.
+        """Allocate and map it, within this budget, in which it counts until ``UnreadMemory`` finds it unmapped.
 
         Raises:
             OSError: there is no memory, address space, descriptor or budget left; nothing is left behind.
@@ -145,3 +159,174 @@ class SessionMemory:
 def new_bell() -> int:
     """An eventfd; the caller owns the descriptor."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
+
+
+_UCRED = struct.Struct("iII")  # the process, user and group of a peer
+
+
+def process_of(side: socket.socket) -> int:
+    """The process id of the client behind this socket; 0 if it is in another container."""
+    return int(_UCRED.unpack(side.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+
+
+class SharedLaneGrant:
+    """The shared lane of one session; the session's state machine decides when the client has it."""
+
+    def __init__(self, poller: Poller) -> None:
+        """Have no client at first."""
+        self._poller = poller
+        self._side: socket.socket | None = None  # of the client, while it may drive
+        self._client = -1  # a pidfd of its process, since a forked child may hold its end of the socket
+
+    def has(self, descriptor: int) -> bool:
+        """True if this descriptor is the one that is ready when the client has gone."""
+        return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
+
+    def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source) -> bool:
+        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read.
+
+        ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
+        a session that has ended must go at once, and an idle hub collects no cycles.
+        """
+        self._side = side
+        body = messages.pack(shared)
+        try:
+            for start in range(0, len(descriptors), DESCRIPTORS_MAX):
+                head = len(body).to_bytes(4, "little") + body if start == 0 else b"\0"
+                socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
+        except OSError:
+            return False
+        self._poller.register(side.fileno(), source)
+        with contextlib.suppress(OSError):  # an older kernel
+            self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+            os.set_inheritable(self._client, False)
+            self._poller.register(self._client, source)
+        return True
+
+    def revoke(self, arena: Arena) -> None:
+        """Make a client that waits for a step, or is about to drive one, ask the hub for the state of its session."""
+        if self._side is not None:
+            arena.revoke()
+            with contextlib.suppress(OSError):  # it has gone
+                self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
+
+    def close(self) -> None:
+        """End the grant, and free its descriptors."""
+        if self._side is not None:
+            self._poller.unregister(self._side.fileno())
+            self._side.close()
+            self._side = None
+        if self._client >= 0:
+            self._poller.unregister(self._client)
+            os.close(self._client)
+            self._client = -1
+
+
+UNREAD_S = 2.0  # for a client to read the replies of a session that has ended
+CHECK_S = 0.25
+
+
+@dataclass
+class _Left:
+    memory: weakref.ref[Any]
+    nbytes: int
+    budget: ArenaBudget
+    connections: set[int]
+    until_s: float
+
+
+class UnreadMemory:
+    """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
+
+    def __init__(self, joined_bytes_max: int) -> None:
+        """Join results of at most ``joined_bytes_max`` bytes in one frame."""
+        self._joined_bytes_max = joined_bytes_max
+        self._left: list[_Left] = []
+        self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
+        self.next_s = math.inf  # when to call ``check`` next
+
+    def add(
+        self, memory: weakref.ref[Any], nbytes: int, budget: ArenaBudget, connections: set[int], now_s: float
+    ) -> None:
+        """Note an arena of ``nbytes`` of this budget; the caller keeps no reference, but updates ``connections``."""
+        self._left.append(_Left(memory, nbytes, budget, connections, now_s + UNREAD_S))
+        self.release()
+        self.next_s = now_s + CHECK_S if self._left else math.inf
+
+    def results(self, blobs: Sequence[Blob], apart: bool, budget: ArenaBudget) -> tuple[list[np.ndarray], str]:
+        """The frames of a reply to a call, which count in this budget for as long as they exist, or why they may not.
+
+        The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
+        client takes results ``apart`` and libzmq does not copy them, each is a frame: joining them would hold the loop.
+        """
+        self.release()
+        nbytes = sum(len(blob) for _, blob in blobs)
+        text = f"the results of a call have {nbytes} bytes"
+        if nbytes > budget.left:
+            return [], f"{text}; of arena_bytes_max {max(0, budget.left)} are left"
+        if apart and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
+            frames = [blob for _, blob in blobs]
+        elif nbytes > self._joined_bytes_max:
+            return [], f"{text}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
+        else:
+            frames = row_frames(blobs)
+        arrays = [np.frombuffer(frame, np.uint8) for frame in frames]
+        for array in arrays:
+            budget.use(array.nbytes)
+            self._results.append((weakref.ref(array), array.nbytes, budget))
+        return arrays, ""
+
+    def release(self) -> None:
+        """Give back the bytes of what is unmapped and of results that are gone."""
+        results, self._results = self._results, []
+        for result in results:
+            if result[0]() is None:
+                result[2].use(-result[1])
+            else:
+                self._results.append(result)
+        for left in [each for each in self._left if each.memory() is None]:
+            left.budget.use(-left.nbytes)
+            self._left.remove(left)
+
+    def connection_ended(self, connection: int) -> None:
+        """Forget a connection: its number may become another's."""
+        for left in self._left:
+            left.connections.discard(connection)
+
+    def check(self, now_s: float) -> list[int]:
+        """The connections to end now, whose clients have not read for too long."""
+        if any(each.until_s <= now_s for each in self._left):
+            gc.collect()  # else a cycle of objects could be taken for an unread reply
+        self.release()
+        late = [each for each in self._left if each.until_s <= now_s]
+        for each in late:
+            each.until_s = math.inf
+        self.next_s = now_s + CHECK_S if self._left else math.inf
+        return sorted({connection for each in late for connection in each.connections})
+
+
+class UnreadObservations:
+    """The copies of observations that clients have asked for, without a session of theirs, and have not read."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Bound the bytes per client."""
+        self._bytes_max = bytes_max
+        self._sent: dict[object, list[weakref.ref[np.ndarray]]] = {}
+
+    def refusal(self, client: object, nbytes: int) -> str:
+        """The reason why a copy of this size may not be sent to the client; empty if it may."""
+        sent = ((each, [ref for ref in refs if ref() is not None]) for each, refs in self._sent.items())
+        self._sent = {each: refs for each, refs in sent if refs}
+        unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)
+        if unread and unread + nbytes > self._bytes_max:
+            return (
+                f"observations of {nbytes} bytes, next to {unread} that were not read; at most {self._bytes_max} wait"
+            )
+        return ""
+
+    def add(self, client: object, arrays: Sequence[np.ndarray]) -> None:
+        """Note what the client is sent."""
+        self._sent.setdefault(client, []).extend(map(weakref.ref, arrays))

@@ -13,7 +13,7 @@ from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
 from envhub.transport.keys import key_of
 from envhub_server.log import Logger
-from envhub_server.network import client_liveness, network_peer
+from envhub_server.network import connections
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
@@ -83,7 +83,7 @@ class Access:
             KeysError: the keys cannot be used, or there is no folder of them.
             AddressError: there are no keys, and the kernel does not tell the own user from others.
         """
-        if not self.open_to_all and not network_peer.kernel_tells():
+        if not self.open_to_all and not connections.kernel_tells():
             text = "this kernel does not tell whose process connects by tcp (sock_diag): serve with --keys, or by ipc"
             raise AddressError(text)
         secret = None
@@ -167,7 +167,7 @@ class Access:
 
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
-        is_others = not self.open_to_all and network_peer.is_others(descriptor)
+        is_others = not self.open_to_all and connections.is_others(descriptor)
         connection = self.connections.accepted(descriptor, now_s, is_others)
         if self.proxy is not None and (entry := self.proxy.entry(descriptor)) is not None:
             connection.entry, connection.origin = entry, entry.host
@@ -219,10 +219,10 @@ class Access:
         return True
 
     def silence_s(self, descriptor: int) -> float:
-        """The seconds since the peer of this connection last sent data, as of ``client_liveness``."""
+        """The seconds since the peer of this connection last sent data."""
         connection = self.connections.get(descriptor)
         if connection is None or connection.entry is None:
-            return client_liveness.silent_s(descriptor)
+            return connections.silent_s(descriptor)
         heard_ns = connection.entry.heard_ns
         return (time.monotonic_ns() - heard_ns) / 1e9 if heard_ns else 0.0
 
@@ -289,7 +289,7 @@ class Access:
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        unread = self.connections.unread(heard, network_peer.bytes_sent, self._unread_bytes_max, now_s)
+        unread = self.connections.unread(heard, connections.bytes_sent, self._unread_bytes_max, now_s)
         ends += [(connection, much) for connection in unread]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         for connection in self.connections.proxied():

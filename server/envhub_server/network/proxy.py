@@ -15,7 +15,7 @@ from typing import Protocol
 from envhub.process import blocked
 from envhub.transport.address import environment
 from envhub_server.log import Logger
-from envhub_server.network import network_peer, proxy_page
+from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 
 FRAMES_SHARE = 2  # of a message's, which a client may have sent and the hub has not read; some are heartbeats
@@ -117,7 +117,7 @@ class ProxyHandle:
     def entry(self, descriptor: int) -> PageEntry | None:
         """Page's entry of the connection of this descriptor; None where it has none."""
         try:
-            with network_peer.copied(descriptor) as connection:
+            with connections.copied(descriptor) as connection:
                 name = connection.getpeername() if connection.family == socket.AF_UNIX else b""
         except OSError:
             return None

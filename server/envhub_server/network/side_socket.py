@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envhub.transport.address import TICKET_BYTES, parse, side_path
 from envhub_server.log import Logger
-from envhub_server.loop.poller import Poller
+from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
 
 PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one

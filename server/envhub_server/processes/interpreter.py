@@ -6,6 +6,7 @@ by line how far it has come (``Said``), over its own pipe, so that the interpret
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from envhub.errors import shortened
+from envhub.files import weakness_of
 from envhub.secret import hidden
 from envhub.transport.address import environment
 from envhub_server.ipc.packages import install, on_this_machine, package_of
@@ -64,7 +66,7 @@ class InterpreterKey:
         variables: of its environment, besides those of the hub.
         ld_library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
         folder: its working directory; empty for the hub's.
-        libraries: that it imports for all workers that it forks (``ipc.shared_libraries``).
+        libraries: that it imports for all workers that it forks (``ipc.packages``).
         flags: options of the interpreter, those of the program whose private hub this is.
     """
 
@@ -266,3 +268,25 @@ def waits(program: str, start: Start) -> str:
     """Describe an interpreter that hangs in its start."""
     python = f" (Python {start.python})" if start.python else ""
     return f"{program}{on_this_machine()}{python} hangs {start.at()}: run it by hand to see what it waits for"
+
+
+def import_folder(folder: str) -> str:
+    """The working directory of workers, given that of their environment, which is empty for the hub's own.
+
+    Empty if it does not exist any more.
+    """
+    if folder:
+        return folder
+    with contextlib.suppress(FileNotFoundError):
+        return os.getcwd()
+    return ""
+
+
+class UnsafeFolder(ValueError):
+    """An env would be imported from a folder that others may write to."""
+
+
+def trusted(folder: str) -> str:
+    """The folder, if workers may import from it; else empty."""
+    weakness = weakness_of(folder) if folder else None
+    return "" if weakness is not None and weakness.open else folder

@@ -20,11 +20,10 @@ from envhub.values.codec import KNOWN
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.log import Logger, writes_json
-from envhub_server.loop.poller import Poller
-from envhub_server.processes.exit_cause import MemoryKills, own_counters
+from envhub_server.loop import Poller
 from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
 from envhub_server.processes.orphan_reaper import OrphanReaper
-from envhub_server.processes.worker_events import Events
+from envhub_server.processes.worker_events import Events, MemoryKills, own_counters
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import OutputStream
 from envhub_server.processes.zygote_handle import ZygoteHandle

@@ -16,9 +16,18 @@ from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop.poller import Poller
-from envhub_server.processes.exit_cause import ExitCause, MemoryKills, OutOfMemory, exit_cause
-from envhub_server.processes.worker_events import Events, WorkerEvent, WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.loop import Poller
+from envhub_server.processes.worker_events import (
+    Events,
+    ExitCause,
+    MemoryKills,
+    OutOfMemory,
+    WorkerEvent,
+    WorkerExited,
+    WorkerSaid,
+    WorkerStarted,
+    exit_cause,
+)
 from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 # The bounds of numbers in a worker's messages: its envs may have written to its channel, too.

@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envhub_server.log import Logger, json_line
-from envhub_server.loop.poller import Poller
-from envhub_server.processes.nonblocking_writer import NonblockingWriter
+from envhub_server.log import Logger, NonblockingWriter, json_line
+from envhub_server.loop import Poller
 
 TAIL_BYTES = 16384
 READ_BYTES = 16384

@@ -11,9 +11,7 @@ from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine
-from envhub_server.loop.poller import Poller, Source
-from envhub_server.processes.exit_cause import OutOfMemory, exit_cause
-from envhub_server.processes.import_folder import import_folder, trusted
+from envhub_server.loop import Poller, Source
 from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
@@ -21,11 +19,14 @@ from envhub_server.processes.interpreter import (
     Start,
     environment_of,
     find,
+    import_folder,
     not_executed,
     starting,
+    trusted,
     waits,
     what_is_wrong,
 )
+from envhub_server.processes.worker_events import OutOfMemory, exit_cause
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.processes.worker_output import OutputStream, TimerDescriptor, WorkerOutput
 from envhub_server.processes.zygote_process import ZygoteProcess

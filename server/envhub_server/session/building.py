@@ -8,8 +8,7 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
-from envhub_server.catalog.env_facts import EnvFacts
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.registry import EnvFacts, Recipe
 from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import failure_text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from envhub.env_failure import reseeded
 from envhub.protocol.messages import Make
 from envhub_server.ipc import control
-from envhub_server.ipc.set_attributes import SetAttributes
+from envhub_server.ipc.control import SetAttributes
 from envhub_server.session.slots import Slot
 
 

@@ -8,7 +8,7 @@ from envhub.arena.layout import Layout
 from envhub.env_failure import EnvFailure
 from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
-from envhub_server.catalog.env_facts import EnvFacts
+from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
 from envhub_server.session.failure_text import WorkerLoss
 from envhub_server.session.hang_detector import Late

@@ -8,7 +8,7 @@ from dataclasses import replace
 from envhub.protocol.messages import Make
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.ipc.shared_libraries import shared
+from envhub_server.ipc.packages import shared
 from envhub_server.session import instructions as do
 from envhub_server.session.build_order import Place, WorkerRules, build, build_rest, variables
 from envhub_server.session.deadlines import Deadlines

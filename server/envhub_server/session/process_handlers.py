@@ -8,8 +8,7 @@ from dataclasses import replace
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
-from envhub_server.processes.exit_cause import ExitCause
-from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.processes.worker_events import ExitCause, WorkerExited
 from envhub_server.session import stimuli
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late

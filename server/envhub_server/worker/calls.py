@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, Sequence, Union
 
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.set_attributes import SetAttributes
+from envhub_server.ipc.control import SetAttributes
 from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.exception_report import PendingFailure
 from envhub_server.worker.gym_compat import is_wrapped

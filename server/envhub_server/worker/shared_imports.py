@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from envhub_server.ipc.shared_libraries import shared
+from envhub_server.ipc.packages import shared
 
 # The random generators that shared libraries make when they are imported, by their modules.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))

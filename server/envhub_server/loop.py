@@ -1,0 +1,291 @@
+"""The hub's loop waits for these: descriptors, signals and time."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Generic, Protocol, TypeVar
+
+from envhub.arena.spin import RING
+
+STOPPED_S = 2.0  # later than planned by this much, the hub was stopped and not merely busy
+LAG_WINDOW_S = 60.0
+LAG_MIN_S = 0.0001  # the shortest lag that callers note
+
+
+class Clock:
+    """Seconds in which this process was not stopped.
+
+    A hub that was stopped (SIGSTOP, a paused machine) must not find, when it wakes, that every lease and deadline has
+    passed: it read no message of a client or worker meanwhile.
+
+    Attributes:
+        stopped_s: the seconds for which the process was stopped, in all.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self.stopped_s = 0.0
+        self._lags: deque[tuple[float, float]] = deque()  # time and lag, each lag larger than those after it
+
+    def now_s(self) -> float:
+        """The time now."""
+        return self._monotonic_s() - self.stopped_s
+
+    def woke(self, planned_s: float) -> float:
+        """The seconds for which the process was stopped in the wait that ends now and was to end by ``planned_s``."""
+        late_s = self.now_s() - planned_s
+        if late_s >= STOPPED_S:
+            self.stopped_s += late_s
+            return late_s
+        if late_s >= 0:
+            self.note(planned_s, late_s)
+        return 0.0
+
+    def note(self, at_s: float, lag_s: float) -> None:
+        """Note a lag: until ``at_s`` the hub read no descriptor for ``lag_s``."""
+        while self._lags and self._lags[-1][1] <= lag_s:
+            self._lags.pop()
+        self._lags.append((at_s, lag_s))
+
+    def lag_s(self) -> float:
+        """The largest lag of the last minute: the hub handled something else, or was woken later than planned."""
+        while self._lags and self._lags[0][0] < self.now_s() - LAG_WINDOW_S:
+            self._lags.popleft()
+        return self._lags[0][1] if self._lags else 0.0
+
+
+Key = TypeVar("Key")
+
+
+class Timers(Generic[Key]):
+    """One time for each key, which is hashable; the first time is found without a search."""
+
+    def __init__(self) -> None:
+        self._at_s: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []  # also has times that were replaced, until they come up
+        self._order = 0
+
+    @property
+    def next_s(self) -> float:
+        """The first time of all; infinity where there is none."""
+        while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def set(self, key: Key, at_s: float) -> None:
+        """Replace the key's time; infinity removes it."""
+        if at_s == self._at_s.get(key, math.inf):
+            return
+        if at_s == math.inf:
+            del self._at_s[key]
+            return
+        self._at_s[key] = at_s
+        self._order += 1
+        heapq.heappush(self._heap, (at_s, self._order, key))
+
+    def due(self, now_s: float) -> list[Key]:
+        """The keys whose time has come, in order of time; removes their times."""
+        keys = []
+        while self.next_s <= now_s:
+            key = heapq.heappop(self._heap)[2]
+            del self._at_s[key]
+            keys.append(key)
+        return keys
+
+
+WAKE_S = 1.0  # from one look at the clock to the next while something is due later; less than ``clock.STOPPED_S``
+
+Act = Callable[[], None]
+
+
+class Schedule:
+    """The next time of each function, and the time at which the loop has to wake.
+
+    It owns the timers. A bound method is the same function whenever it is named.
+
+    Attributes:
+        wake_s: when the loop wakes at the latest; infinity where no function has a time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Schedule by this clock."""
+        self._clock, self._timers = clock, Timers[Act]()
+        self.wake_s = math.inf
+
+    def set(self, act: Act, at_s: float) -> None:
+        """Replace the time at which ``act`` is called; infinity removes it."""
+        self._timers.set(act, at_s)
+        self.plan()
+
+    def call_due(self, now_s: float) -> None:
+        """Call each function whose time has come, in order of time; its time is removed before."""
+        for act in self._timers.due(now_s):
+            act()
+
+    def plan(self) -> None:
+        """Wake for the first time; earlier, while there is one, to see whether the process was stopped meanwhile."""
+        next_s = self._timers.next_s
+        self.wake_s = math.inf if next_s == math.inf else min(next_s, self._clock.now_s() + WAKE_S)
+
+
+Ready = list[tuple[int, int]]  # descriptors, each with the events of epoll
+
+_DESCRIPTOR = itemgetter(0)
+
+
+class Source(Protocol):
+    """The owner of descriptors that the loop waits for."""
+
+    def on_ready(self, descriptor: int) -> None:
+        """Handle a descriptor that is readable, or writable where ``want_writable`` asked for that."""
+
+
+class Poller:
+    """Descriptors, each with the source that handles it.
+
+    Attributes:
+        wait: returns the descriptors that are ready within this many seconds; None waits without an end.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}
+        self._epoll = select.epoll()
+        self.wait: Callable[[float | None], Ready] = self._epoll.poll
+
+    def handle(self, ready: Ready) -> None:
+        """Call the source of each descriptor that has one."""
+        sources = self._sources
+        wanted = [*map(sources.get, map(_DESCRIPTOR, ready))]
+        for (descriptor, _), source in zip(ready, wanted, strict=True):
+            # An earlier source of this turn may have closed it, and another may have its number by now.
+            if source is not None and sources.get(descriptor) is source:
+                source.on_ready(descriptor)
+
+    def wake_on(self, descriptor: int) -> None:
+        """End a wait whenever the descriptor is readable; the caller of ``wait`` handles it."""
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def register(self, descriptor: int, source: Source, edges: bool = False) -> None:
+        """Wait until it is readable; with ``edges`` for new input only, whether or not the old input is read."""
+        self._sources[descriptor] = source
+        self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
+
+    def want_writable(self, descriptor: int, wanted: bool) -> None:
+        """Begin, or cease, to wait also until the descriptor is writable."""
+        if descriptor in self._sources:
+            self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def unregister(self, descriptor: int) -> None:
+        """Cease to wait for the descriptor; it stays open."""
+        if self._sources.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Forget all descriptors, and free the poller's own."""
+        self._sources.clear()
+        self._epoll.close()
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)  # which would end a process that does not handle them
+
+
+class Signals:
+    """Reads the numbers of signals from a socket, and calls their handlers."""
+
+    def __init__(self, ours: socket.socket, on_named: Callable[[str], None], on_child: Callable[[], None]) -> None:
+        self.stopped = False  # whether a signal to stop the process has come
+        self._ours = ours
+        self._on_named = on_named
+        self._on_child = on_child
+
+    def on_ready(self, descriptor: int) -> None:
+        """Handle the signals that have come."""
+        for number in self._ours.recv(64):
+            if number == signal.SIGCHLD:
+                self._on_child()
+            elif number in (*STOPPING, *ASKING):
+                self.stopped = self.stopped or number in STOPPING
+                self._on_named(signal.Signals(number).name)
+
+
+@contextlib.contextmanager
+def handled(
+    poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None], is_served: bool
+) -> Iterator[None]:
+    """Within the context, call ``on_named`` with a signal's name, and ``on_child`` when a child process has ended.
+
+    Signals to a hub that is not served, but belongs to a program, mean the program: only ``on_child`` is called.
+
+    A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    source = Signals(ours, on_named, on_child)
+    numbers = (*STOPPING, *ASKING, signal.SIGCHLD) if is_served else (signal.SIGCHLD,)
+    with ours, theirs:
+        poller.register(ours.fileno(), source)
+        # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        before = [signal.signal(number, lambda *_: None) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, signal.SIG_IGN if source.stopped and number in STOPPING else handler)
+            signal.set_wakeup_fd(wakeup)
+            poller.unregister(ours.fileno())
+
+
+class Ringer:
+    """Rings one process's bells; at most one thread waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs = False
+        self._again = -1  # a copy of the bell to ring next; -1 for none
+
+    def ring(self, bell: int) -> None:
+        """Ring this eventfd soon; rings that its holder keeps waiting become one."""
+        with self._lock:
+            copy = os.dup(bell)
+            if self._again >= 0:
+                os.close(self._again)
+            self._again = copy
+            if self._runs:
+                return
+            self._runs = True
+        threading.Thread(target=self._run, name="envhub-ringer", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                bell, self._again = self._again, -1
+                if bell < 0:
+                    self._runs = False
+                    return
+            with contextlib.suppress(OSError):  # full, and not to be waited for
+                os.write(bell, RING)
+            os.close(bell)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop's clock, the functions that it calls at their times, and the descriptors that it waits for."""
+
+    clock: Clock
+    schedule: Schedule
+    poller: Poller = field(default_factory=Poller)

@@ -1,1 +1,0 @@
-"""Descriptors, signals and time: the hub's loop waits for these."""

@@ -16,11 +16,6 @@ _FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 
 
 def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open the file for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in _FLAGS))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -32,11 +27,6 @@ def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """Read the file.
-
-    Raises:
-        OSError: as in ``open_regular_file``, or the file has more than ``bytes_max`` bytes.
-    """
     with open_regular_file(path) as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:

@@ -32,12 +32,10 @@ class Film:
             self._container.mux(self._stream.encode(self._make_frame(np.ascontiguousarray(frame), format="rgb24")))
 
     def finish(self) -> Path:
-        """End the film; returns its file."""
         self._container.mux(self._stream.encode())
         self._container.close()
         return self._path
 
     def discard(self) -> None:
-        """Remove it."""
         self._container.close()
         self._path.unlink(missing_ok=True)

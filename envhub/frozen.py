@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[Any], Any]:
-        """Decorate nothing: only type checkers read this decorator."""
         return lambda decorated: decorated
 
 

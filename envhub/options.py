@@ -54,10 +54,7 @@ def byte_count(value: Any, folder: Path = Path()) -> Any:
     """Return the bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
 
     The units are B; KB, MB, GB and TB, powers of 1000; KiB, MiB, GiB and TiB, powers of 1024. Case does not matter.
-    What is no text is returned as it is.
-
-    Raises:
-        ValueError: it is not a number, has another unit, or is not a whole number of bytes.
+    What is no text is returned as it is. Raises ``ValueError``.
     """
     if not isinstance(value, str):
         return value
@@ -69,11 +66,7 @@ def byte_count(value: Any, folder: Path = Path()) -> Any:
 
 
 def read_memory(value: Any, folder: Path) -> Any:
-    """Return the bytes as ``byte_count``.
-
-    Raises:
-        ValueError: these are no bytes, or too few for an interpreter.
-    """
+    """Return the bytes as ``byte_count``; raises ``ValueError``."""
     count = byte_count(value)
     if isinstance(count, int) and 0 < count < BYTES_MIN:
         raise ValueError(
@@ -92,8 +85,7 @@ def no_path(text: str) -> str:
 def read_path(text: str, folder: Path) -> Path:
     """Return the path that is written so, with ``~`` for a home folder, or a relative one in the folder.
 
-    Raises:
-        ValueError: the text is empty, is a URL, or names no path.
+    Raises ``ValueError``.
     """
     if why := no_path(text):
         raise ValueError(why)
@@ -112,30 +104,23 @@ def read_program(text: str, folder: Path) -> str:
 
 
 def read_address(text: str, folder: Path) -> str:
-    """Return an address to listen on, or raise ``ValueError``."""
     address.parse(text)
     return text
 
 
 def read_arguments(text: str, folder: Path) -> str:
-    """Return a text that ``parse_arguments`` reads, or raise ``ValueError``."""
     parse_arguments(text)
     return text
 
 
 def read_function(text: str, folder: Path) -> str:
-    """Return the name of a function, or an empty text; or raise ``ValueError``."""
     if text and not is_function_name(text):
         raise ValueError(f"{text!r} names no function; expected module:function")
     return text
 
 
 def parse_arguments(text: str) -> tuple[str, frozenset[str]]:
-    """Return the pattern of names and the arguments of ``name=argument,argument``.
-
-    Raises:
-        ValueError: it is not of this form.
-    """
+    """Return the pattern of names and the arguments of ``name=argument,argument``; raises ``ValueError``."""
     pattern, _, listed = text.rpartition("=")
     names = frozenset(listed.split(","))
     if not pattern or not all(map(str.isidentifier, names)):
@@ -377,7 +362,6 @@ class OptionError(ValueError):
 
 @cache
 def kinds_of(table: type) -> Mapping[str, Any]:
-    """Return the annotations of a table's options, by name."""
     return get_type_hints(table, include_extras=True)
 
 
@@ -454,21 +438,12 @@ def _read(value: Any, annotation: Any, place: str, folder: Path, key: Callable[[
 
 
 def check_options(table: Any, kind: type) -> None:
-    """Check the options of a table that a program has made.
-
-    Raises:
-        OptionError: with the first value that is not allowed.
-    """
+    """Check the options of a table that a program has made; raises ``OptionError``."""
     values = {name: value for name in kinds_of(kind) if (value := getattr(table, name)) is not None}
     options_from(msgspec.to_builtins(values, enc_hook=str), kind)
 
 
 def check_distinct(name: str, values: Sequence[Any] | None) -> None:
-    """Check that nothing is given twice.
-
-    Raises:
-        OptionError: something is.
-    """
     if values is not None and len({*values}) < len(values):
         raise OptionError(f"{name} = {value_text(values)}: the same is given twice")
 
@@ -545,7 +520,6 @@ def described(table: Any, name: str) -> str:
 
 
 def description(annotation: Any) -> str:
-    """The help of an option, of its annotation."""
     return next((each.description for each in get_args(annotation) if getattr(each, "description", None)), "")
 
 

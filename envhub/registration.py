@@ -54,8 +54,6 @@ def register_with_gymnasium() -> None:
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds Gymnasium by the other finders, and registers after its module was executed."""
-
     def __init__(self) -> None:
         self._asking = False
 

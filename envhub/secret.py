@@ -61,19 +61,9 @@ class Secret(Generic[Value]):
         return self
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
-        """Refuse to be pickled.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError("a key is not pickled: name the hub as `envhub login` keeps it, and connect where it is used")
 
     def __getstate__(self) -> NoReturn:
-        """Refuse as ``__reduce_ex__``.
-
-        Raises:
-            TypeError: always.
-        """
         self.__reduce_ex__(0)
 
 

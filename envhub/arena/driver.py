@@ -82,14 +82,12 @@ class ArenaDriver:
 
     @property
     def outstanding(self) -> int:
-        """Number of rows that ``post_rows`` posted and whose results were not taken."""
         return self.sent.count(1)
 
     def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
         """Hand these rows to their workers with their actions, one array per leaf. Ring afterwards.
 
-        Raises:
-            ValueError: one of them is pending, or pending rows have actions of a dtype of another size.
+        Raises ``ValueError``.
         """
         arena = self._arena
         under_way = self._sent | (arena.done != arena.request)
@@ -109,7 +107,6 @@ class ArenaDriver:
         self.note_sent(rows)  # last, so that after an interrupt old results do not count as new ones
 
     def note_sent(self, rows: np.ndarray) -> None:
-        """Count these rows as sent, which were posted by ``post_rows`` before an interrupt of it."""
         self._sent[rows] = True
 
     def done(self) -> int:
@@ -127,7 +124,6 @@ class ArenaDriver:
         return (rows[:0], int(raised[0])) if raised.size else (rows, None)
 
     def taken(self, rows: Any) -> None:
-        """Note that the caller has read the results of these rows."""
         self._sent[rows] = False
 
     def results(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:

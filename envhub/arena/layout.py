@@ -55,7 +55,6 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """The array's size in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -73,11 +72,6 @@ class Layout:
     info_bytes: int
 
     def __post_init__(self) -> None:
-        """Check the leaves.
-
-        Raises:
-            ValueError: there are too many leaves, or an observation leaf has a variable size.
-        """
         for kind, leaves in (("an observation", self.observations), ("an action", self.actions)):
             if len(leaves) > LEAVES_MAX:
                 raise ValueError(f"{kind} space of {len(leaves)} leaves; at most {LEAVES_MAX} are carried")
@@ -102,20 +96,16 @@ class Layout:
         return fields
 
     def batch_bytes(self, leaf: Leaf) -> int:
-        """The size of one batch of an observation leaf."""
         return self.rows * leaf.nbytes
 
     def row_bytes(self) -> int:
-        """The size of one observation."""
         return sum(leaf.nbytes for leaf in self.observations)
 
     def nbytes(self) -> int:
-        """The size of the whole arena."""
         last = list(self.fields().values())[-1]
         return _aligned(last.offset + last.nbytes, HEADER_BYTES)
 
     def rooms_bytes(self) -> int:
-        """The size of the rooms, the first part of the large infos."""
         return _aligned(8 * self.rows, HEADER_BYTES)
 
     def large_info_bytes(self, nbytes: int) -> int:
@@ -141,11 +131,7 @@ def split_share(num_envs: int, workers: int) -> str:
 
 
 def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards, terminations and truncations as views of the bytes of all three.
-
-    Raises:
-        ValueError: the length is not that of ``rows`` rows.
-    """
+    """Rewards, terminations and truncations as views of the bytes of all three; raises ``ValueError``."""
     if len(results) != rows * RESULT_BYTES:
         raise ValueError(f"{len(results)} bytes of results for {rows} rows")
     return (

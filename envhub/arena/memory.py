@@ -55,11 +55,9 @@ _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "dri
 def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
     """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
 
-    The places of large infos, at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a
-    row memory there. There are none if a limit of the process forbids a file of that size.
-
-    Raises:
-        OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
+    The places of large infos, at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a row
+    memory there. There are none if a limit of the process forbids a file of that size. Raises ``OSError`` and leaves
+    nothing behind.
     """
     try:
         return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
@@ -97,9 +95,7 @@ class Arena:
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
         """Map the memory; with ``in_children`` it stays mapped in processes that this one forks.
 
-        Raises:
-            OSError: the descriptor is not a memfd.
-            ValueError: it is too small, or its seals let a peer truncate it, after which a read would raise SIGBUS.
+        Raises ``OSError`` or ``ValueError``.
         """
         check_sealed(fd)
         self.layout = layout
@@ -142,7 +138,6 @@ class Arena:
         return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
 
     def _large(self, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places of large infos, and their rooms, in memory of ``nbytes``."""
         rows, at, place = self.layout.rows, self.layout.nbytes(), self.layout.large_info_bytes(nbytes)
         if not place:
             return np.zeros((rows, 0), np.uint8), np.zeros(rows, np.int64)
@@ -150,11 +145,9 @@ class Arena:
         return places, np.ndarray(rows, np.int64, self._memory, at)
 
     def large_info_offset(self, row: int) -> int:
-        """Offset in the memory of the row's place for a large info."""
         return self.layout.nbytes() + self.layout.rooms_bytes() + row * int(self.large_infos.shape[1])
 
     def memory_ref(self) -> weakref.ref[Any]:
-        """A weak reference to the mapped memory, alive while a view of the memory exists."""
         return weakref.ref(self._memory)
 
     def format(self, epoch: int) -> None:
@@ -165,7 +158,6 @@ class Arena:
 
     @property
     def driver(self) -> int:
-        """The process that drives, ``DRIVER_HUB`` or ``DRIVER_CLIENT``."""
         return self._header_words[_DRIVER]
 
     def set_driver(self, driver: int) -> None:
@@ -195,7 +187,6 @@ class Arena:
         return LARGE
 
     def info(self, row: int) -> memoryview | None:
-        """The row's encoded info, as a view of its place in the arena."""
         template, nbytes = self._template_words[row], self._length_words[row]
         if template == 0 and 0 < nbytes <= self.layout.info_bytes:
             return self.infos[row, :nbytes].data
@@ -235,7 +226,6 @@ class Arena:
         self._header_words[_REVOKED] = REVOKED
 
     def restore(self) -> None:
-        """Take ``revoke`` back."""
         self._header_words[_REVOKED] = 0
 
     @property
@@ -249,11 +239,7 @@ class Arena:
         self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:
-        """Raise if the memory is not an arena of this layout.
-
-        Raises:
-            ValueError: the header has another magic, version or number of rows.
-        """
+        """Raise if the memory is not an arena of this layout; raises ``ValueError``."""
         words = tuple(int(word) for word in self.header[:3])
         if words != (MAGIC, VERSION, self.layout.rows):
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {words}")
@@ -274,11 +260,9 @@ class Arena:
         self.request[rows] += 1
 
     def quiescent(self) -> bool:
-        """True if no row is pending."""
         return self._done_words == self._request_words
 
     def noted(self) -> bool:
-        """True if a row has another status than ``STATUS_OK``."""
         return self.status.tobytes().count(0) != self.status.nbytes
 
     def said_by_channel(self) -> np.ndarray:

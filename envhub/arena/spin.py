@@ -77,10 +77,7 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
     slept to one that spun. A driver that spins takes CPU time from workers that compute, unless it has its own CPU.
 
     No process spins if that would spend a cgroup's quota, or if a weaker memory order than x86-64's requires a system
-    call before the read of guarded data.
-
-    Raises:
-        ValueError: ``ENVHUB_SPIN_US`` is not a number of microseconds.
+    call before the read of guarded data. Raises ``ValueError``.
     """
     configured = configured_spin_us()
     if configured is not None:
@@ -89,11 +86,7 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
 
 
 def configured_spin_us() -> int | None:
-    """The value of ``ENVHUB_SPIN_US``; None where it is not set.
-
-    Raises:
-        ValueError: it is not a number of microseconds.
-    """
+    """The value of ``ENVHUB_SPIN_US``; None where it is not set. Raises ``ValueError``."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
         return None
@@ -104,8 +97,7 @@ def configured_spin_us() -> int | None:
 def checked_spin_us(wanted: int, name: str) -> int:
     """Check a number of microseconds and return it; errors name it ``name``.
 
-    Raises:
-        ValueError: it is not between 0 and ``SPIN_US_MAX``.
+    Raises ``ValueError``.
     """
     if not 0 <= wanted <= SPIN_US_MAX:
         raise ValueError(f"{name} is a number of microseconds between 0 and {SPIN_US_MAX}")

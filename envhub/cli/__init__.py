@@ -25,7 +25,6 @@ RETIRED = {
 
 
 def main() -> None:
-    """Run the command line."""
     if sys.platform != "linux" and len(sys.argv) > 1 and sys.argv[1] in ONLY_LINUX:
         end(sys.argv[1], only_linux("this command"))
     for name in RETIRED.keys() & {*sys.argv[1:2]}:

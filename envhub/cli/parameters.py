@@ -14,11 +14,6 @@ from envhub.options import no_path
 
 
 def _positive(type_: object, seconds: float) -> None:
-    """Refuse seconds in which nothing can be answered.
-
-    Raises:
-        ValueError: they are not positive and finite.
-    """
     if not 0 < seconds < math.inf:
         raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
 
@@ -35,8 +30,7 @@ def shown_default(value: object) -> str | None:
 def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
     """Refuse a path that is empty, as of a variable that is not set: it would be the current folder; and a URL.
 
-    Raises:
-        ValueError: a path is empty, or a URL.
+    Raises ``ValueError``.
     """
     for argument in arguments:
         if Path in (argument.hint, *get_args(argument.hint)):

@@ -20,8 +20,6 @@ EXIT_INTERRUPTED = 130
 
 
 class _Output(io.FileIO):
-    """A standard stream, which keeps the error of a write that failed."""
-
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -73,7 +71,6 @@ def _replace(name: str) -> _Output | None:
 
 
 def print_line(text: str) -> None:
-    """Print a line to the standard output, at once."""
     if sys.stdout is not None:
         print(text, flush=True)
 
@@ -85,7 +82,6 @@ def print_error(text: str) -> None:
 
 
 def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
-    """Print one line that begins with the command, and exit."""
     print_error(f"envhub {command}: {why}")
     sys.exit(status)
 

@@ -138,7 +138,6 @@ class Fleet:
         return sorted(index for fleet, index in _hubs() if fleet == self.name)
 
     def _actors(self, indices: Iterable[int]) -> dict[int, Any]:
-        """Return the actors of these hubs, without those that have ended."""
         actors = {}
         for index in indices:
             with contextlib.suppress(ValueError):
@@ -181,7 +180,6 @@ class Fleet:
             raise
 
     def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
-        """Wait until the hubs of these numbers serve; raises as ``up``."""
         deadline_s = time.monotonic() + timeout_s
         late = {actor.await_serving.remote(): index for index, actor in actors.items()}
         while late:
@@ -202,7 +200,6 @@ class Fleet:
                 raise HubUnreachable(f"hub {index} of {self.name!r} cannot start: {why}")
 
     def _end(self, indices: Sequence[int]) -> None:
-        """Drain these hubs and end their actors; raises as ``down``."""
         placed = self._ask("report", indices)
         self._ask("drain", placed, DRAIN_TIMEOUT_S)
         actors = self._actors(indices)
@@ -237,7 +234,6 @@ def fleets() -> list[str]:
 
 
 def _hubs() -> list[tuple[str, int]]:
-    """Return the fleet and the number of each hub, by the names of Ray's actors."""
     if not ray.is_initialized():  # Ray would start a cluster of its own
         raise HubUnreachable('this program is not connected to Ray: call ray.init(address="auto") first')
     actors = ray.util.list_named_actors(all_namespaces=True)

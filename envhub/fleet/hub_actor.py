@@ -90,7 +90,6 @@ class HubActor:
         threading.Thread(target=self._keep, name="hub", daemon=True).start()
 
     def report(self) -> FleetHub:
-        """Return what the hub does."""
         hub, addresses = self._hub, self._hub.addresses
         state, address = ("serving", addresses[0]) if addresses else ("starting", "")
         return FleetHub(self._index, state, address, hub.pid, hub.starts, hub.why)
@@ -104,18 +103,15 @@ class HubActor:
         return ""
 
     def access(self) -> HubAccess | None:
-        """Return what a client connects with; None if the hub does not listen now."""
         if not (addresses := self._hub.addresses):
             return None
         tcp, ipc = addresses
         return HubAccess(f"envhub://{token_of(self._keys).reveal_secret()}@{tcp.removeprefix('tcp://')}", ipc)
 
     def settings(self) -> HubSettings:
-        """Return the settings of each hub of the fleet."""
         return self._settings
 
     def drain(self) -> None:
-        """Drain the hub, wait for its end, and leave no file."""
         self._hub.stop()
         self._folder.remove()
 

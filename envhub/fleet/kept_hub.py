@@ -78,7 +78,6 @@ class KeptHub:
             print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """Let the hub drain, and wait until its process has ended."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
         if not self._stopped.wait(STOP_TIMEOUT_S):
@@ -103,7 +102,6 @@ class KeptHub:
         self._stopped.set()
 
     def _run_once(self, binds: Sequence[str]) -> tuple[str, ...]:
-        """Run a process to its end; returns the addresses that it had."""
         with self._lock:
             if self._stopping.is_set():
                 return ()

@@ -14,11 +14,6 @@ _ACTOR = re.compile(r"envhub:([^:]*):([0-9]+)")
 
 
 def check_fleet_name(name: str) -> None:
-    """Check that a fleet can have this name.
-
-    Raises:
-        AddressError: it cannot.
-    """
     if not _NAME.fullmatch(name):
         raise AddressError(
             f"{quoted(name)} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 56"
@@ -26,12 +21,10 @@ def check_fleet_name(name: str) -> None:
 
 
 def actor_name(fleet: str, index: int) -> str:
-    """Return the name of the actor that keeps this hub."""
     return f"envhub:{fleet}:{index}"
 
 
 def hub_name(fleet: str, index: int) -> str:
-    """Return the name of the hub of this number."""
     return f"{fleet}/{index}"
 
 

@@ -112,7 +112,6 @@ class ClientProtocol:
 
     @property
     def pending(self) -> Op | None:
-        """The op of the pending request; None if no request is pending."""
         return None if self._pending is None or self.answer is not None else self._pending.op
 
     @property
@@ -139,10 +138,7 @@ class ClientProtocol:
         """Begin a request; return its frames, which the caller sends unless the request is ``held``.
 
         The codes of ``Step`` and the arrays are sent as they are. A SEND with ``ends_receive`` takes the place of a
-        pending RECEIVE.
-
-        Raises:
-            FrameTooLarge: a frame has more than ``frame_bytes_max`` bytes; what was pending still is.
+        pending RECEIVE. Raises ``FrameTooLarge``.
         """
         ended = self._pending if self.answer is None else None
         if ended is not None and not self.may_begin(op, message):
@@ -184,8 +180,7 @@ class ClientProtocol:
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
         """Process one message of the hub; returns it if it is the pending request's reply, else None.
 
-        Raises:
-            RemoteProtocolError: the message does not follow PROTOCOL.md.
+        Raises ``RemoteProtocolError``.
         """
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
@@ -242,7 +237,6 @@ class ClientProtocol:
         return answer
 
     def _received(self, send: _Pending, frames: Frames) -> Reply:
-        """The reply to the RECEIVE that this SEND ended, from the frames behind the reply to the SEND."""
         prelude = Prelude.unpack(frames[0])
         if (prelude.token, prelude.seq) != (send.token, send.ended_seq) or prelude.op not in _TO_RECEIVE:
             raise RemoteProtocolError("a reply to a SEND has frames that are no reply to the RECEIVE before it")

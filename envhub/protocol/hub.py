@@ -310,7 +310,6 @@ class HubProtocol:
         self._reply(request, REPLY | request.op, body, frames)
 
     def fail(self, request: Incoming, failure: Failure) -> None:
-        """Send a failure as the one reply to ``request``."""
         self._count(failure)
         self._reply(request, REPLY | Op.FAILURE, messages.pack(failure), ())
 
@@ -386,7 +385,6 @@ class HubProtocol:
         return [(token, link.peer) for token, link in ended]
 
     def sessions_of(self, peer: bytes) -> list[bytes]:
-        """Tokens of the sessions whose last message came from this peer."""
         return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
 
     def peer_of(self, token: bytes) -> bytes | None:
@@ -405,19 +403,15 @@ class HubProtocol:
         return set() if link is None else link.connections
 
     def connection_back(self, token: bytes) -> None:
-        """Note that the session's client is connected; its lease ends."""
         self.leases.pop(token, None)
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
-        """Note that the session's client is gone; its lease starts."""
         self.leases[token] = now_s + self._lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
-        """Tokens of the sessions whose lease has expired."""
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
 
     def next_expiry_s(self) -> float:
-        """Time at which the first lease expires; infinity if none runs."""
         return min(self.leases.values(), default=math.inf)
 
 

@@ -392,11 +392,7 @@ def with_places(pickled: bytes, places: Iterable[Tuple[int, int]]) -> bytes:
 
 
 def places_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
-    """The places that ``with_places`` added; empty if there are none.
-
-    Raises:
-        ValueError: they are not of ``num_envs`` factories, or not in these bytes.
-    """
+    """The places that ``with_places`` added; empty if there are none. Raises ``ValueError``."""
     if factories[-len(_PLACES_MAGIC) :] != _PLACES_MAGIC or len(factories) < _PLACES_END.size:
         return []
     count, _ = _PLACES_END.unpack_from(factories, len(factories) - _PLACES_END.size)
@@ -469,7 +465,6 @@ _hints = lru_cache(maxsize=None)(get_type_hints)
 
 
 def pack(message: Any) -> bytes:
-    """The msgpack map of a message's fields."""
     return codec.encode(as_map(message))
 
 

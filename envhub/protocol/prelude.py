@@ -49,16 +49,10 @@ class Prelude(NamedTuple):
     version: int = VERSION
 
     def pack(self) -> bytes:
-        """The prelude's bytes."""
         return PRELUDE.pack(MAGIC, self.version, *self[:4])
 
     @classmethod
     def unpack(cls, frame: Frame) -> Prelude:
-        """The prelude that ``frame`` starts with.
-
-        Raises:
-            RemoteProtocolError: the frame is too short, or has another magic.
-        """
         if len(frame) < PRELUDE.size:
             raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
         magic, version, op, hub_id, token, seq = PRELUDE.unpack_from(frame)

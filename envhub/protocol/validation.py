@@ -126,8 +126,7 @@ def is_function_name(text: str) -> bool:
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
     """Refuse a message if a field of it, or of a nested message, has a number or a text that is not allowed.
 
-    Raises:
-        OutOfBounds: names the field.
+    Raises ``OutOfBounds``.
     """
     for value in vars(message).values():
         if dataclasses.is_dataclass(value):

@@ -48,7 +48,6 @@ class Address(Frozen):
 
     @property
     def is_ipc(self) -> bool:
-        """True for IPC, which only this machine can reach."""
         return bool(self.path)
 
     @property
@@ -98,8 +97,7 @@ def written(hub: str | Secret[str]) -> str:
 def of_environment() -> Any:
     """The hub's address in ``ENVHUB_ADDRESS``, ``guarded``; None if it is not set.
 
-    Raises:
-        AddressError: it has control characters.
+    Raises ``AddressError``.
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
@@ -115,11 +113,6 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(text: str | Secret[str]) -> Address:
-    """Parse an address.
-
-    Raises:
-        AddressError: the text is not an address.
-    """
     text = text.reveal_secret() if isinstance(text, Secret) else text
     if not isinstance(text, str):  # not shown, because it may contain a key
         raise AddressError(f"a value of type {type(text).__name__} is no address; {_FORM}")
@@ -152,12 +145,7 @@ def parse(text: str | Secret[str]) -> Address:
 
 
 def parse_hub(text: str | Secret[str]) -> Address:
-    """Parse the address of a hub to connect to.
-
-    Raises:
-        AddressError: the text is not an address, its host is not a possible name, or its port is 0, which means any
-            free port to a hub that binds.
-    """
+    """Parse the address of a hub to connect to; raises ``AddressError``."""
     address = parse(text)
     if not address.is_ipc and not _can_be_a_host(address.host):
         raise AddressError(f"{quoted(address.host)} is no host; write its name or IP address, one of IPv6 in brackets")
@@ -167,11 +155,6 @@ def parse_hub(text: str | Secret[str]) -> Address:
 
 
 def parse_bind(text: str) -> Address:
-    """Parse the address that a hub is to bind.
-
-    Raises:
-        AddressError: the text is not an address, or is the address of a client, with keys.
-    """
     address = parse(text)
     if address.keys is not None:
         shown_as = address.text.replace("tcp://", KEYS_LEFT_OUT, 1)
@@ -217,11 +200,6 @@ def runtime_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise if another user could put something into this folder of a hub, or another folder into its place.
-
-    Raises:
-        AddressError: another user could.
-    """
     if sys.platform == "win32":  # where no hub runs
         return
     status = folder.lstat()

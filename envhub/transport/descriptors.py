@@ -24,11 +24,6 @@ class DescriptorReader:
         self.truncated = False  # whether descriptors were lost to this process's limit of open files
 
     def read(self, size: int) -> bytes:
-        """Read up to ``size`` bytes; none at the end of the stream.
-
-        Raises:
-            OSError: the socket's ``recvmsg`` failed.
-        """
         # One call into C receives and stores them: an interrupt in between would leak descriptors.
         arguments = (size,), (self._ancillary_bytes,), (socket.MSG_CMSG_CLOEXEC,)
         self._received.extend(map(self._socket.recvmsg, *arguments))
@@ -74,10 +69,8 @@ F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
     """A memfd of zeros whose size is sealed; the caller owns the descriptor.
 
-    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written.
-
-    Raises:
-        OSError: there is not enough memory (ENOSPC, ENOMEM); nothing is left behind.
+    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written. Raises
+    ``OSError`` and leaves nothing behind.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -93,11 +86,6 @@ def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
 
 
 def check_sealed(fd: int) -> None:
-    """Raise if a peer could truncate the memory.
-
-    Raises:
-        OSError: the descriptor is not a memfd.
-        ValueError: it is not sealed.
-    """
+    """Raise if a peer could truncate the memory; raises ``OSError`` or ``ValueError``."""
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK:
         raise ValueError("the memory is not sealed against shrinking")

@@ -36,7 +36,6 @@ class HubKeys(Frozen):
 
 
 def text_of(key: bytes) -> str:
-    """The text of a key, or of several joined keys."""
     return base64.urlsafe_b64encode(key).rstrip(b"=").decode()
 
 
@@ -61,7 +60,6 @@ def secret_key_of(text: Secret[str]) -> Secret[bytes]:
 
 
 def secret_text_of(key: Secret[bytes]) -> Secret[str]:
-    """The text of a secret key."""
     return Secret(text_of(key.reveal_secret()))
 
 
@@ -71,7 +69,6 @@ def token_of(keys: HubKeys) -> Secret[str]:
 
 
 def keys_of(token: str) -> HubKeys:
-    """The keys in a text of ``token_of``; errors as in ``key_of``."""
     both = key_of(token, 2)
     return HubKeys(both[:KEY_BYTES], Secret(both[KEY_BYTES:]))
 
@@ -85,8 +82,7 @@ def quoted(text: str) -> str:
 def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:
     """Write a line into a new file that only this user can read; with ``replace`` the file may exist.
 
-    Raises:
-        KeysError: the file exists, or cannot be written.
+    Raises ``KeysError``.
     """
     import secrets
 
@@ -119,10 +115,7 @@ def read_private(path: Path) -> str:
     """The text of a private file: one that only this user can read, or one of root's that also its group can read.
 
     It may be behind a link of this user's or root's. Kubernetes mounts a Secret as such files and links. PostgreSQL has
-    such a rule for its keys.
-
-    Raises:
-        KeysError: there is no such file, or other users can read or replace it.
+    such a rule for its keys. Raises ``KeysError``.
     """
     try:
         if sys.platform == "win32" and path.is_symlink():

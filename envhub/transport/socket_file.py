@@ -45,7 +45,6 @@ class SocketAtPath:
         self._inode = status.st_dev, status.st_ino
 
     def is_same(self, other: SocketAtPath) -> bool:
-        """True if both are one file."""
         return self._inode == other._inode
 
     def __enter__(self) -> SocketAtPath:
@@ -54,8 +53,7 @@ class SocketAtPath:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Do nothing: no file is open."""
+    def close(self) -> None: ...
 
 
 def open_socket_file(path: str) -> FileIO | SocketAtPath:

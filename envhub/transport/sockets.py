@@ -83,13 +83,11 @@ def choose_family(socket: Socket, address: Address) -> None:
 
 
 def new_key_pair() -> tuple[bytes, Secret[bytes]]:
-    """A new public key and its secret key."""
     public, secret = zmq.curve_keypair()
     return z85.decode(public), Secret(z85.decode(secret))
 
 
 def public_key(secret: Secret[bytes]) -> bytes:
-    """The public key of a secret key."""
     return z85.decode(zmq.curve_public(z85.encode(secret.reveal_secret())))
 
 
@@ -200,7 +198,6 @@ def connection_of(frames: Sequence[zmq.Frame]) -> int:
 
 
 def _property(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
-    """A property of this message's peer, or ``otherwise`` if libzmq does not know it."""
     try:
         return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:

@@ -33,12 +33,7 @@ class Packed(NamedTuple):
 
 
 def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
-    """Pack a batch whose leaves are ``parts``.
-
-    Raises:
-        TypeError: a part is not a batch.
-        SpaceMismatch: a part has the wrong count or shape, or is a tensor that NumPy cannot have.
-    """
+    """Pack a batch whose leaves are ``parts``; raises ``TypeError`` or ``SpaceMismatch``."""
     codes, arrays, out_of_band = bytearray(), [], []
     for part, leaf in zip(parts, leaves):
         batch: Any = part if type(part) is np.ndarray and part.ndim else _as_batch(part, num_envs)
@@ -57,7 +52,6 @@ def pack(parts: Sequence[Any], leaves: Sequence[Leaf], num_envs: int) -> Packed:
 
 
 def _as_batch(part: Any, num_envs: int) -> Any:
-    """The part as an array or a sequence."""
     if isinstance(part, (list, tuple)):
         return part
     try:
@@ -113,11 +107,6 @@ def _mismatch(shape: tuple[int, ...], leaf: Leaf, num_envs: int) -> SpaceMismatc
 
 
 def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
-    """The size in bytes of each array; leaves out of band have none.
-
-    Raises:
-        ValueError: a code is unknown, or names a dtype for an object leaf.
-    """
     nbytes = []
     for code, leaf in zip(codes, leaves):
         if code == OUT_OF_BAND:

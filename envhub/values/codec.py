@@ -106,11 +106,7 @@ def as_repr(value: Any) -> msgpack.ExtType:
 
 
 def as_pickle(value: Any) -> msgpack.ExtType:
-    """Carry a value by cloudpickle; for a program's own private hub only.
-
-    Raises:
-        EncodeError: it cannot be pickled.
-    """
+    """Carry a value by cloudpickle; for a program's own private hub only. Raises ``EncodeError``."""
     from envhub.values import pickling
     from envhub.values.pickling import why_unpicklable
 
@@ -137,8 +133,7 @@ _FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the clas
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
     """Encode ``value``; ``unknown`` decides about values that the codec cannot carry.
 
-    Raises:
-        EncodeError: with ``unknown=refuse``, the codec cannot carry a value inside.
+    Raises ``EncodeError``.
     """
     try:
         return _pack(_Encoder(unknown).plain(value, 0))
@@ -161,10 +156,7 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
     """The value in bytes or any buffer that ``encode`` made; arrays are new and writable.
 
-    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network.
-
-    Raises:
-        DecodeError: the bytes are malformed, or break a limit of this module.
+    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network. Raises ``DecodeError``.
     """
     return _Decoder(allow_pickle).unpack(blob)
 
@@ -189,8 +181,7 @@ def _bin_head(nbytes: int) -> bytes:
 def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
     """The two byte strings of ``encode_pair``, or of any msgpack list of two byte strings, as views.
 
-    Raises:
-        DecodeError: the bytes are not such a list.
+    Raises ``DecodeError``.
     """
     view = memoryview(blob).cast("B")
     try:
@@ -220,8 +211,7 @@ KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
 def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
     """Decode a header: it has few items, nests little, and has integers as its only extension type.
 
-    Raises:
-        DecodeError: the bytes are malformed, or break a limit of this module.
+    Raises ``DecodeError``.
     """
     check_header(blob, limits)
     return _Decoder(False, limits.items_max, header=True).unpack(blob)
@@ -230,10 +220,7 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
 def check_header(blob: Any, limits: HeaderLimits) -> None:
     """Refuse a header that exceeds the limits, before it is decoded.
 
-    The work is bounded by ``limits.items_max``, for a header of any length.
-
-    Raises:
-        DecodeError: it is too long, has too many items, nests too deep, or goes on after its last item.
+    The work is bounded by ``limits.items_max``, for a header of any length. Raises ``DecodeError``.
     """
     view = memoryview(blob).cast("B")
     pending = [1]  # for each list and map around the next item, how many items remain

@@ -61,8 +61,7 @@ def available() -> list[str]:
 class Compressor:
     """Compresses frames; it tries fewer frames while compression saves nothing.
 
-    Raises:
-        ImportError: the library of ``method`` is not installed.
+    Raises ``ImportError``.
     """
 
     def __init__(self, method: str) -> None:
@@ -98,10 +97,7 @@ class Compressor:
 def decompressor(method: str) -> Callable[[Any, int], Any]:
     """The function that restores a frame of a given size; it returns a frame that has this size already as it is.
 
-    The function raises ``DecodeError`` for a frame of another method or size.
-
-    Raises:
-        ImportError: the library of ``method`` is not installed.
+    The function raises ``DecodeError`` for a frame of another method or size. Raises ``ImportError``.
     """
     restore = _MAKERS[method]().decompress
 

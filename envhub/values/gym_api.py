@@ -29,12 +29,10 @@ _FIELDS = (("low", "high", "shape", "dtype"), ("nvec",), ("n",), ("spaces",))
 
 
 def registered(package: Any = api) -> list[str]:
-    """Every registered id, of Gymnasium or of gym."""
     return sorted(specs(package))
 
 
 def specs(package: Any = api) -> Mapping[str, Any]:
-    """The specs in the registry of Gymnasium or of gym, by id."""
     registry = package.envs.registration.registry
     by_id: Mapping[str, Any] = getattr(registry, "env_specs", registry)
     return by_id

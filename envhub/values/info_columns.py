@@ -45,7 +45,6 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
 
     def values(self, records: np.ndarray) -> list[Any]:
-        """The value in each of these rows, with the env's own type."""
         column = records[self.name]
         if self.kind is np.ndarray:
             return [np.array(value, self.dtype) for value in column]
@@ -61,9 +60,7 @@ class Template:
     def __init__(self, example: dict[str, Any]) -> None:
         """Make the template of all infos that differ from ``example`` only in their numbers.
 
-        Raises:
-            NotInColumns: a value is neither a number, an array of numbers nor a map of these, or Gymnasium's vector
-                envs batch a key in another way.
+        Raises ``NotInColumns``.
         """
         self._columns: list[Column] = []
         self.tree = self._grow(example, NESTING_MAX)
@@ -265,7 +262,6 @@ _HEAD = struct.Struct("<QII")
 
 
 def pack_columns(parts: Iterable[Rows]) -> bytes:
-    """Pack the rows into one frame."""
     pieces = []
     for template, rows, data in parts:
         pieces += [_HEAD.pack(template, *data.shape), rows.astype("<u4").tobytes(), data.tobytes()]
@@ -273,11 +269,7 @@ def pack_columns(parts: Iterable[Rows]) -> bytes:
 
 
 def unpack_columns(frame: Any, rows: int) -> list[Rows]:
-    """Unpack a frame of ``pack_columns``, with row numbers in ``[0, rows)``.
-
-    Raises:
-        DecodeError: the lengths do not add up, or a row is out of range.
-    """
+    """Unpack a frame of ``pack_columns``, with row numbers in ``[0, rows)``; raises ``DecodeError``."""
     view, start = memoryview(frame).cast("B"), 0
     parts: list[Rows] = []
     while start < len(view):
@@ -296,11 +288,6 @@ def unpack_columns(frame: Any, rows: int) -> list[Rows]:
 
 @lru_cache(maxsize=16)  # usually all rows of a session have one template, in every step
 def _numbers(encoded: bytes, rows: int) -> np.ndarray:
-    """The numbers of rows, as a read-only array.
-
-    Raises:
-        DecodeError: the numbers do not ascend, or one is not less than ``rows``.
-    """
     numbers: np.ndarray = np.frombuffer(encoded, "<u4").astype(np.int64)
     if numbers[-1] >= rows or (numbers[1:] <= numbers[:-1]).any():
         raise DecodeError(f"a frame of columns whose rows are not ascending and less than {rows}")

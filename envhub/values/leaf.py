@@ -26,11 +26,6 @@ class Leaf:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check the leaf, which may come from a peer.
-
-        Raises:
-            ValueError: the leaf is neither ``OBJECT`` nor an array of numbers of a possible size.
-        """
         dtype, shape = self.dtype, self.shape
         if (dtype, shape) == ("O", ()):
             return
@@ -45,25 +40,17 @@ class Leaf:
 
     @property
     def items(self) -> int:
-        """Elements of one env."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one env."""
         return self.items * np.dtype(self.dtype).itemsize
 
     def wire(self) -> list[Any]:
-        """The leaf as codec values."""
         return [self.dtype, list(self.shape)]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> Leaf:
-        """The leaf that ``wire`` describes.
-
-        Raises:
-            ValueError: ``wire`` does not describe a leaf.
-        """
         if len(wire) != 2 or not isinstance(wire[1], list):
             raise ValueError("a leaf is a dtype and a list of dimensions")
         return cls(wire[0], tuple(wire[1]))

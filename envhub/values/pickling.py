@@ -96,7 +96,6 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._registered: list[types.ModuleType] = []  # modules that go by value while this pickler runs
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce as cloudpickle does; a module that cannot be imported by its name goes by value."""
         if isinstance(obj, (type, types.FunctionType, types.ModuleType)):
             name = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
             if name not in self._asked and isinstance(name, str):
@@ -144,11 +143,6 @@ class Unsendable:
         self.why = why
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise why it cannot be made.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError(self.why)
 
 
@@ -305,7 +299,6 @@ def _of_object(value: Any) -> Iterator[Step]:
 
 
 def _shown(how: str, part: Any) -> str:
-    """The text of a step, with the name of the class or function that it leads to."""
     name = part.__qualname__ if isinstance(part, (type, types.FunctionType)) else ""
     return f"{how} ({name})" if name and name.rpartition(".")[2] not in how else how
 

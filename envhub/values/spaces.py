@@ -44,23 +44,15 @@ class Anything(gym_spaces.Space):  # type: ignore[misc, name-defined]  # of Gymn
     """The space that contains every value, for envs whose spaces have nothing in common. It has no samples."""
 
     def contains(self, value: Any) -> bool:
-        """True."""
         return True
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Raise an error.
-
-        Raises:
-            NotImplementedError: always; each env's own space has samples.
-        """
         raise NotImplementedError('the envs have spaces of their own, such as get_attr("action_space") returns')
 
     def __eq__(self, other: object) -> bool:
-        """True if the other space is ``Anything`` too."""
         return isinstance(other, Anything)
 
     def __repr__(self) -> str:
-        """The expression that makes the space."""
         return "Anything()"
 
 
@@ -124,11 +116,7 @@ def _by_fields(space: Any) -> Any:
 
 
 def _by_samples(space: Any) -> Any:
-    """The space of Gymnasium whose elements are like a few samples of this space.
-
-    Raises:
-        UnsupportedSpace: the samples are neither texts nor arrays of one shape, or sampling fails.
-    """
+    """The space of Gymnasium whose elements are like a few samples of this space; raises ``UnsupportedSpace``."""
     try:
         copied = copy.deepcopy(space)  # so that the random state of the space itself does not change
         copied.seed(0)  # equal spaces need equal descriptions
@@ -159,8 +147,7 @@ def _refusal(space: Any) -> str:
 def nearest(space: Any, pickled: bool = False) -> Any:
     """The space itself if it has a wire form, else the space of Gymnasium that it travels as.
 
-    Raises:
-        UnsupportedSpace: as in ``describe``.
+    Raises ``UnsupportedSpace``.
     """
     if isinstance(space, gym_spaces.Space):
         if pickled:
@@ -174,11 +161,8 @@ def nearest(space: Any, pickled: bool = False) -> Any:
 def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
     """Build the space from its description by ``describe``.
 
-    The sizes are checked first: a bound that is one value takes few bytes even for a huge space.
-
-    Raises:
-        UnsupportedSpace: the kind of space is unknown, the fields are invalid, an element has more than ``bytes_max``
-            bytes, or the space has more than ``SPACES_MAX`` inside.
+    The sizes are checked first: a bound that is one value takes few bytes even for a huge space. Raises
+    ``UnsupportedSpace``.
     """
     try:
         element_bytes = sizes(description)
@@ -196,8 +180,7 @@ def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
 def sizes(description: Description) -> list[int]:
     """The size in bytes of an element's array, for the space and each one inside it; 0 if the size varies.
 
-    Raises:
-        Exception: the description is malformed.
+    Raises ``Exception``.
     """
     element_bytes, pending = [], [description]
     while pending:
@@ -340,14 +323,12 @@ _BUILD: dict[str, Callable[..., Any]] = {
 def native(space: Any) -> Any:
     """The space itself, or an equal space of the installed Gymnasium for a space of gym.
 
-    Raises:
-        UnsupportedSpace: a space of gym, or one inside it, has no equal in Gymnasium.
+    Raises ``UnsupportedSpace``.
     """
     return space if isinstance(space, gym_spaces.Space) else build(describe(space))
 
 
 def leaves(space: Any) -> list[Leaf]:
-    """The leaves of a space, in the order of the space."""
     if isinstance(space, gym_spaces.Dict):
         return [leaf for sub in space.spaces.values() for leaf in leaves(sub)]
     if isinstance(space, gym_spaces.Tuple):
@@ -371,10 +352,8 @@ def structure(space: Any) -> Any:
 def flatten(space: Any, value: Any) -> list[Any]:
     """The parts of ``value`` in the order of the space's leaves.
 
-    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them.
-
-    Raises:
-        KeyError, TypeError, ValueError: ``value`` does not nest as the space does.
+    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them. Raises ``KeyError``,
+    ``TypeError`` or ``ValueError``.
     """
     if isinstance(space, gym_spaces.Dict):
         return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
@@ -410,7 +389,6 @@ def contains(space: Any, value: Any) -> bool:
 
 
 def _is_of(text: str, characters: Collection[str]) -> bool:
-    """True if the text, or at least its beginning and its end, has only these characters."""
     if len(text) > 2 * CHECKED_CHARS:
         text = text[:CHECKED_CHARS] + text[-CHECKED_CHARS:]
     if not text.isascii():
@@ -426,8 +404,7 @@ def is_flat(space: Any) -> bool:
 def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
     """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
 
-    Raises:
-        SpacesDiffer: the space differs, or has another structure where spaces may differ.
+    Raises ``SpacesDiffer``.
     """
     if observation_mode == "same":
         if not _equal(space, wanted):
@@ -443,7 +420,6 @@ def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
 
 
 def _same_structure(space: Any, wanted: Any) -> bool:
-    """True if an env's space has the structure of ``wanted``, or ``wanted`` is ``Anything``."""
     if isinstance(wanted, Anything) or structure(space) == structure(wanted):
         return True
     try:
@@ -455,10 +431,7 @@ def _same_structure(space: Any, wanted: Any) -> bool:
 def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
     """Refuse an action space that is not the session's; the text is Gymnasium's.
 
-    With the observation modes ``"first"`` and ``"any"`` it may have other bounds.
-
-    Raises:
-        SpacesDiffer: the space differs.
+    With the observation modes ``"first"`` and ``"any"`` it may have other bounds. Raises ``SpacesDiffer``.
     """
     fits = _same_structure(space, wanted) if observation_mode in ("first", "any") else _equal(space, wanted)
     if not fits:

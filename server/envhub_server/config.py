@@ -57,11 +57,7 @@ class HubConfig(HubOptions):
     program: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            ValueError: a value is not allowed, or there are too many interpreters.
-        """
+        """Check every value; raises ``ValueError``."""
         check_options(self, HubOptions)
         check_distinct("bind", self.bind)
         check_distinct("gpus", self.gpus)
@@ -79,7 +75,6 @@ class HubConfig(HubOptions):
         return Hosting([*self.gpus], self.memory_max, self.spares, Recycle(**msgspec.structs.asdict(self.recycle)))
 
     def registry(self) -> Registry:
-        """Offers of the hub."""
         defaults = EnvSettings(python=self.python, rendering=self.rendering)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
@@ -94,7 +89,6 @@ class HubConfig(HubOptions):
 
     @property
     def name_of_hub(self) -> str:
-        """The name of the hub, by default that of the machine."""
         return self.name or socket.gethostname()
 
     @property
@@ -111,7 +105,6 @@ def usable_cpus(cpus_max: int | None = None) -> int:
 
 
 def has_quota() -> bool:
-    """True if a cgroup limits the CPU time of this process."""
     return _quota()[0] > 0
 
 
@@ -179,11 +172,7 @@ class HubFile:
 
 
 def read_hub_file(path: Path) -> HubFile:
-    """Read this file.
-
-    Raises:
-        HubFileError: it cannot be read, or a key or a value is not allowed; it names the file, the key, and what is.
-    """
+    """Read this file; raises ``HubFileError``."""
     try:
         content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
@@ -205,7 +194,6 @@ def read_hub_file(path: Path) -> HubFile:
 
 
 def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> EnvSettings:
-    """Return the settings of an environment."""
     options = options_from(table, EnvSettings, where, folder, key_text, _hint_of_env)
     try:
         settings = EnvSettings(**options)
@@ -219,7 +207,6 @@ def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> 
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
-    """Describe an unknown key outside the tables of envs."""
     if name in RETIRED:
         return f"; {RETIRED[name]}."
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
@@ -232,7 +219,6 @@ def _hint_of_hub(name: str, value: Any) -> str:
 
 
 def _hint_of_env(name: str, value: Any) -> str:
-    """Describe an unknown key in a table of an env."""
     if name in RETIRED:
         return f"; {RETIRED[name]}."
     if isinstance(value, dict) and not get_close_matches(name, KEYS_OF_ENVS):

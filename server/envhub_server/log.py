@@ -73,21 +73,17 @@ class HubStream(io.TextIOBase):
         self._writer = NonblockingWriter(descriptor)
 
     def write(self, text: str) -> int:
-        """Write as much of ``text`` as fits now."""
         self._writer.write(text.encode("utf-8", "backslashreplace"))
         return len(text)
 
     def fileno(self) -> int:
-        """The descriptor."""
         return self._writer.descriptor
 
     def isatty(self) -> bool:
-        """True if it is a terminal."""
         return os.isatty(self._writer.descriptor)
 
 
 def _stderr() -> Any:
-    """The stream of the log."""
     return HubStream(2)
 
 
@@ -207,27 +203,21 @@ class Logger:
         self._name, self._fields = name, fields
 
     def bind(self, **fields: Any) -> Logger:
-        """A logger with these fields, too."""
         return Logger(self._name, **self._fields, **fields)
 
     def debug(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        """Log a detail for the search for a defect."""
         self._log("debug", logging.DEBUG, event, once_per, fields)
 
     def info(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        """Log a change that is expected."""
         self._log("info", logging.INFO, event, once_per, fields)
 
     def warning(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        """Log a condition that an operator may want to change."""
         self._log("warning", logging.WARNING, event, once_per, fields)
 
     def error(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        """Log a failure."""
         self._log("error", logging.ERROR, event, once_per, fields)
 
     def exception(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        """Log a failure, with the exception that is being handled."""
         self._log("exception", logging.ERROR, event, once_per, fields)
 
     def _log(self, method: str, level: int, event: str, once_per: Sequence[str] | None, fields: dict[str, Any]) -> None:

@@ -40,7 +40,6 @@ class Clock:
         self._lags: deque[tuple[float, float]] = deque()  # time and lag, each lag larger than those after it
 
     def now_s(self) -> float:
-        """The time now."""
         return self._monotonic_s() - self.stopped_s
 
     def woke(self, planned_s: float) -> float:
@@ -79,7 +78,6 @@ class Timers(Generic[Key]):
 
     @property
     def next_s(self) -> float:
-        """The first time of all; infinity where there is none."""
         while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
@@ -96,7 +94,6 @@ class Timers(Generic[Key]):
         heapq.heappush(self._heap, (at_s, self._order, key))
 
     def due(self, now_s: float) -> list[Key]:
-        """The keys whose time has come, in order of time; removes their times."""
         keys = []
         while self.next_s <= now_s:
             key = heapq.heappop(self._heap)[2]
@@ -120,7 +117,6 @@ class Schedule:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Schedule by this clock."""
         self._clock, self._timers = clock, Timers[Act]()
         self.wake_s = math.inf
 
@@ -193,7 +189,6 @@ class Poller:
             self._epoll.unregister(descriptor)
 
     def close(self) -> None:
-        """Forget all descriptors, and free the poller's own."""
         self._sources.clear()
         self._epoll.close()
 
@@ -212,7 +207,6 @@ class Signals:
         self._on_child = on_child
 
     def on_ready(self, descriptor: int) -> None:
-        """Handle the signals that have come."""
         for number in self._ours.recv(64):
             if number == signal.SIGCHLD:
                 self._on_child()

@@ -48,11 +48,7 @@ class Comparison:
 
 
 def read(path: Path) -> Replay:
-    """Read the replay in this file.
-
-    Raises:
-        ReplayError: it cannot be read, or is not a replay.
-    """
+    """Read the replay in this file; raises ``ReplayError``."""
     try:
         return unpack(read_regular_file(path, FILE_BYTES_MAX))
     except OSError as error:
@@ -87,8 +83,7 @@ def is_own(path: Path, folder: Path | None) -> bool:
 def announced(path: Path) -> str:
     """Describe the program and env that ``run`` will run: another user's file may name any program.
 
-    Raises:
-        ReplayError: it cannot be read, or is not a replay.
+    Raises ``ReplayError``.
     """
     replay = read(path)
     build, key = replay.orders()[0], _interpreter(replay)

@@ -35,9 +35,7 @@ def check_folders(registry: Registry) -> None:
     """Check by folders' modes that only the hub's user and root can write the modules that workers import.
 
     Warns of folders of other users, of those in ``PYTHONPATH``, and of those from which nothing has to be imported.
-
-    Raises:
-        UnsafeFolder: an env would be imported from a folder that others may write to.
+    Raises ``UnsafeFolder``.
     """
     warned: dict[str, str] = {}
     for key in registry.interpreters:
@@ -57,7 +55,6 @@ def check_folders(registry: Registry) -> None:
 
 
 def _named_by_operator(key: InterpreterKey) -> list[str]:
-    """The folders of ``PYTHONPATH``, as workers of this interpreter have it."""
     said = environment_of(key, key.python, os.environ).get(PATH, "")
     return [folder for folder in said.split(os.pathsep) if os.path.isdir(folder)]
 
@@ -125,11 +122,7 @@ def _flag(name: str) -> str:
 
 
 def check_config(config: HubConfig) -> None:
-    """Refuse a configuration that offers every environment to other machines.
-
-    Raises:
-        AddressError: every registered environment would be offered to other machines.
-    """
+    """Refuse a configuration that offers every environment to other machines; raises ``AddressError``."""
     for bind in config.bind:
         parsed = address.parse_bind(bind)
         if config.registry().offers_all and not parsed.is_ipc and not parsed.is_loopback:
@@ -139,8 +132,7 @@ def check_config(config: HubConfig) -> None:
 def check_package(config: HubConfig) -> None:
     """Refuse a hub whose only env is of a package that does not exist. Of several, a worker finds out later.
 
-    Raises:
-        EnvNotFound: the package does not exist.
+    Raises ``EnvNotFound``.
     """
     registry = config.registry()
     if factory := registry.lone_factory():

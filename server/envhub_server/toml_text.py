@@ -23,11 +23,7 @@ class TomlError(ValueError):
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Read the table in a text.
-
-    Raises:
-        TomlError: it is not valid TOML, is nested too deeply, or has a number with more digits than Python reads.
-    """
+    """Read the table in a text; raises ``TomlError``."""
     try:
         table: dict[str, Any] = tomllib.loads(text)
         return table
@@ -45,10 +41,8 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def key_text(name: str) -> str:
-    """A key."""
     return name if BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def heading(name: str) -> str:
-    """The heading of an environment's table."""
     return f"[envs.{key_text(name)}]"

@@ -93,7 +93,6 @@ def admitted(
 
 
 def _foreign_setup(make: Make, of_operator: str) -> str:
-    """The reason why a client that may not send factories may not have this worker_setup; empty if it may."""
     if make.worker_setup in ("", of_operator) and not make.worker_setup_code:
         return ""
     named = f"={make.worker_setup!r:.100}" if make.worker_setup else ""
@@ -120,7 +119,6 @@ def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
 
 
 def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
-    """The reason why a client that may not deploy may not pass these arguments; empty if it may."""
     of_envs = ((blob, declared) for blob in (make.kwargs, *make.kwargs_each))
     for blob, free in (*of_envs, *((blob, ()) for blob in make.wrapper_kwargs)):
         try:

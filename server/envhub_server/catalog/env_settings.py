@@ -110,11 +110,7 @@ class EnvSettings:
     ] = False
 
     def __post_init__(self) -> None:
-        """Check that what is said goes together.
-
-        Raises:
-            ValueError: envs are to share a process and not to share one, or the env steps all in one process.
-        """
+        """Check that what is said goes together; raises ``ValueError``."""
         check_distinct("gpus", self.gpus)
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process and one_per_process exclude each other")
@@ -125,12 +121,10 @@ class EnvSettings:
 
     @property
     def shares_process(self) -> bool | None:
-        """Setting whether its envs may share a process; None without one."""
         return False if self.one_per_process else self.shared_process or None
 
     @property
     def interpreter(self) -> InterpreterKey:
-        """Settings with which its interpreter starts."""
         drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
         variables = tuple(sorted({**drawn, **self.variables}.items()))
         libraries = tuple(map(str, self.ld_library_path))

@@ -32,7 +32,6 @@ class Listing:
     """
 
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
-        """List the names of the entries in ``registry``."""
         self.names: list[str] | None = None
         self.refused: EnvNotFound | None = None
         self._listed: set[int] = set()  # workers that have ended once
@@ -53,15 +52,9 @@ class Listing:
 
     @property
     def asking(self) -> bool:
-        """True if workers are finding the names."""
         return bool(self._asked)
 
     def start(self) -> None:
-        """Start the workers.
-
-        Raises:
-            OSError: no worker can be started.
-        """
         for number in range(len(self._keys)):
             self._start(number)
 

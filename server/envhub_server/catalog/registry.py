@@ -62,11 +62,9 @@ class _Entry:
 
     @property
     def literal(self) -> bool:
-        """True if the name is no pattern."""
         return bool(self.factory or self.id or not WILDCARD.search(self.name))
 
     def matches(self, name: str) -> bool:
-        """True if it offers this name."""
         return self.name == name if self.literal else fnmatchcase(name, self.name)
 
     def exists(self, registered: Sequence[str]) -> bool:
@@ -82,14 +80,12 @@ class Registry:
     """The entries of a hub.
 
     An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
-    pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id.
-    The operator's file has a table of settings for each other env. An entry comes before a table, and the first that
+    pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id. The
+    operator's file has a table of settings for each other env. An entry comes before a table, and the first that
     matches a name decides. What clients may pass to envs without the right to deploy is declared as
     ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs.
-
-    Raises:
-        ValueError: an entry or a declaration has none of these forms.
+    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs. Raises
+    ``ValueError``.
     """
 
     def __init__(
@@ -112,7 +108,6 @@ class Registry:
 
     @property
     def interpreters(self) -> list[InterpreterKey]:
-        """The interpreters of the entries."""
         return [*dict.fromkeys(entry.settings.interpreter for entry in self._entries)]
 
     def modules(self, key: InterpreterKey) -> list[str]:
@@ -120,11 +115,9 @@ class Registry:
         return sorted({module for entry in self._of(key) for module in entry.modules})
 
     def factories(self, key: InterpreterKey) -> list[str]:
-        """Every factory of this interpreter, as ``module:factory``."""
         return sorted({entry.factory for entry in self._of(key) if entry.factory})
 
     def rendering(self, key: InterpreterKey) -> str:
-        """The renderer of this interpreter's envs; empty if it is not set."""
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
@@ -146,7 +139,6 @@ class Registry:
 
     @property
     def has_one(self) -> bool:
-        """True if there is one entry only."""
         return len(self._entries) == 1
 
     def lone_factory(self) -> str:
@@ -260,7 +252,6 @@ def of_program(make: Make) -> Recipe:
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:
-    """The modules that register an id of a known namespace."""
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
 
@@ -337,14 +328,12 @@ class EnvFactsTable:
         self._envs: dict[str, EnvFacts] = {}  # in the order of their last use
 
     def find(self, make: Make) -> EnvFacts:
-        """The facts about such envs."""
         at = key(make)
         if facts := self._envs.pop(at, None):
             self._envs[at] = facts
         return facts or EnvFacts()
 
     def note(self, make: Make, facts: EnvFacts) -> None:
-        """Note facts about these envs."""
         if at := key(make):
             self._envs.pop(at, None)
             self._envs[at] = facts

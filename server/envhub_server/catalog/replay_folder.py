@@ -44,10 +44,8 @@ def files_in(folder: Path, suffix: str = SUFFIX) -> list[tuple[Path, os.stat_res
 def keep(folder: Path, name: str, blob: bytes, bytes_max: int) -> None:
     """Write a file under this name, whole or not at all; remove the oldest beyond ``bytes_max`` or ``FILES_MAX``.
 
-    Only files that hubs have named are counted and removed, with those that were left unfinished by a hub's end.
-
-    Raises:
-        OSError: it cannot be written, or there is no room for it.
+    Only files that hubs have named are counted and removed, with those that were left unfinished by a hub's end. Raises
+    ``OSError``.
     """
     if len(blob) > bytes_max:
         raise OSError(f"{len(blob)} bytes are more than replays_bytes_max={bytes_max}")

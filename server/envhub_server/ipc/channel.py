@@ -73,23 +73,17 @@ class Channel:
         self._reset = False  # whether the kernel has said so: it says it once
 
     def fileno(self) -> int:
-        """The socket's descriptor, to poll."""
         return self._socket.fileno()
 
     @property
     def backlogged(self) -> bool:
-        """True if bytes wait for the socket to become writable."""
         return bool(self._outgoing)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send a control message; a non-blocking socket keeps what it cannot send now.
 
         A process that was forked from the one that made the channel ends here. C code may fork without the
-        interpreter's knowledge, so this is checked at every message.
-
-        Raises:
-            ChannelClosed: the other end is gone.
-            ValueError: the message is larger than ``sent_bytes_max``.
+        interpreter's knowledge, so this is checked at every message. Raises ``ChannelClosed`` or ``ValueError``.
         """
         if os.getpid() != self._pid:
             os._exit(FORKED_STATUS)
@@ -117,11 +111,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def flush(self) -> None:
-        """Send waiting bytes, as many as the socket takes.
-
-        Raises:
-            ChannelClosed: the other end is gone.
-        """
+        """Send waiting bytes, as many as the socket takes; raises ``ChannelClosed``."""
         while self._outgoing:
             try:
                 sent = self._socket.send(self._outgoing[0])
@@ -137,9 +127,7 @@ class Channel:
     def receive(self) -> list[object] | None:
         """The messages that are complete after one read; None if a non-blocking socket has no data.
 
-        Raises:
-            ChannelClosed: the other end has closed; earlier calls returned all of its messages.
-            codec.DecodeError: the other end sent bytes that are no control message, or announced too many.
+        Raises ``ChannelClosed``.
         """
         try:
             chunk = self._reader.read(min(max(self._missing_bytes(), FEW_BYTES), READ_BYTES))
@@ -170,7 +158,6 @@ class Channel:
         return self._reset or self.backlogged
 
     def _missing_bytes(self) -> int:
-        """The number of bytes that are missing of the message that has begun to arrive."""
         if len(self._incoming) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._incoming)
@@ -205,6 +192,5 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
         self._reader.close()

@@ -179,7 +179,6 @@ class ArenaDescriptors(NamedTuple):
 
     @property
     def sent(self) -> List[int]:
-        """The descriptors that are sent."""
         return [each for each in self if each >= 0]
 
 
@@ -201,15 +200,10 @@ class MapArena(Frozen):
 
     @property
     def descriptor_names(self) -> Sequence[str]:
-        """The names of the descriptors that come with this message."""
         return [name for name in ArenaDescriptors._fields if self.trace_bytes_max or name != "trace"]
 
     def layout(self) -> Layout:
-        """The arena's layout.
-
-        Raises:
-            ValueError: the leaves have no place in an arena.
-        """
+        """The arena's layout; raises ``ValueError``."""
         leaves = (self.observation_leaves, self.action_leaves)
         observations, actions = (tuple(map(Leaf.from_wire, wires)) for wires in leaves)
         return Layout(self.num_envs, observations, actions, self.info_bytes)

@@ -48,7 +48,6 @@ def held(make: Make) -> tuple[Make, int]:
 
 
 def why_misplaced(make: Make) -> str:
-    """The reason why the factories' places are wrong; empty where they are right, or there are none."""
     try:
         places_in(make.factories, make.num_envs)
     except ValueError as error:

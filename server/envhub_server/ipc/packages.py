@@ -36,7 +36,6 @@ KNOWN = """
 
 
 def on_this_machine() -> str:
-    """The machine, as a part of a sentence."""
     return f" on {socket.gethostname()}"
 
 

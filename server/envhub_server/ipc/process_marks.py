@@ -124,7 +124,6 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All descendants of a process."""
     pids = children(pid)
     for child in pids:  # the list grows during the loop
         pids += children(child)
@@ -132,7 +131,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all of its descendants."""
     for number in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)

@@ -57,11 +57,7 @@ class Replay:
         return str(codec.decode(self.trace)["cut"])
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
-        """The orders that its worker had.
-
-        Raises:
-            ValueError: the file is damaged, or has what no hub writes.
-        """
+        """The orders that its worker had; raises ``ValueError``."""
         build = message_of(control.Build, self.build)
         if foreign := [name for name, nothing in _LEFT_OUT.items() if getattr(build, name) != nothing]:
             raise ValueError(f"it holds what no hub writes: {', '.join(foreign)}")
@@ -99,7 +95,6 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
 
 
 def is_plain(blob: bytes) -> bool:
-    """True if an encoded value has no pickle."""
     try:
         codec.decode(blob) if blob else None
     except codec.DecodeError:
@@ -108,11 +103,7 @@ def is_plain(blob: bytes) -> bool:
 
 
 def pack(replay: Replay) -> bytes:
-    """The bytes of the file.
-
-    Raises:
-        ValueError: they are more than a file holds.
-    """
+    """The bytes of the file; raises ``ValueError``."""
     blob = codec.encode(as_map(replay))
     if len(blob) > FILE_BYTES_MAX:
         raise ValueError(f"{len(blob)} bytes; a file holds at most {FILE_BYTES_MAX}")
@@ -120,11 +111,7 @@ def pack(replay: Replay) -> bytes:
 
 
 def unpack(blob: bytes) -> Replay:
-    """Read the content of the file.
-
-    Raises:
-        ValueError: it is no such file, or has what no hub writes, above all pickles, which would run code.
-    """
+    """Read the content of the file; raises ``ValueError``."""
     try:
         replay: Replay = message_of(Replay, codec.decode(blob))
         replay.orders(), replay.cut

@@ -47,17 +47,14 @@ class TraceLayout(NamedTuple):
 
     @property
     def widths(self) -> list[int]:
-        """The bytes of a row in each ring."""
         return [8, *(8 * items for items in self.items)]
 
     @property
     def batches(self) -> int:
-        """Number of batches that are kept."""
         return max(2, self.env_bytes // 2 // sum(self.widths))
 
     @property
     def notes_bytes(self) -> int:
-        """Room for the notes of a group."""
         return self.env_bytes // 2 * (self.rows // self.groups)
 
     def places(self) -> list[int]:
@@ -79,8 +76,7 @@ def layout_of(rows: int, is_batch: bool, leaves: Sequence[Leaf], env_bytes: int)
 def allocate(layout: TraceLayout) -> int:
     """A sealed memfd; the caller owns the descriptor. Its pages are taken as they are written.
 
-    Raises:
-        OSError: it cannot be had; nothing is left behind.
+    Raises ``OSError`` and leaves nothing behind.
     """
     return new_memory("envhub-trace", layout.places()[-1])
 
@@ -89,11 +85,7 @@ class Trace:
     """The mapped memory."""
 
     def __init__(self, layout: TraceLayout, descriptor: int) -> None:
-        """Map it; the caller still owns the descriptor.
-
-        Raises:
-            OSError, ValueError: this is no memory of this layout.
-        """
+        """Map it; the caller still owns the descriptor. Raises ``OSError`` or ``ValueError``."""
         self.layout, starts = layout, layout.places()
         self._memory = mmap.mmap(descriptor, starts[-1])
         if hasattr(mmap, "MADV_DONTFORK"):  # as of the arena
@@ -111,8 +103,7 @@ class Trace:
     def taken(self, group: int) -> bytes:
         """A copy of what is kept of a group, encoded, for ``worker.replayer``; ``cut`` says why that is not enough.
 
-        Raises:
-            ValueError: the memory is damaged, or a file cannot hold so much.
+        Raises ``ValueError``.
         """
         layout, size = self.layout, self.layout.rows // self.layout.groups
         begun, (first, length) = self.words[0], self.words[1 + 2 * group : 3 + 2 * group]

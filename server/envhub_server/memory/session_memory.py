@@ -42,7 +42,6 @@ class ArenaBudget:
 
     @property
     def left(self) -> int:
-        """The bytes that are not used."""
         left = self.bytes_max - self._used
         return left if self._whole is None else min(left, self._whole.left)
 
@@ -69,8 +68,7 @@ class SessionMemory:
     def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
         """Allocate and map it, within this budget, in which it counts until ``UnreadMemory`` finds it unmapped.
 
-        Raises:
-            OSError: there is no memory, address space, descriptor or budget left; nothing is left behind.
+        Raises ``OSError`` and leaves nothing behind.
         """
         self.slot_bells: list[int] = []
         self.client_bell = self.descriptor = -1
@@ -108,15 +106,12 @@ class SessionMemory:
 
     @property
     def steps(self) -> int:
-        """Number of steps and resets that its rows have done."""
         return int(self.arena.done.sum())
 
     def rows(self, slot: int) -> np.ndarray:
-        """The rows of this slot."""
         return np.arange(slot, self.arena.layout.rows, len(self.slot_bells))
 
     def words(self, slot: int) -> Words:
-        """The arena's words of this slot's rows."""
         arena, rows = self.arena, self.rows(slot)
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
@@ -176,7 +171,6 @@ class SharedLaneGrant:
     """The shared lane of one session; the session's state machine decides when the client has it."""
 
     def __init__(self, poller: Poller) -> None:
-        """Have no client at first."""
         self._poller = poller
         self._side: socket.socket | None = None  # of the client, while it may drive
         self._client = -1  # a pidfd of its process, since a forked child may hold its end of the socket
@@ -214,7 +208,6 @@ class SharedLaneGrant:
                 self._side.shutdown(socket.SHUT_RDWR)  # which wakes it
 
     def close(self) -> None:
-        """End the grant, and free its descriptors."""
         if self._side is not None:
             self._poller.unregister(self._side.fileno())
             self._side.close()
@@ -280,7 +273,6 @@ class UnreadMemory:
         return arrays, ""
 
     def release(self) -> None:
-        """Give back the bytes of what is unmapped and of results that are gone."""
         results, self._results = self._results, []
         for result in results:
             if result[0]() is None:
@@ -312,7 +304,6 @@ class UnreadObservations:
     """The copies of observations that clients have asked for, without a session of theirs, and have not read."""
 
     def __init__(self, bytes_max: int) -> None:
-        """Bound the bytes per client."""
         self._bytes_max = bytes_max
         self._sent: dict[object, list[weakref.ref[np.ndarray]]] = {}
 
@@ -328,5 +319,4 @@ class UnreadObservations:
         return ""
 
     def add(self, client: object, arrays: Sequence[np.ndarray]) -> None:
-        """Note what the client is sent."""
         self._sent.setdefault(client, []).extend(map(weakref.ref, arrays))

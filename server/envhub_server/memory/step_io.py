@@ -22,12 +22,10 @@ class LeafCompressors:
     """Compresses observations, where that saves bytes."""
 
     def __init__(self, method: str) -> None:
-        """Use this method of ``envhub.values.compression``."""
         self._method = method
         self._compressors: list[Compressor] = []  # one for each leaf, since one leaf may save bytes and another not
 
     def compress(self, observations: Sequence[Frame]) -> Frames:
-        """A frame of each leaf."""
         self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
         return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
 
@@ -92,11 +90,7 @@ class StepFrames:
         return messages.pack_rows(self._out_of_band[row] for row in rows)
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The rows of a partial batch, and their actions, one array per leaf.
-
-        Raises:
-            ValueError: they do not fit the arena.
-        """
+        """The rows of a partial batch, and their actions, one array per leaf; raises ``ValueError``."""
         layout = self._arena.layout
         wanted = {row for row in rows if 0 <= row < layout.rows}
         if not wanted or len(wanted) < len(rows):

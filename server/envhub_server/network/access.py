@@ -79,9 +79,7 @@ class Access:
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit.
 
-        Raises:
-            KeysError: the keys cannot be used, or there is no folder of them.
-            AddressError: there are no keys, and the kernel does not tell the own user from others.
+        Raises ``KeysError`` or ``AddressError``.
         """
         if not self.open_to_all and not connections.kernel_tells():
             text = "this kernel does not tell whose process connects by tcp (sock_diag): serve with --keys, or by ipc"
@@ -101,8 +99,7 @@ class Access:
     def bound(self, address: str) -> None:
         """See that a tcp address, which is bound by now, refuses strangers where there are keys.
 
-        Raises:
-            KeysError: it does not.
+        Raises ``KeysError``.
         """
         if self.authenticator is not None and self._keys is not None:
             self.authenticator.prove(address, self._server_key)
@@ -114,16 +111,13 @@ class Access:
 
     @property
     def encrypted(self) -> bool:
-        """True if CURVE encrypts what comes by tcp."""
         return self._keys is not None
 
     def close(self) -> None:
-        """Let in no more clients that need a key."""
         if self.authenticator is not None:
             self.authenticator.close()
 
     def asked(self) -> bool:
-        """True if libzmq asks for an answer."""
         if self.authenticator is not None:
             if self._asked is None:
                 self._asked = self.authenticator.asked()
@@ -151,7 +145,6 @@ class Access:
         return True
 
     def _read_keys(self) -> None:
-        """Read the keys again if they have changed."""
         for name, change in () if self._keys is None else self._keys.refresh():
             # Event: The file of a client's keys has changed; `why` says how.
             log.info("keys_read", client=name, why=change, audit=True)
@@ -176,7 +169,6 @@ class Access:
         return []
 
     def handshake_ended(self, ended: EndedHandshake) -> None:
-        """Note a connection to the proxy that ended in its handshake."""
         if ended.denied or self.authenticator is None:
             return  # one that was denied is noted as that
         if why := ended.why_unfinished:
@@ -219,7 +211,6 @@ class Access:
         return True
 
     def silence_s(self, descriptor: int) -> float:
-        """The seconds since the peer of this connection last sent data."""
         connection = self.connections.get(descriptor)
         if connection is None or connection.entry is None:
             return connections.silent_s(descriptor)
@@ -271,7 +262,6 @@ class Access:
         return [] if connection is None else [(connection, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
-        """Note that a message cannot be read."""
         connection = self.connections.of(peer, descriptor, now_s)
         if connection is None:
             return []

@@ -118,8 +118,7 @@ class Authenticator:
     def prove(self, address: str, server_key: bytes) -> None:
         """See that a client with an unknown key is refused at this address, which the hub has bound.
 
-        Raises:
-            KeysError: it was let in, or nothing came of it.
+        Raises ``KeysError``.
         """
         self._throw_away, secret = sockets.new_key_pair()
         with self._context.socket(zmq.DEALER) as stranger:
@@ -145,5 +144,4 @@ class Authenticator:
                 monitor.close()
 
     def close(self) -> None:
-        """Stop answering: no more clients are let in."""
         self._asked.close()

@@ -70,16 +70,13 @@ class Connections:
         return len(self._by_descriptor)
 
     def get(self, descriptor: int) -> KnownConnection | None:
-        """The connection that has this descriptor."""
         return self._by_descriptor.get(descriptor)
 
     @property
     def others(self) -> bool:
-        """True if there is a connection of another user's process."""
         return any(each.is_others for each in self._by_descriptor.values())
 
     def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> KnownConnection:
-        """Note a new connection, and return it."""
         self._by_descriptor[descriptor] = connection = KnownConnection(descriptor, is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
         return connection
@@ -122,7 +119,6 @@ class Connections:
         return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
 
     def silent(self, now_s: float) -> list[KnownConnection]:
-        """The connections that have sent nothing for too long."""
         silent = [each for each in self._by_descriptor.values() if each.silent_until_s <= now_s]
         for each in silent:
             each.silent_until_s = math.inf
@@ -163,7 +159,6 @@ class Connections:
         return [connection for mean, counts in over for count, connection in counts if count >= mean]
 
     def proxied(self) -> list[KnownConnection]:
-        """The connections that came by the proxy."""
         return [each for each in self._by_descriptor.values() if each.entry is not None]
 
     def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
@@ -189,7 +184,6 @@ class Connections:
         return ends
 
     def next_s(self) -> float:
-        """Time of the next calls of ``silent`` and ``unread``."""
         return min(self._unread_s, *(each.silent_until_s for each in self._by_descriptor.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
@@ -223,8 +217,7 @@ _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 def copied(descriptor: int) -> socket.socket:
     """The connection of this descriptor, which libzmq owns and may close; the caller owns the copy.
 
-    Raises:
-        OSError: it has ended, and another file may have its number.
+    Raises ``OSError``.
     """
     copy = os.dup(descriptor)
     try:
@@ -245,7 +238,6 @@ def is_others(descriptor: int) -> bool:
 
 
 def _is_own(connection: socket.socket) -> bool:
-    """True if the peer's end, whose peer is this end, is this user's."""
     try:
         ends = connection.getpeername()[:2], connection.getsockname()[:2]
     except OSError:  # it has ended
@@ -255,7 +247,6 @@ def _is_own(connection: socket.socket) -> bool:
 
 
 def kernel_tells() -> bool:
-    """True if ``is_others`` can know a connection of this user's from others'."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         peer = socket.create_connection(server.getsockname())
         with peer, server.accept()[0] as accepted:
@@ -325,7 +316,6 @@ class ClientLiveness:
 
     @property
     def next_s(self) -> float:
-        """Time of the next calls of ``suspects`` and ``check``."""
         return min([self._check_s, *(at_s for at_s, _, _ in self._suspects)])
 
     def ended(self, connection: int, now_s: float) -> None:
@@ -375,11 +365,9 @@ class ClientLiveness:
         self._check_s = now_s + max(CHECK_S, min(left_s)) if left_s else math.inf
 
     def check_soon(self, now_s: float) -> None:
-        """Check soon, since there is a new session."""
         self._check_s = min(self._check_s, now_s + CHECK_S)
 
     def _check_one(self, token: bytes, limit_s: float, now_s: float) -> float:
-        """Report a client as lost or back; returns the seconds for which it has been silent."""
         connection = self._protocol.connection_of(token)
         if connection < 0:
             return 0.0

@@ -51,7 +51,6 @@ class DescriptorGuard:
         self.check_s = math.inf  # when to call ``check`` next
 
     def listens(self, descriptor: int) -> None:
-        """Note a descriptor on which the ROUTER accepts connections."""
         self._listening.append(socket.socket(fileno=os.dup(descriptor)))
 
     def accepted(self, descriptor: int, now_s: float) -> None:
@@ -66,7 +65,6 @@ class DescriptorGuard:
             log.error("descriptors_short", used=descriptor + 1, limit=limit(), note=note)
 
     def check(self, now_s: float) -> None:
-        """Let clients in again once there are enough descriptors."""
         if now_s < self.check_s:
             return
         used = in_use()
@@ -90,7 +88,6 @@ class DescriptorGuard:
                     listener.setsockopt(socket.SOL_SOCKET, option, packet_filter)
 
     def close(self) -> None:
-        """Free the descriptors of the addresses."""
         for listener in self._listening:
             listener.close()
         self._listening.clear()
@@ -139,13 +136,11 @@ def is_high(descriptor: int) -> bool:
 
 
 def given_max() -> int:
-    """The number of descriptors outside the reserve."""
     at_most = limit()
     return at_most - max(int(RESERVE * at_most), min(RESERVE_MIN, at_most // 2))
 
 
 def in_use() -> int:
-    """Number of descriptors this process has open."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
     except OSError:  # there is none left to list them
@@ -153,5 +148,4 @@ def in_use() -> int:
 
 
 def limit() -> int:
-    """The number of descriptors that this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -69,11 +69,7 @@ class KeyFolder:
     # --- the hub's own key --------------------------------------------------------------------------------------------
 
     def secret(self) -> Secret[bytes]:
-        """The hub's secret key.
-
-        Raises:
-            KeysError: there is none, or others can read it.
-        """
+        """The hub's secret key; raises ``KeysError``."""
         path = self.path / "server.key"
         try:
             return secret_key_of(read_secret(path))
@@ -81,11 +77,7 @@ class KeyFolder:
             raise KeysError(f"{path}: {error}") from error
 
     def make_secret(self) -> Secret[bytes]:
-        """The hub's secret key, made if there is none.
-
-        Raises:
-            KeysError: it cannot be made, others can read it, or another user can replace the folder.
-        """
+        """The hub's secret key, made if there is none; raises ``KeysError``."""
         path = self.path / "server.key"
         if self.path.exists() and not self.path.is_dir():
             raise KeysError(f"{self.path} is no folder; name the folder that `envhub keys add --keys` made")
@@ -99,11 +91,7 @@ class KeyFolder:
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read who is admitted.
-
-        Raises:
-            KeysError: a file cannot be used, or another user can put one into the folder.
-        """
+        """Read who is admitted; raises ``KeysError``."""
         self._check_owners()
         if problems := self._load():
             raise KeysError(problems[0])
@@ -112,8 +100,7 @@ class KeyFolder:
     def _check_owners(self) -> None:
         """Check that no other user can put a file into the folder, or another folder into its place.
 
-        Raises:
-            KeysError: another user can.
+        Raises ``KeysError``.
         """
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
@@ -142,7 +129,6 @@ class KeyFolder:
         return [(name, _difference(before.get(name), self._read.get(name))) for name in changed]
 
     def _load(self) -> list[str]:
-        """Read the files that have changed; returns what is wrong with them."""
         try:
             states = self._states()
         except OSError as error:
@@ -177,19 +163,16 @@ class KeyFolder:
         return problems
 
     def _log_passed_over(self) -> None:
-        """Log the files that are passed over, each once."""
         for why in self.passed_over:
             if why not in self._logged:
                 log.warning("keys_unreadable", why=why, note="the file is passed over")
         self._logged = self.passed_over
 
     def _noted(self, problem: str) -> list[str]:
-        """The problem, if it was not reported before."""
         before, self._problem = self._problem, problem
         return [] if before == problem else [problem]
 
     def _states(self) -> dict[str, object]:
-        """Changes of each client's file, by name."""
         states, passed_over = {}, []
         with os.scandir(self._clients) if self._clients.exists() else contextlib.nullcontext(()) as entries:
             for entry in entries:
@@ -213,26 +196,17 @@ class KeyFolder:
         return self.path / "clients"
 
     def names(self) -> list[str]:
-        """The clients that have a file."""
         return [*self._states()]
 
     def holder(self, name: str) -> tuple[Holder, list[bytes]]:
-        """A client, and its public keys.
-
-        Raises:
-            KeysError: there is no such client, or its file cannot be used.
-        """
+        """A client, and its public keys; raises ``KeysError``."""
         return _read_client(self._file(name))
 
     def add(self, name: str, key: bytes, right: str | None = None) -> None:
         """Admit a public key for a client, with this right; a client that exists gets a second key.
 
         Without a right, a client that exists keeps its own, and a new one may use the hub. Files of other clients that
-        cannot be used are left out.
-
-        Raises:
-            KeysError: it has two keys already, the key is a client's already, its file cannot be used or written, or
-                another user can put files into the folder.
+        cannot be used are left out. Raises ``KeysError``.
         """
         with self._locked():
             self._check_owners()
@@ -249,11 +223,7 @@ class KeyFolder:
             self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
 
     def remove(self, name: str, key: bytes | None = None) -> None:
-        """Admit a client no more, or only this key of it.
-
-        Raises:
-            KeysError: there is no such client, or no such key of it, or the file cannot be used that tells its keys.
-        """
+        """Admit a client no more, or only this key of it; raises ``KeysError``."""
         if not os.path.lexists(self._file(name)):
             raise KeysError(
                 f"there is no client {name!r} in {self._clients}; `envhub keys list --keys {self.path}` lists them"
@@ -270,11 +240,7 @@ class KeyFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let no other process change the folder meanwhile.
-
-        Raises:
-            KeysError: the folder or a file in it cannot be read or written.
-        """
+        """Let no other process change the folder meanwhile; raises ``KeysError``."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

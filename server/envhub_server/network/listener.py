@@ -63,11 +63,7 @@ class Listener:
         self._blockers: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
     def bind(self, text: str) -> str:
-        """Bind one address; returns it with the real port in place of 0.
-
-        Raises:
-            AddressError: malformed, in use, not ours, or reachable from other machines where that is not allowed.
-        """
+        """Bind one address; returns it with the real port in place of 0. Raises ``AddressError``."""
         wanted = address.parse_bind(text)
         if wanted.is_ipc:
             self._prepare(wanted)
@@ -104,8 +100,7 @@ class Listener:
     def bind_unnamed(self) -> int:
         """Bind a Unix socket that has no name; the proxy connects to it by the descriptor that this returns.
 
-        Raises:
-            AddressError: it cannot be bound.
+        Raises ``AddressError``.
         """
         with tempfile.TemporaryDirectory(prefix="envhub-") as folder:
             path = os.path.join(folder, "hub")
@@ -191,7 +186,6 @@ class Listener:
                 path.unlink(missing_ok=True)
 
     def open(self) -> None:
-        """Accept ipc connections again."""
         for path in self._blockers:
             try:
                 os.rename(_shut_path(path), path)
@@ -200,7 +194,6 @@ class Listener:
         self._make_blockers()
 
     def _make_blockers(self) -> None:
-        """Make the sockets that ``shut`` needs while there are descriptors for them."""
         self._close_blockers()
         self._blockers = {path: (socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)) for path in self._paths}
 
@@ -252,7 +245,6 @@ def _numeric(host: str) -> str:
 
 
 def _is_open(path: Path) -> bool:
-    """True if a process has the socket at this path open."""
     try:
         opened = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -271,7 +263,6 @@ def _is_open(path: Path) -> bool:
 
 
 def _shut_path(path: Path) -> Path:
-    """The path of the ROUTER's socket while the address is shut."""
     return path.with_name(path.name + ".aside")
 
 
@@ -330,11 +321,9 @@ class Router:
 
     @property
     def is_open(self) -> bool:
-        """True if there are sockets, or were."""
         return self.socket is not None
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """The events of the monitor that have come, each with the descriptor of its connection."""
         while self._monitor.poll(0):
             yield sockets.read_monitor(self._monitor, zmq.NOBLOCK)
 

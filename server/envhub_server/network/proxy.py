@@ -68,11 +68,7 @@ class ProxyHandle:
         self.restart_s = math.inf
 
     def start(self, listeners: Sequence[socket.socket], now_s: float) -> None:
-        """Start it, for these addresses.
-
-        Raises:
-            OSError: there is no process, descriptor or memory left.
-        """
+        """Start it, for these addresses; raises ``OSError``."""
         self._listeners = listeners
         self._started_s = now_s
         name, page = f"envhub-proxy-{secrets.token_hex(8)}", proxy_page.make_page()
@@ -115,7 +111,6 @@ class ProxyHandle:
             self.reporting = -1
 
     def entry(self, descriptor: int) -> PageEntry | None:
-        """Page's entry of the connection of this descriptor; None where it has none."""
         try:
             with connections.copied(descriptor) as connection:
                 name = connection.getpeername() if connection.family == socket.AF_UNIX else b""
@@ -135,7 +130,6 @@ class ProxyHandle:
         log.error("proxy_ended", status=status, note="its clients connect again to the next one")
 
     def check(self, now_s: float) -> None:
-        """Start it again, if it has ended."""
         if self._process is None:
             self.restart_s = math.inf
             try:

@@ -54,22 +54,15 @@ class EndedHandshake:
         return "it ended before the hub had let it in" if self.welcomed else ""
 
     def pack(self) -> bytes:
-        """The message that says so."""
         said = (self.spoke, self.answered, self.welcomed, self.denied)
         return bytes(said) + self.host.encode()
 
     @classmethod
     def unpack(cls, message: bytes) -> EndedHandshake:
-        """The handshake of which this message is."""
         return cls(message[4:].decode(), *map(bool, message[:4]))
 
 
 def make_page() -> int:
-    """The descriptor of a new page, which no process can make smaller or larger.
-
-    Raises:
-        OSError: there is no descriptor or memory left.
-    """
     descriptor = os.memfd_create("envhub-proxy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SLOTS * WORDS * WORD)
@@ -109,31 +102,25 @@ class PageEntry:
 
     @property
     def received(self) -> int:
-        """The bytes that its client has sent so far."""
         return self._word(RECEIVED)
 
     @property
     def heard_ns(self) -> int:
-        """Time at which its client last sent something, by the monotonic clock."""
         return self._word(HEARD_NS)
 
     @property
     def state(self) -> int:
-        """Bits that say what state it is in."""
         return self._word(STATE)
 
     @property
     def unread_bytes(self) -> int:
-        """The bytes that have come of messages that the hub has not read."""
         return self._word(UNREAD_BYTES)
 
     @property
     def frames_read(self) -> int:
-        """The frames that the hub has read."""
         return self.words[self._at + FRAMES_READ]
 
     def read(self, frames: int, nbytes: int) -> None:
-        """Note that the hub has read a message."""
         words, at = self.words, self._at
         if words[at + OWNER] == self.number:
             words[at + BYTES_READ] += nbytes

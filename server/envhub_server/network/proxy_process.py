@@ -96,7 +96,6 @@ class Link:
     # --- from the client to the hub ---------------------------------------------------------------------------------
 
     def on_client(self, events: int) -> None:
-        """Handle that the client's connection is readable, writable or has ended."""
         if events & _OUT:
             self._send_to_client(b"")
         if self.closed or not events & ~_OUT:
@@ -125,7 +124,6 @@ class Link:
         self._pass(memoryview(self._held + data) if self._held else data)
 
     def _pass(self, data: memoryview) -> None:
-        """Send on what of these bytes may pass, and keep the others."""
         frames = self._frames
         self._note_read()
         count = frames.admit(data)
@@ -134,7 +132,6 @@ class Link:
 
     @property
     def noticed(self) -> bool:
-        """True if the hub has noticed the connection."""
         return self._words[self._at + OWNER] == self._number
 
     def _pass_held(self) -> None:
@@ -160,7 +157,6 @@ class Link:
             self._watch()
 
     def _show(self) -> None:
-        """Write what the hub is to know into the page."""
         frames, words, at = self._frames, self._words, self._at
         words[at + UNREAD_BYTES] = max(0, frames.unread_bytes - frames.left)
         state = 0
@@ -191,7 +187,6 @@ class Link:
     # --- from the hub to the client ---------------------------------------------------------------------------------
 
     def on_hub(self, events: int) -> None:
-        """Handle that the hub's connection is readable, writable or has ended."""
         if events & _OUT:
             self._send_to_hub(memoryview(self._to_hub))
             self._pass_held()
@@ -219,7 +214,6 @@ class Link:
         self._send_to_client(data)
 
     def _note_answer(self) -> None:
-        """Note whether the hub has let the client in."""
         if self._answers.ready or self._answers.denied:
             self._answered = True
             if self._answers.ready:
@@ -258,7 +252,6 @@ class Link:
     # --- both -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Wait for both sides, once the hub's side is connected."""
         self._proxy.handlers[self.client.fileno()] = self.on_client
         self._proxy.handlers[self.hub.fileno()] = self.on_hub
         self._watch()
@@ -274,7 +267,6 @@ class Link:
             self._proxy.look_again(self, bool(self._frames.full))
 
     def close(self) -> None:
-        """End both connections."""
         if not self.closed:
             self.closed = True
             self._show()
@@ -387,7 +379,6 @@ class Proxy:
         self._listen()
 
     def report(self, ended: EndedHandshake) -> None:
-        """Tell the hub of a handshake that has ended."""
         self._reports.append(ended)
         self._send_reports()
 
@@ -404,7 +395,6 @@ class Proxy:
     # --- connections ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Accept connections while there is room for more."""
         while self._unnoticed and (self._unnoticed[0].closed or self._unnoticed[0].noticed):
             self._unnoticed.popleft()
         crowded = len(self._unnoticed) >= UNNOTICED_MAX or len(self._reports) >= REPORTS_MAX
@@ -480,7 +470,6 @@ class Proxy:
         self._listen()
 
     def watch(self, connection: socket.socket, events: int) -> None:
-        """Wait for these events of a connection."""
         descriptor = connection.fileno()
         before = self._watched.pop(descriptor, 0)
         if events:

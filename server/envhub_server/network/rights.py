@@ -42,7 +42,6 @@ class Holder:
     quotas: Quotas | None = field(default_factory=Quotas)
 
     def may(self, op: Op) -> bool:
-        """True if the client may send this request."""
         return self.right != "observe" or op in _OBSERVERS
 
     @property

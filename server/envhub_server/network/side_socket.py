@@ -40,7 +40,6 @@ class SideSocket:
 
     @property
     def open(self) -> bool:
-        """True if there is a side socket."""
         return bool(self._listeners)
 
     def listen(self, address: str) -> None:
@@ -63,7 +62,6 @@ class SideSocket:
         self._poller.register(listener.fileno(), self)
 
     def on_ready(self, descriptor: int) -> None:
-        """Accept a connection, or read its ticket."""
         if descriptor in self._pending:
             self._on_ticket(descriptor)
         else:
@@ -124,7 +122,6 @@ class SideSocket:
         self._pending.pop(descriptor).close()
 
     def close(self) -> None:
-        """Stop listening, and remove the files."""
         for descriptor in list(self._pending):
             self._drop(descriptor)
         for listener, path in self._listeners:

@@ -45,7 +45,6 @@ class ClientFrames:
 
     @property
     def partial(self) -> bool:
-        """True if a message has begun that the hub has not read."""
         return self.left > 0 or self.unread_frames > self._heartbeats
 
     def ready(self) -> None:
@@ -115,7 +114,6 @@ class ClientFrames:
         return passed
 
     def _count(self, flags: int, head: int, size: int) -> str:
-        """Count a frame; returns why it may not pass now, and then it is not counted."""
         if not self._ready:
             if head + size > self._handshake_left:
                 return HANDSHAKE

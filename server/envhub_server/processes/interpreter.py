@@ -79,7 +79,6 @@ class InterpreterKey:
 
     @property
     def is_other(self) -> bool:
-        """True if it is another interpreter than the hub's."""
         return bool(self.python) and os.path.abspath(self.python) != sys.executable
 
 
@@ -139,15 +138,13 @@ class Start:
             self.python = self.last.python or self.python
 
     def at(self) -> str:
-        """Describe how far it is."""
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
 
 
 def find(python: str) -> str:
     """The program of an interpreter, a virtual environment or a conda prefix; the hub's own for an empty text.
 
-    Raises:
-        InterpreterUnusable: there is no such program, or it cannot be executed.
+    Raises ``InterpreterUnusable``.
     """
     if not python:
         return sys.executable
@@ -208,7 +205,6 @@ def environment_of(key: InterpreterKey, program: str, environ: Environment) -> E
 
 
 def not_executed(program: str, error: OSError) -> str:
-    """Describe why the kernel does not execute a program."""
     if error.errno == errno.ENOEXEC:
         with open(program, "rb") as file:
             elf = file.read(4) == b"\x7fELF"
@@ -287,6 +283,5 @@ class UnsafeFolder(ValueError):
 
 
 def trusted(folder: str) -> str:
-    """The folder, if workers may import from it; else empty."""
     weakness = weakness_of(folder) if folder else None
     return "" if weakness is not None and weakness.open else folder

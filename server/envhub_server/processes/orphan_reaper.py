@@ -96,7 +96,6 @@ class OrphanReaper:
 
 
 def _reaped(pid: int) -> bool:
-    """Reap a child if it has exited; return True if it is gone."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG) != (0, 0)
     return True

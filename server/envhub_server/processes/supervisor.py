@@ -152,13 +152,11 @@ class Supervisor:
         return zygote
 
     def _retire(self, zygote: ZygoteHandle) -> None:
-        """Let a zygote end that is no longer needed."""
         del self._in_use[zygote.key]
         self._retired.append(zygote)
         zygote.retire()
 
     def on_ready(self, descriptor: int) -> None:
-        """Sweep orphans, or reap a zygote that has ended."""
         if descriptor == self._sweep_bell:
             self._sweep()
             return
@@ -217,7 +215,6 @@ class Supervisor:
         self.reap_orphans()  # a sweep before may have been without reaping
 
     def on_end(self, worker: WorkerHandle) -> None:
-        """Have the orphans of this worker ended soon."""
         self._workers.discard(worker)
         if worker.pid is not None:
             self._orphan_reaper.worker_ended(worker.pid)
@@ -227,15 +224,12 @@ class Supervisor:
     # --- orphans ----------------------------------------------------------------------------------------------------
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
-        """The processes that left their worker's tree, by the pid of the worker."""
         return self._orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
     def spare(self, pid: int) -> None:
-        """Leave this child of the hub to its owner, which reaps it."""
         self._orphan_reaper.spare(pid)
 
     def reaped(self, pid: int) -> None:
-        """Note that its owner has reaped such a child: another may have its number by now."""
         self._orphan_reaper.reaped(pid)
 
     def reap_orphans(self) -> None:

@@ -53,7 +53,6 @@ def counter(file: Path, name: str) -> int | None:
 
 
 def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
-    """The cause for an exit code as of ``os.waitstatus_to_exitcode``."""
     if code >= 0:
         return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)

@@ -55,8 +55,8 @@ class WorkerSupervisor(Protocol):
     message_limits: codec.HeaderLimits
     memory_kills: MemoryKills
 
-    def on_born(self, pid: int) -> None: ...  # noqa: D102
-    def on_end(self, worker: WorkerHandle) -> None: ...  # noqa: D102
+    def on_born(self, pid: int) -> None: ...
+    def on_end(self, worker: WorkerHandle) -> None: ...
 
 
 class WorkerHandle:
@@ -71,8 +71,7 @@ class WorkerHandle:
     def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
-        Raises:
-            OSError: there is no descriptor left; nothing is left behind.
+        Raises ``OSError`` and leaves nothing behind.
         """
         self.pid: int | None = None
         self._poller = supervisor.poller
@@ -107,13 +106,11 @@ class WorkerHandle:
         return [self._far_end.fileno(), *self._output.far_ends]
 
     def close_far_ends(self) -> None:
-        """Close the hub's copies of the process's descriptors."""
         self._far_end.close()
         self._output.close_far_ends()
 
     @property
     def label(self) -> dict[str, Any]:
-        """Fields that name the worker in events of its output."""
         return self._output.label
 
     @property
@@ -170,7 +167,6 @@ class WorkerHandle:
             os.killpg(self.pid, signal.SIGKILL)
 
     def on_ready(self, descriptor: int) -> None:
-        """Read a message of the worker, or reap the worker."""
         if descriptor == self._pidfd:
             self._on_exit()
         else:

@@ -45,24 +45,20 @@ class TimerDescriptor:
             raise OSError(error, f"a timer cannot be made: {os.strerror(error)}")
 
     def fileno(self) -> int:
-        """The descriptor."""
         return int(self._descriptor)
 
     def start(self, seconds: float) -> None:
-        """Make it readable this many seconds from now; 0 stops it."""
         whole = int(seconds)
         no_interval_then_once = (ctypes.c_long * 4)(0, 0, whole, int((seconds - whole) * 1e9))
         self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
 
     def expired(self) -> bool:
-        """True if the time has passed; True only once."""
         try:
             return bool(os.read(self._descriptor, 8))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """Free the descriptor."""
         os.close(self._descriptor)
 
 
@@ -84,7 +80,6 @@ class OutputEvents:
         return b"".join(self._events(text[:end]))
 
     def rest(self) -> bytes:
-        """The event of a line that had no end."""
         begun, self._begun = self._begun, ""
         return b"".join(self._events(begun + self._decoder.decode(b"", final=True)))
 
@@ -137,12 +132,10 @@ class OutputStream:
             self._events[pipe] = OutputEvents(self._name, label)
 
     def remove(self, pipe: int) -> None:
-        """Read the rest of the pipe, and then no more."""
         self.drain(pipe)
         self._forget(pipe)
 
     def drain(self, pipe: int) -> None:
-        """Read all that is in the pipe now."""
         left = DRAIN_BYTES_MAX
         while pipe in self._tails and left > 0 and (read := self._read(pipe)):
             left -= read
@@ -154,7 +147,6 @@ class OutputStream:
                 self._write(self._events.pop(pipe).rest())
 
     def on_ready(self, descriptor: int) -> None:
-        """Read the output of workers, or write output that waits for room."""
         if descriptor == self._room.fileno():
             self._on_room()
             return
@@ -191,7 +183,6 @@ class OutputStream:
             self._pause()
 
     def _pause(self) -> None:
-        """Read no more until the held output is written."""
         self._poller.unregister(self._pipes.fileno())
         with contextlib.suppress(OSError):  # epoll takes no file; the timer ends the pause
             self._room.register(self._writer.descriptor, select.EPOLLOUT)
@@ -248,8 +239,7 @@ class WorkerOutput:
     def __init__(self, streams: Streams, pipes: Sequence[int] = ()) -> None:
         """Read these pipes, whose owner this is from now on, or make one to each of the hub's two streams.
 
-        Raises:
-            OSError: there are no descriptors left; nothing is left behind.
+        Raises ``OSError`` and leaves nothing behind.
         """
         self._tails = bytearray(), bytearray()
         self._readers: list[tuple[OutputStream, int]] = [*zip(streams, pipes, strict=False)]
@@ -282,13 +272,11 @@ class WorkerOutput:
         return b"".join(self._tails)[-TAIL_BYTES:].decode("utf-8", "backslashreplace")
 
     def close_far_ends(self) -> None:
-        """Close the hub's copies of the worker's ends."""
         for descriptor in self.far_ends:
             os.close(descriptor)
         self.far_ends.clear()
 
     def close(self) -> None:
-        """Read the rest of the pipes, and free them."""
         self.close_far_ends()
         for stream, pipe in self._readers:
             stream.remove(pipe)

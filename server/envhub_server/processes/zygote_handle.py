@@ -69,9 +69,7 @@ class ZygoteHandle:
     ) -> None:
         """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it.
 
-        Raises:
-            InterpreterUnusable: there is no such interpreter.
-            OSError: there is no process or descriptor left; nothing is left behind.
+        Raises ``InterpreterUnusable`` or ``OSError`` and leaves nothing behind.
         """
         self.key = key
         self.environ = environ
@@ -109,7 +107,6 @@ class ZygoteHandle:
         self.guard(guarded)
 
     def _execute(self, hub: str, environ: Environment, guarded: int) -> ZygoteProcess:
-        """The process, executing the bootstrap."""
         key = self.key
         variables = environment_of(key, self._program, environ)
         flags = tuple(each for each in key.flags if not (key.is_other and each in NEW_FLAGS))
@@ -123,12 +120,10 @@ class ZygoteHandle:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def starting(self) -> str:
-        """Progress of its start, if that takes long; else empty."""
         return starting(self._program, self._start) if self._starting_s and not self.ready else ""
 
     @property
@@ -140,10 +135,7 @@ class ZygoteHandle:
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request the processes of these workers, now or once it is ready, and close the hub's copies of descriptors.
 
-        If it never becomes ready, ``problem`` says why, and ``reap`` returns the workers.
-
-        Raises:
-            OSError: the zygote does not take the request, because it has ended or is stopped.
+        If it never becomes ready, ``problem`` says why, and ``reap`` returns the workers. Raises ``OSError``.
         """
         if not self.ready:
             self._waiting += workers
@@ -170,7 +162,6 @@ class ZygoteHandle:
     # --- its start --------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Read the bootstrap's lines."""
         if self._said < 0:
             return
         ended = False
@@ -233,7 +224,6 @@ class ZygoteHandle:
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
 
     def on_ready(self, descriptor: int) -> None:
-        """Send what waits for room, or notice that the zygote has ended; it sends no message by this channel."""
         if descriptor == self._said:
             self._hear()
             return
@@ -263,11 +253,9 @@ class ZygoteHandle:
         self._close_channel()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def reap(self) -> list[WorkerHandle]:
-        """Wait until its process has ended, and free its descriptors; returns the workers that it was to fork."""
         code = self._process.wait()
         self._hear()
         if not self.ready:

@@ -91,7 +91,6 @@ class ZygoteProcess:
             undo.pop_all()
 
     def discard(self) -> None:
-        """End the process, and free all but the pipes of its output."""
         self.process.kill()
         self.process.wait()
         self.control.close()

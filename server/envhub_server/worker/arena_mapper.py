@@ -25,8 +25,7 @@ class ArenaMapper:
     def map(self, mapped: control.MapArena) -> Arena | None:
         """Map the arena whose descriptor came with the message, for all envs; None if an env does not fit.
 
-        Raises:
-            ValueError: the descriptor is not an arena of the message's layout.
+        Raises ``ValueError``.
         """
         names = mapped.descriptor_names
         descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))

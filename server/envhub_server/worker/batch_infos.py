@@ -28,7 +28,6 @@ def joined(infos: Any) -> Infos:
 
 
 def _one(value: Any) -> np.ndarray:
-    """An object array of this one object."""
     array = np.empty(1, object)
     array[0] = value
     return array

@@ -24,11 +24,7 @@ class BatchActions:
         self._actions: list[np.ndarray] = []  # views of each leaf, by these codes
 
     def read(self) -> Any:
-        """Copies of the posted actions.
-
-        Raises:
-            TypeError: the rows have actions of several dtypes, or actions out of band.
-        """
+        """Copies of the posted actions; raises ``TypeError``."""
         codes = b"".join([column.tobytes() for column in self._code_columns])
         if codes != self._codes:
             self._read_as(codes)
@@ -38,8 +34,7 @@ class BatchActions:
     def _read_as(self, codes: bytes) -> None:
         """Read the actions by the rows' codes from now on; ``codes`` has the bytes of the codes.
 
-        Raises:
-            TypeError: the rows have actions of several dtypes, or actions out of band.
+        Raises ``TypeError``.
         """
         self._codes = b""
         each = [set(column.tolist()) for column in self._code_columns]
@@ -87,7 +82,6 @@ class BatchResults:
         self._views = [[leaf[slot, mine] for leaf in arena.observations] for slot in (0, 1)]
 
     def store(self, outcome: Outcome, chosen: np.ndarray | None = None) -> None:
-        """Store the results of the rows in the mask ``chosen``, or of all rows."""
         whole = chosen is None or bool(chosen.all())
         where: Any = slice(None) if whole else chosen
         slots = self._request & 1

@@ -30,19 +30,13 @@ class WorkerPoller:
         self.wait = self._epoll.poll
 
     def register(self, descriptor: int, edges: bool = False) -> None:
-        """Wait until it is readable; with ``edges`` for new input only, whether or not the old input is read."""
         self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
 
     def unregister(self, descriptor: int) -> None:
-        """Cease to wait for the descriptor.
-
-        Raises:
-            OSError: it is not registered.
-        """
+        """Cease to wait for the descriptor; raises ``OSError``."""
         self._epoll.unregister(descriptor)
 
     def close(self) -> None:
-        """Free the poller's own descriptor."""
         self._epoll.close()
 
 
@@ -68,7 +62,6 @@ class Bells:
         self._of_drivers: dict[int, int] = {}
 
     def attach(self, descriptors: ArenaDescriptors) -> None:
-        """Use these bells."""
         self.hub_bell = descriptors.hub_bell
         self.waking = descriptors.hub_bell, descriptors.client_bell
         self._of_drivers = {DRIVER_HUB: descriptors.hub_done_bell, DRIVER_CLIENT: descriptors.client_done_bell}
@@ -81,27 +74,23 @@ class Bells:
         self.spinner, self.serving = Spinner(spin_us, time.perf_counter_ns), True
 
     def unwatch(self) -> None:
-        """Undo ``watch``."""
         for bell in self.waking:
             with contextlib.suppress(OSError):  # they are not registered before the worker serves
                 self._poller.unregister(bell)
         self.spinner, self.serving = Spinner(0, time.perf_counter_ns), False
 
     def silence(self) -> None:
-        """Read the rings from the hub's bell, a pipe, which would otherwise fill."""
         try:
             os.read(self.hub_bell, RINGS_BYTES)
         except BlockingIOError:
             pass  # a process that an env forked has read them
 
     def ring(self, driver: int) -> None:
-        """Wake this driver; an unknown driver means the hub."""
         try:
             os.write(self._of_drivers.get(driver, self._of_drivers[DRIVER_HUB]), RING)
         except BlockingIOError:
             pass  # its owner has not read it
 
     def close(self) -> None:
-        """Free the descriptors."""
         for bell in (*self.waking, *self._of_drivers.values()):
             os.close(bell)

@@ -58,7 +58,6 @@ class StartReport:
             pass
 
     def give_up(self, problem: str, module: str = "", why: str = "") -> None:
-        """Report the problem, and end the process."""
         self.say(problem=problem, module=module, why=why)
         os._exit(1)
 
@@ -112,7 +111,6 @@ def _raised_in(error: BaseException) -> str:
 
 
 def replay(arguments: "list[str]") -> None:
-    """Run a replay; never returns."""
     path, state, use_pdb = arguments[1:4]
     forget_own_folder()
     for place in arguments[4:]:

@@ -60,7 +60,6 @@ class Builder:
         self._row = -1  # the row that is being built
 
     def build(self, build: control.Build) -> bool:
-        """Build all envs, or the first one, in an environment of their program."""
         self._envs.number = build.worker
         if build.factories:
             (self._memory,) = self._channel.take_descriptors(1)
@@ -70,7 +69,6 @@ class Builder:
         return self._answer(self._build_first)
 
     def build_rest(self, rest: control.BuildRest) -> bool:
-        """Build the envs after the first."""
         os.environ.update(rest.variables)
         self._envs.build = replace(self._envs.build, rows=rest.rows, kwargs_each=rest.kwargs_each)
         self._rename_factories()
@@ -93,11 +91,7 @@ class Builder:
             _close(group)
 
     def rebuild(self, group: RowGroup) -> None:
-        """Close the env of this group, and build a new one.
-
-        Raises:
-            BaseException: the env's constructor raised it.
-        """
+        """Close the env of this group, and build a new one; raises ``BaseException``."""
         _close(group)
         if isinstance(group, EnvBatch):
             group.rebuilt(self._make_batch(group.indices))
@@ -106,7 +100,6 @@ class Builder:
         self._envs.spaces.check(group.env)
 
     def close(self) -> None:
-        """Free the memory of pickled factories."""
         if self._memory >= 0:
             os.close(self._memory)
 
@@ -118,7 +111,6 @@ class Builder:
             self._factories = named(self._envs.build)
 
     def _answer(self, work: Callable[[], Any]) -> bool:
-        """Send the hub the result of ``work``; an exception is sent as a failure of the row that was being built."""
         try:
             answer = work()
             self._host.arm_stack_dumps()  # an env may have installed signal handlers of its own
@@ -173,7 +165,6 @@ class Builder:
         return BuiltDescription(envs).describe(pickled, shareable(self._variables), self._fit())
 
     def _fit(self) -> bool:
-        """True if its envs are known to share a process well."""
         return all(may_share_process(group.env, self._runner) for group in self._envs.groups)
 
     # --- envs ---------------------------------------------------------------------------------------------------------
@@ -190,7 +181,6 @@ class Builder:
         self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.first_env))
 
     def _make_env(self, row: int) -> Any:
-        """The env of this row, newly made by its factory."""
         try:
             made = self._factories[row]()
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
@@ -219,7 +209,6 @@ class Builder:
 
 
 def _confine(build: control.Build) -> None:
-    """Set the limits of a worker's process."""
     import resource
 
     from envhub_server.worker.own_process import prctl
@@ -232,7 +221,6 @@ def _confine(build: control.Build) -> None:
 
 
 def _close(group: RowGroup) -> None:
-    """Close an env that is not used any more."""
     try:
         group.env.close()
     except BaseException:
@@ -278,7 +266,6 @@ class BuiltDescription:
         )
 
     def _spaces_of_all(self) -> tuple[Any, Any]:
-        """The observation and the action space for all envs of this worker; wider ones than the envs' in mode "any"."""
         groups = self._envs.groups
         first = groups[0].env
         if self._build.observation_mode != "any":
@@ -291,12 +278,10 @@ class BuiltDescription:
 
 
 def _structure(space: Any) -> str:
-    """The structure of a space as text, for a comparison with other workers' spaces."""
     return repr(spaces.structure(space))
 
 
 def _folder() -> str:
-    """This process's folder; empty if an env changed into a folder that is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -339,7 +324,6 @@ class Rebuilder:
         self.pending.append(group)
 
     def rebuild(self) -> None:
-        """Build the pending envs; the driver has their results already."""
         while self.pending:
             group = self.pending.pop()
             self._count += 1

@@ -32,7 +32,6 @@ class EnvCalls:
         self._attributes = SetAttributes()
 
     def call(self, call: control.CallRows) -> None:
-        """Call each env, and answer with the results or with the first exception."""
 
         def run(target: Target) -> bytes:
             env = target.env
@@ -57,7 +56,6 @@ class EnvCalls:
         self._answer(call, run)
 
     def set_attribute(self, wanted: control.SetAttrRows) -> None:
-        """Set an attribute of each env, and answer."""
         self._answer(wanted, self._setter(wanted))
 
     def set_again(self, wanted: control.SetAttrRows) -> None:
@@ -87,7 +85,6 @@ class EnvCalls:
         return set_on
 
     def _reset_early(self, target: Target) -> bool:
-        """Reset a new env before it is rendered; return True if that succeeded."""
         try:
             target.reset_early()
         except BaseException as error:
@@ -98,7 +95,6 @@ class EnvCalls:
         return True
 
     def _targets(self, call: CallOrSetAttr) -> Iterator[Target]:
-        """The envs of the message, each once the worker begins to call it."""
         is_noted = isinstance(call, control.SetAttrRows) or not call.skip_unreset
         for group in self._envs.groups:
             targets = group.targets(call.rows)
@@ -109,7 +105,6 @@ class EnvCalls:
                 yield target
 
     def _answer(self, call: CallOrSetAttr, run: Callable[[Target], bytes]) -> None:
-        """Answer with the result of ``run`` for each env, or with its exception."""
         results = []
         for target in self._targets(call):
             try:
@@ -139,8 +134,7 @@ _QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
 def _check_name(name: Any = "", **others: Any) -> None:
     """Refuse a name that network clients may not use; the hub also refuses it in a request.
 
-    Raises:
-        ValueError: the name is refused.
+    Raises ``ValueError``.
     """
     if isinstance(name, str) and name.startswith("_"):
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"

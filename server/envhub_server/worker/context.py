@@ -27,11 +27,7 @@ class SessionSpaces(NamedTuple):
     mode: str
 
     def check(self, env: Any) -> None:
-        """Compare an env's spaces with them.
-
-        Raises:
-            SpaceMismatch: the env's spaces do not match.
-        """
+        """Compare an env's spaces with them; raises ``SpaceMismatch``."""
         spaces.check_equivalent(env.observation_space, self.observation, self.mode)
         spaces.check_action_space(env.action_space, self.action, self.mode)
 
@@ -57,7 +53,6 @@ class HostedEnvs:
 
     @property
     def indices(self) -> list[int]:
-        """All rows of the worker."""
         return [index for group in self.groups for index in group.indices]
 
     @property
@@ -67,7 +62,6 @@ class HostedEnvs:
 
     @property
     def exact(self) -> codec.Unknown:
-        """The encoding of values that a ``repr`` must not replace."""
         return codec.as_pickle if self.allow_pickle else codec.refuse
 
     def set_trace(self, trace: TraceWriter | None) -> None:
@@ -77,7 +71,6 @@ class HostedEnvs:
             group.trace = trace
 
     def clear(self) -> None:
-        """Forget the groups and the trace, which refer to each other and to the arena."""
         self.set_trace(None)
         self.groups.clear()
 
@@ -97,7 +90,6 @@ class ProgressWord:
         self.at = self.turn = 0
 
     def attach(self, arena: Arena, at: int) -> None:
-        """Use the word of this row in ``arena``."""
         self.words, self.at = arena.turn.data, at
         self.resume()
 
@@ -125,7 +117,6 @@ class FailureReports:
         self._channel, self._envs = channel, envs
 
     def describe(self, error: BaseException, row: int | None, code: str = "env_raised") -> Failure:
-        """The ``Failure`` of this row; never raises."""
         if isinstance(error, PendingFailure):
             pending: Failure = replace(error.args[0], env_index=row)
             return pending

@@ -31,11 +31,9 @@ class Departure:
         self._leaving = self._cutting = False
 
     def attach(self, arena: Arena) -> None:
-        """Leave the rows in this arena."""
         self._arena = arena
 
     def count_episodes(self, episodes_max: int) -> None:
-        """Tell the hub after this many more episodes; 0 for never."""
         self._episodes_left = episodes_max
         self._await()
 
@@ -43,7 +41,6 @@ class Departure:
         self.awaited = self._leaving or self._episodes_left > 0
 
     def leave(self, leave: control.Leave) -> None:
-        """Leave as soon as that is possible."""
         self._leaving, self._cutting = True, leave.cut
         self._await()
         self.leave_between_episodes()

@@ -61,12 +61,10 @@ class EnvBatch:
         self._rows = np.array(self.indices)
 
     def move(self, index: int) -> None:
-        """Become the rows of another worker, whose first row is given; only before ``attach``."""
         self._be([row + index - self.index for row in self.indices])
         self.env.share = self.env.share._replace(rows=self.indices)
 
     def rebuilt(self, env: NativeEnv) -> None:
-        """Use a new env; the first step of its rows is their reset."""
         self.env, self._new = env, True
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
@@ -84,11 +82,7 @@ class EnvBatch:
         finite_only: bool,
         info_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Use these rows of ``arena``; arguments as of ``Row.attach``.
-
-        Raises:
-            TypeError: the observations have parts of variable size.
-        """
+        """Use these rows of ``arena``; arguments as of ``Row.attach``. Raises ``TypeError``."""
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
         self._arena, self._send, self._finite_only = arena, send, finite_only
@@ -115,7 +109,6 @@ class EnvBatch:
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
-        """Replace the envs of a worker that ended, as ``Row.take_place``; there are no object leaves."""
         self._seeds = [seeds.get(row) for row in self.indices]
         self.first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
@@ -123,7 +116,6 @@ class EnvBatch:
             self._needs_reset[:] = self._needs_reset.max()  # a row without a failure to report waits for the others
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
-        """The targets of a call on these rows: their envs, which share one call."""
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
         shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         return [SubEnv(self.indices[number], number, shared, bool(self._needs_reset[0] > ENDED)) for number in wanted]
@@ -133,10 +125,7 @@ class EnvBatch:
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
         """Step the env with the actions of all rows, or reset it if it is new, and store the results.
 
-        Raises:
-            TypeError: actions are not arrays of numbers.
-            ValueError: a row's episode has ended, and its caller must reset it.
-            Exception: the env raised it.
+        Raises ``TypeError``, ``ValueError`` or ``Exception``.
         """
         if out_of_band:
             raise TypeError("a vector env takes actions of numbers in arrays only")
@@ -151,7 +140,6 @@ class EnvBatch:
         self._results.store(outcome)
 
     def _begin(self) -> None:
-        """Store the results of a new env's first step, which does not step the env."""
         if self._needs_reset[0] == REPORT_PENDING:
             self._needs_reset[:] = FRESH
             if self._pending_failure is not None:
@@ -163,7 +151,6 @@ class EnvBatch:
             self._results.store(self._first_reset(self.first_seeds, None, rebuilt=True))
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
-        """Reset all envs by these seeds; arguments as of ``NativeEnv.reset``."""
         self._note_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
         self._new, self.first_seeds = False, self._none()
@@ -182,7 +169,6 @@ class EnvBatch:
             self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
     def _stepped(self) -> Outcome:
-        """The results of a step; rows whose episode ends have the results of the session's autoreset mode."""
         if self._mode == DISABLED and self._needs_reset.any():
             ended = self._numbers(self._rows[self._needs_reset == ENDED])
             raise ValueError(f"the episodes of envs {ended} have ended: reset them by options={{'reset_mask': ...}}")
@@ -230,10 +216,7 @@ class EnvBatch:
         """Reset the rows that ``seeds`` names, and repeat the last observations of the others.
 
         A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
-
-        Raises:
-            ValueError: the env resets only all of its rows, or cannot be seeded like this.
-            Exception: the env raised it.
+        Raises ``ValueError`` or ``Exception``.
         """
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):
@@ -253,7 +236,6 @@ class EnvBatch:
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, given)]
 
     def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """The seeds, as in ``Row``; empty if the request has a seed for any row."""
         given = [seeds.get(row, 0) for row in self.indices]
         awaits_first_reset = self._needs_reset[0] > ENDED and given == self._none()
         return dict(zip(self.indices, self.first_seeds)) if awaits_first_reset else {}
@@ -267,7 +249,6 @@ class EnvBatch:
         return outcome
 
     def repeat_last(self) -> None:
-        """Store the rows' last observations as the results, without infos; the env is not called."""
         self._repeat(np.ones(len(self.indices), bool))
 
     def _repeat(self, chosen: np.ndarray) -> None:
@@ -280,7 +261,6 @@ class EnvBatch:
             self._infos[number].store({})
 
     def truncate(self, info: bytes) -> None:
-        """End the episodes of all rows without a transition of the env, which is reset before their next step."""
         for row, place in zip(self.indices, self._infos):
             template, nbytes = place.put(info)
             truncate(self._arena, row, nbytes, template)
@@ -288,11 +268,7 @@ class EnvBatch:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _checked(self, observation: Any, count: int) -> list[np.ndarray]:
-        """The leaves of a batch of observations of ``count`` envs.
-
-        Raises:
-            ValueError, TypeError: a leaf has another shape or dtype than the space says.
-        """
+        """The leaves of a batch of observations of ``count`` envs; raises ``ValueError`` or ``TypeError``."""
         arrays = []
         for values, leaf in zip(spaces.flatten(self._observation_space, observation), self._arena.layout.observations):
             array = values if type(values) is np.ndarray else np.asarray(values)
@@ -304,7 +280,6 @@ class EnvBatch:
         return arrays
 
     def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
-        """The numbers by which errors name the envs of these rows."""
         return [self._first_env + int(row) for row in rows]
 
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
@@ -321,7 +296,6 @@ class EnvBatch:
             raise NotFinite(f"the final observation of envs {self._numbers(wrong)} is not finite")
 
     def _check_space(self, arrays: Sequence[np.ndarray]) -> None:
-        """Compare observations with their space, and plan the next comparison."""
         self._plan.plan_next()
         for number, row in enumerate(self.indices):
             observation = spaces.assemble(self._observation_space, iter([array[number] for array in arrays]))

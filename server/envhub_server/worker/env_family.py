@@ -59,6 +59,5 @@ def _made_by(value: Any) -> Any:
 
 
 def _package(kind: Any) -> str:
-    """The top-level package of a class or a function; a method of C has its class's package."""
     module = getattr(kind, "__module__", None) or type(kind).__module__
     return str(module).partition(".")[0]

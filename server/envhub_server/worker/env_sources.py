@@ -74,11 +74,7 @@ class PickledFactories:
         self._loaded: dict[int, Any] = {}
 
     def __getitem__(self, row: int) -> Any:
-        """The factory of this row.
-
-        Raises:
-            Exception: unpickling raised it.
-        """
+        """The factory of this row; raises ``Exception``."""
         if row not in self._loaded:
             self._load(row)
         return self._loaded[row]
@@ -130,7 +126,6 @@ def _check_python(build: Any, what: str, instead: str) -> None:
 
 
 def modules_of(build: Any) -> list[str]:
-    """The modules that must be imported before an env is made."""
     return [*build.modules, *([build.entry.partition(":")[0]] if build.entry else [])]
 
 
@@ -145,8 +140,7 @@ def named(build: Any) -> Any:
 def _vector_factory(build: Any) -> Any:
     """The factory of the vector env; it takes ``num_envs``, and ``autoreset_mode`` if the env does.
 
-    Raises:
-        TypeError: the id has no vector env.
+    Raises ``TypeError``.
     """
     kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
     if _is_factory(build):
@@ -211,8 +205,7 @@ def versions_of(env: Any) -> dict[str, str]:
 def why_missing(entry: str) -> Exception | None:
     """The reason why the factory ``module:factory`` does not exist; None if it exists. Imports the module.
 
-    Raises:
-        BaseException: any other exception of the module.
+    Raises ``BaseException``.
     """
     module = entry.partition(":")[0]
     try:
@@ -260,7 +253,6 @@ def _replace_variables(wanted: dict[str, str]) -> None:
 
 
 def runner_class(pickled: bytes) -> Any:
-    """The class that runs each env: the default, a class of the program, or one named ``"module:Class"``."""
     chosen = pickle.loads(pickled) if pickled else EnvRunner  # noqa: S301  from the owner of this private hub
     loaded = _load(chosen) if isinstance(chosen, str) else chosen
     if not (isinstance(loaded, type) and issubclass(loaded, EnvRunner)):

@@ -41,10 +41,7 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
 def import_entry_point(name: str) -> None:
     """Import the module that makes the envs of this id, as ``make`` does.
 
-    Nothing happens for an id that is not registered, or that a callable makes.
-
-    Raises:
-        BaseException: what the module raises.
+    Nothing happens for an id that is not registered, or that a callable makes. Raises ``BaseException``.
     """
     entry_point = getattr(specs().get(name.rpartition(":")[2]), "entry_point", None)
     if isinstance(entry_point, str):
@@ -54,8 +51,7 @@ def import_entry_point(name: str) -> None:
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The factory of the vector env that is registered for this id, with the signature of a ``vector_entry_point``.
 
-    Raises:
-        TypeError: there is none.
+    Raises ``TypeError``.
     """
     if _version(api) < (1, 0):  # 0.29 has ``make_vec``, but not this mode
         raise TypeError(f"vector=True needs Gymnasium 1.0 or later, and here is {api.__name__} {api.__version__}")
@@ -92,7 +88,6 @@ def adapt(env: Any) -> Any:
 
 
 def innermost(env: Any) -> Any:
-    """The env without its wrappers and without this module's adapters."""
     own = env.env if isinstance(env, GymEnv) else env
     return getattr(own, "unwrapped", own)
 
@@ -120,7 +115,6 @@ def _is_of_gym(kind: type) -> bool:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """The env and every layer inside its wrappers, outermost first."""
     layer = env
     while layer is not None and hasattr(type(layer), "reset"):
         yield layer
@@ -190,7 +184,6 @@ class Steps:
         return outcome if self._has_info(outcome) else (outcome, {})
 
     def _has_info(self, outcome: Any) -> bool:
-        """True if a reset returned an observation and an info, not an observation of two parts."""
         if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
             return False
         space = self.env.observation_space
@@ -211,11 +204,7 @@ class Steps:
             )
 
     def step(self, action: Any) -> Any:
-        """Follow Gymnasium's interface.
-
-        Raises:
-            TypeError: the env returns neither four nor five values.
-        """
+        """Follow Gymnasium's interface; raises ``TypeError``."""
         with explaining():
             outcome = self.env.step(action)
         if len(outcome) == 5:
@@ -247,13 +236,11 @@ class GymEnv:
         self._seed = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Follow Gymnasium's interface."""
         self._seed = self._seed if seed is None else seed
         return self._steps.reset(seed=seed, options=options)
 
     @property
     def unwrapped(self) -> Any:
-        """Follow Gymnasium's interface."""
         return getattr(self.env, "unwrapped", self.env)
 
     def get_wrapper_attr(self, name: str) -> Any:
@@ -274,7 +261,6 @@ class GymEnv:
         return attribute
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set an attribute on the nearest wrapper that has it, else on the outermost, as Gymnasium does."""
         setattr(self._layer_with(name), name, value)
 
     def _layer_with(self, name: str) -> Any:
@@ -286,7 +272,6 @@ class GymEnv:
         return layer
 
     def close(self) -> None:
-        """Follow Gymnasium's interface."""
         if hasattr(self.env, "close"):
             self.env.close()
 

@@ -16,7 +16,6 @@ class Host:
         self._stack_dumps = stack_dumps
 
     def pin(self, cpu: int | None) -> None:
-        """Keep this process, with the threads that its envs have started, to this CPU; None for any."""
         if cpu is None:
             return
         for thread in os.listdir("/proc/self/task"):
@@ -38,7 +37,6 @@ class Host:
 
 
 def private_bytes() -> int:
-    """Number of bytes of memory this process shares with no other; 0 where the kernel does not say."""
     try:
         with open("/proc/self/smaps_rollup", "rb") as file:
             lines = [line.split() for line in file]

@@ -42,10 +42,8 @@ class Share(NamedTuple):
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
         """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs.
 
-        No two shares get seeds that are nearer to one another than the number of envs of the first.
-
-        Raises:
-            ValueError: the program gave seeds that do not follow from one.
+        No two shares get seeds that are nearer to one another than the number of envs of the first. Raises
+        ``ValueError``.
         """
         if all(seed is None for seed in seeds):
             return None
@@ -72,7 +70,6 @@ class NativeEnv:
     knows_masks = False
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
-        """Around an env that ``make`` has made."""
         self.made, self.share, self._make = made, share, make
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
@@ -87,7 +84,6 @@ class NativeEnv:
 
     @property
     def unwrapped(self) -> Any:
-        """The vector env without its wrappers."""
         return getattr(self.made, "unwrapped", self.made)
 
     def resets_as(self, wanted: str) -> str:
@@ -105,7 +101,6 @@ class NativeEnv:
         return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} cannot be had of it: pass {line}"
 
     def step(self, actions: Any) -> Results:
-        """Step all envs."""
         *results, infos = self.made.step(actions)
         return (*results, batch_infos.joined(infos))
 
@@ -170,25 +165,16 @@ class NativeEnv:
         return list(returned)
 
     def is_callable(self, name: str) -> bool:
-        """True if the attribute of this name is a method.
-
-        Raises:
-            AttributeError: there is none.
-        """
+        """True if the attribute of this name is a method; raises ``AttributeError``."""
         if hasattr(self.made, "call"):
             return callable(self.made.envs[0].get_wrapper_attr(name)) if hasattr(self.made, "envs") else True
         return callable(self._attribute(name))
 
     def _attribute(self, name: str) -> Any:
-        """The attribute of the outermost wrapper, else of the vector env itself."""
         return getattr(self.made if hasattr(self.made, name) else self.unwrapped, name)
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Set an attribute, by one value per env.
-
-        Raises:
-            ValueError: it is one of the vector env, and the values differ.
-        """
+        """Set an attribute, by one value per env; raises ``ValueError``."""
         if hasattr(self.made, "set_attr"):
             self.made.set_attr(name, list(values))
             return
@@ -197,7 +183,6 @@ class NativeEnv:
         setattr(self.made, name, values[0])
 
     def close(self) -> None:
-        """Close it."""
         self.made.close()
 
 
@@ -207,7 +192,6 @@ class EachSeededEnv(NativeEnv):
     knows_masks = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
-        """Reset all envs, each by its own seed."""
         return self._reset(seed=self._seeds(seeds), options=options)
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
@@ -221,7 +205,6 @@ class NumberedEnv(NativeEnv):
     """Its infos have the numbers of envs, as ``env_id``, which in a share of a session are not the session's."""
 
     def step(self, actions: Any) -> Results:
-        """Step all envs."""
         outcome = super().step(actions)
         return (*outcome[:4], self._of_session(outcome[4])) if self.share.workers > 1 else outcome
 
@@ -230,7 +213,6 @@ class NumberedEnv(NativeEnv):
         return observations, self._of_session(infos) if self.share.workers > 1 else infos
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The infos with the session's indices of envs."""
         infos_of_session: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
@@ -257,11 +239,7 @@ class EnvPoolEnv(NumberedEnv):
     knows_masks = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
-        """Reset all envs, after they were made again if there are seeds.
-
-        Raises:
-            ValueError: its factory takes no seed, or an env has none.
-        """
+        """Reset all envs, after they were made again if there are seeds; raises ``ValueError``."""
         if any(seed is not None for seed in seeds):
             if not takes(self._make, "seed", by_name=False):
                 raise ValueError("an EnvPool is seeded when it is made: its factory should take seed, and pass it on")
@@ -277,18 +255,13 @@ class EnvPoolEnv(NumberedEnv):
         return super().call(name, args, asked)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
-        """Reset the envs that ``chosen``, a mask, names; there can be no seeds."""
         return self._reset(**self._masked(chosen, seeds, options))  # which returns no others
 
 
 def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:
     """The vector env of this share, with the session's autoreset mode if it takes one.
 
-    ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
-
-    Raises:
-        TypeError: it makes something else.
-        ValueError: the env cannot be had with this autoreset mode.
+    ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does. Raises ``TypeError`` or ``ValueError``.
     """
     made = _made(make, len(share.rows), autoreset_mode)
     if problem := unfit_batch(made, len(share.rows)):
@@ -346,13 +319,11 @@ def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
 
 
 def _is_of(made: Any, *modules: str) -> bool:
-    """True if the env, without its wrappers, is of a class of one of these modules."""
     env = getattr(made, "unwrapped", made)
     return any(kind.__module__ in modules for kind in type(env).__mro__)
 
 
 def _chosen_rows(observations: Any, chosen: np.ndarray) -> Any:
-    """The rows of a batch of observations in the mask ``chosen``."""
     if isinstance(observations, dict):
         return {key: _chosen_rows(part, chosen) for key, part in observations.items()}
     if isinstance(observations, tuple):

@@ -27,16 +27,13 @@ class CheckPlan:
         self.steps_left = self._checks = 0
 
     def begin(self, is_checked: bool = True) -> None:
-        """Compare the next one, if any is compared."""
         self.steps_left = 1 if is_checked else 0
 
     def plan_next(self) -> None:
-        """Plan the next comparison."""
         self._checks += 1
         self.steps_left = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
 
     def stop(self) -> None:
-        """Compare none any more."""
         self.steps_left = 0
 
 

@@ -66,15 +66,12 @@ class Converted(api.Env):  # type: ignore[misc]
         return self._seed
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Follow Gymnasium's interface."""
         return hasattr(self._owner(name), name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Follow Gymnasium's interface."""
         return getattr(self._owner(name), name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute as Gymnasium does; one that did not exist is set on the object."""
         owner = self._owner(name)
         if not force and not hasattr(owner, name):
             return False
@@ -85,7 +82,6 @@ class Converted(api.Env):  # type: ignore[misc]
         return self if name in _OWN or (hasattr(type(self), name) and not hasattr(self.env, name)) else self.env
 
     def close(self) -> None:
-        """Follow Gymnasium's interface."""
         if hasattr(self.env, "close"):
             self.env.close()
 
@@ -94,10 +90,7 @@ class DmEnv(Converted):
     """A ``dm_env.Environment``, such as one of dm_control.
 
     An episode that ends with discount 0 is terminated, one that ends with another discount is truncated. Infos have the
-    discount as ``timestep.discount``, which is its name in shimmy, too.
-
-    Raises:
-        TypeError: its rewards are no single numbers, or a spec is one of text.
+    discount as ``timestep.discount``, which is its name in shimmy, too. Raises ``TypeError``.
     """
 
     def __init__(self, env: Any) -> None:
@@ -138,18 +131,13 @@ class DmEnv(Converted):
 
     @property
     def np_random(self) -> np.random.Generator:
-        """A generator that shares the state of the env's own.
-
-        Raises:
-            AttributeError: the env has none.
-        """
+        """A generator that shares the state of the env's own; raises ``AttributeError``."""
         random = self._random_state()
         if random is None:
             raise AttributeError(f"{shown(self.env, 100)} has no `np_random`")
         return np.random.Generator(random._bit_generator)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Follow Gymnasium's interface."""
         timestep = self.env.step(action)
         ended = bool(timestep.last())
         terminated = ended and timestep.discount == 0
@@ -165,7 +153,6 @@ class DmEnv(Converted):
 
 
 def _space(spec: Any) -> Any:
-    """The space of a dm_env spec, or of a nest of them."""
     if isinstance(spec, Mapping):
         return api.spaces.Dict([(key, _space(part)) for key, part in spec.items()])
     if isinstance(spec, (list, tuple)):
@@ -211,11 +198,8 @@ class ParallelEnv(Converted):
     Infos of a step have ``rewards``, ``terminations`` and ``truncations`` by agent; the flags of an agent stay until
     the reset. Infos of steps and resets have ``agent_infos`` where agents have infos, and arrays of bool with an entry
     for each possible agent: ``alive``, those that take the next action, and ``observed``, those that the env gave an
-    observation of; those of steps have ``reported``, the agents that the env gave anything else of.
-
-    Raises:
-        TypeError: two agents have one text, or the observations of an agent have parts that are no arrays, so they
-            cannot be zeros.
+    observation of; those of steps have ``reported``, the agents that the env gave anything else of. Raises
+    ``TypeError``.
     """
 
     def __init__(self, env: Any) -> None:
@@ -232,11 +216,7 @@ class ParallelEnv(Converted):
         self._truncations: dict[str, bool] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium does; seed and options are the env's.
-
-        Raises:
-            ValueError: the episode begins without an agent, or with one that is not among the possible agents.
-        """
+        """Reset as Gymnasium does; seed and options are the env's. Raises ``ValueError``."""
         self._seed = self._seed if seed is None else seed
         observations, infos = self.env.reset(seed=seed, options=options)
         if not self.env.agents:
@@ -247,12 +227,7 @@ class ParallelEnv(Converted):
         return self._joined(observations), {**present, **self._agent_infos(infos)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Follow Gymnasium's interface.
-
-        Raises:
-            ValueError: an agent has come, or has a flag, that is not among the possible agents.
-            TypeError: the env returned something else than five values, or an agent's reward is not one number.
-        """
+        """Follow Gymnasium's interface; raises ``ValueError`` or ``TypeError``."""
         acting = {agent: action[self._keys[agent]] for agent in self.env.agents}
         results = self.env.step(acting)
         try:
@@ -317,7 +292,6 @@ class ParallelEnv(Converted):
         return {"agent_infos": each} if each else {}
 
     def render(self) -> Any:
-        """Follow Gymnasium's interface."""
         return self.env.render()
 
 

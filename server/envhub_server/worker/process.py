@@ -55,7 +55,6 @@ class Worker:
     """The loop of a worker, and the dispatch of the hub's messages."""
 
     def __init__(self, channel: Channel, host: Host) -> None:
-        """Serve by this channel, in this process."""
         self._channel, self._host = channel, host
         self._poller = WorkerPoller()
         self._poller.register(channel.fileno())
@@ -91,7 +90,6 @@ class Worker:
             # Otherwise the hub has ended, and no client can use the envs any more.
 
     def _receive(self) -> bool:
-        """Execute the hub's messages that have arrived; return True if the worker continues."""
         return all(self.handle(cast("Message", message)) for message in self._channel.receive() or ())
 
     def handle(self, message: Message) -> bool:
@@ -131,7 +129,6 @@ class Worker:
         return True
 
     def serve_rows(self) -> None:
-        """Step the envs of the rows that the driver has posted."""
         self._stepper.serve_rows()
 
     def _map_arena(self, order: control.MapArena) -> bool:
@@ -155,7 +152,6 @@ class Worker:
         self._channel.send(control.Closing([]))
 
     def close(self) -> None:
-        """Free everything except the channel and the arena."""
         self._envs.clear()
         self._poller.close()
         self._bells.close()
@@ -178,7 +174,6 @@ class Worker:
 
 
 def _assert_never(message: NoReturn) -> NoReturn:
-    """Fail: type checkers see that this is never called."""
     raise AssertionError(f"no worker executes a {type(message).__name__}")
 
 
@@ -205,7 +200,6 @@ class _ForkedAway:
 
 
 def _detach_fork(worker: Worker) -> None:
-    """Make this process, which an env has just forked, unable to act as the worker."""
     if type(worker) is Worker:  # otherwise this is a child of a child
         for each in worker.detached_by_fork:
             object.__setattr__(each, "__class__", _ForkedAway)

@@ -54,11 +54,7 @@ class Replayer:
     """The env of a replay, and its rows in an arena of its own."""
 
     def __init__(self, replay: Replay) -> None:
-        """Make the env.
-
-        Raises:
-            BaseException: what the env's constructor raises.
-        """
+        """Make the env; raises ``BaseException``."""
         build, mapped = replay.orders()
         if build.memory_bytes_max:
             resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
@@ -86,7 +82,6 @@ class Replayer:
         self._notes = [*_notes(trace["notes"])]
 
     def calls(self) -> Iterator[RepeatedCall]:
-        """All calls, in order; resets are steps, which count from 0."""
         kinds, notes, number = self._rings[0].view(np.int64)[:, :, 0], self._notes, 0
         codes: list[int] = []
         for at in range(len(kinds) + 1):
@@ -185,11 +180,7 @@ def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) ->
 
 
 def _run(replay: Replay, report: Callable[..., None], debugger: pdb.Pdb | None) -> str:
-    """Run all calls; return what became of it.
-
-    Raises:
-        BaseException: what the env raises.
-    """
+    """Run all calls; return what became of it. Raises ``BaseException``."""
     report(name="its making", kind="init")
     replayer = Replayer(replay)
     build, calls = replayer.build, [*replayer.calls()]

@@ -81,12 +81,10 @@ class Row:
         return f"env {self._first_env + self.index}"
 
     def move(self, index: int) -> None:
-        """Become another row of the session; only before ``attach``."""
         self.index = self.place = index
         self.indices, self.turn = [index], index | TURN_FIRST
 
     def rebuilt(self, runner: EnvRunner) -> None:
-        """Use a new env; its first step is its reset."""
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
         self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
@@ -122,7 +120,6 @@ class Row:
         self._request, self._done = arena.request.data, arena.done.data
 
     def _check_space(self, observation: Any) -> None:
-        """Compare an observation with its space, and plan the next comparison."""
         self._plan.plan_next()
         try:
             contained = spaces.contains(self.env.observation_space, observation)
@@ -140,11 +137,7 @@ class Row:
             raise NotFinite(problem)
 
     def _checked(self, outcome: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Check the result of a reset, and return it.
-
-        Raises:
-            NotFinite: it observes what is not finite, and the session wants finite numbers only.
-        """
+        """Check the result of a reset, and return it; raises ``NotFinite``."""
         if self._finite_only:
             self._check_finite(outcome[0], 0.0)
         return outcome
@@ -207,8 +200,7 @@ class Row:
     def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
         """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
 
-        Raises:
-            ValueError: it has another shape than the env's first reward with axes.
+        Raises ``ValueError``.
         """
         if not np.ndim(reward) and not self.reward_shape:
             return reward, {}
@@ -220,7 +212,6 @@ class Row:
         return float(terms.sum()), {VECTOR_REWARD: terms}
 
     def autoreset(self) -> None:
-        """Reset the env because its episode has ended, and store its first observation."""
         observation, info = self._autoreset()
         self._store(observation, 0.0, False, False, info)
 
@@ -237,7 +228,6 @@ class Row:
         return outcome
 
     def _begin(self, needs_reset: int) -> None:
-        """Store the result of a new env's first step, which does not step the env."""
         if needs_reset == REPORT_PENDING:
             self._needs_reset[self.index] = FRESH
             if self._pending_failure is not None:
@@ -276,7 +266,6 @@ class Row:
         return {self.index: self.first_seed} if unseeded and self.awaits_first_reset else {}
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Reset the env and store its first observation."""
         self._last_seed = self._last_seed if seed is None else seed
         if self.trace is not None:
             self.trace.reset(self, {self.index: seed}, options)
@@ -292,11 +281,9 @@ class Row:
             self.repeat_last()
 
     def targets(self, rows: Collection[int]) -> list[Row]:
-        """Targets of a call on these rows, with an ``env`` each."""
         return [self] if self.index in rows else []
 
     def repeat_last(self) -> None:
-        """Store the row's last observation as the result, without an info; the env is not called."""
         if self._request[self.index] != self._done[self.index]:
             repeat_observation(self._arena, self.index)
         if self._observation.has_objects:
@@ -309,8 +296,7 @@ class Row:
     ) -> None:
         """Store the values that a method of the env returned.
 
-        Raises:
-            TypeError, ValueError, AttributeError: it does not fit.
+        Raises ``TypeError``, ``ValueError`` or ``AttributeError``.
         """
         if type(info) is not dict:
             info = _as_dict(info, f"{method} of {self._name}")
@@ -331,15 +317,13 @@ class Row:
 
 
 def _counted(results: Any) -> str:
-    """The error for a step that did not return five values."""
     return f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
 
 
 def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
     """The info as a dict; Gymnasium's vector envs accept any mapping. ``source`` says what returned it.
 
-    Raises:
-        AttributeError: the info is no mapping, as in Gymnasium.
+    Raises ``AttributeError``.
     """
     try:
         items = info.items()

@@ -29,7 +29,6 @@ class RowActions:
         self._out_of_band: Iterator[Any] = iter(())
 
     def read(self, out_of_band: Sequence[Any]) -> Any:
-        """The action that is posted; ``out_of_band`` has the leaves that are not in the arena."""
         self._out_of_band = iter(out_of_band)
         for number, words in enumerate(self._code_words):
             if words[self._index] != self._codes[number]:
@@ -39,7 +38,6 @@ class RowActions:
         return spaces.assemble(self._space, (read() for read in self._readers))
 
     def _read_as(self, number: int, code: int) -> None:
-        """Read an action leaf by another code from now on: the driver sends another dtype than before."""
         layout = self._arena.layout
         buffer, leaf = self._arena.actions[number], layout.actions[number]
         self._codes[number] = code
@@ -69,8 +67,7 @@ class ObservationPlace:
     def store(self, observation: Any, method: str) -> list[Any]:
         """Store what a method of the env has returned, but for its object leaves, which are returned.
 
-        Raises:
-            TypeError, ValueError: it does not fit; the text names the method, the env and the part.
+        Raises ``TypeError`` or ``ValueError``.
         """
         index = self._index
         batches = self._batches[self._request[index] & 1]
@@ -158,14 +155,12 @@ class InfoPlace:
         self._dropped = False  # whether lost entries were reported
 
     def store(self, info: dict[str, Any], objects: bytes = b"") -> None:
-        """Store an info, with the encoded leaves of the observation that have a variable size, if it has any."""
         index = self._index
         self._template[index], length = self._stored(info, objects) if info or objects else NO_INFO
         self._length[index] = length
         self._status[index] = STATUS_INFO if length else STATUS_OK
 
     def store_objects(self, objects: bytes) -> None:
-        """Store the encoded leaves of the observation that have a variable size, without an info."""
         self._template[self._index], self._length[self._index] = self.put(with_objects(objects, b""))
         self._status[self._index] = STATUS_INFO
 

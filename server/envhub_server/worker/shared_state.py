@@ -32,7 +32,6 @@ def _numbers() -> Any:
 
 
 def _folder() -> str:
-    """The working folder, also one that somebody has removed."""
     return os.readlink("/proc/self/cwd")
 
 

@@ -28,7 +28,6 @@ class StackDumps:
         self.arm()
 
     def arm(self) -> None:
-        """Install the handlers; call it again after code that may have changed how signals are handled."""
         # ``faulthandler`` ignores a second call unless it is disabled first.
         faulthandler.disable()
         faulthandler.unregister(STACKS)

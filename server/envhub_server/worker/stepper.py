@@ -42,7 +42,6 @@ class Stepper:
         self._shared: SharedState | None = None  # None once the hub knows of a change
 
     def attach(self, arena: Arena) -> None:
-        """Use the rows of this arena."""
         self._arena = arena
         self._request: Any = arena.request.data
         self._done: Any = arena.done.data
@@ -53,7 +52,6 @@ class Stepper:
         self._my_request, self._my_done = self._request[mine], self._done[mine]
 
     def serve(self, serve: control.Serve, spin_us: int) -> None:
-        """Serve the rows from now on."""
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
         for group in self._envs.groups:
@@ -83,7 +81,6 @@ class Stepper:
         return bool(self._my_request != self._my_done and self._posted())
 
     def _posted(self) -> list[RowGroup]:
-        """The groups with a pending step that needs no message."""
         request, done, op = self._request, self._done, self._op
         groups = []
         for group in self._envs.groups:  # a comprehension would be one more call
@@ -93,12 +90,10 @@ class Stepper:
         return groups
 
     def serve_rows(self) -> None:
-        """Step the envs of the rows that the driver has posted."""
         if posted := self._posted():
             self._step(posted)
 
     def step_out_of_band(self, step: control.StepRows) -> None:
-        """Step the envs of the pending rows, whose actions are in the message."""
         out_of_band = dict(messages.unpack_rows(step.out_of_band, self._arena.layout.rows))
 
         def run(group: RowGroup) -> None:
@@ -114,7 +109,6 @@ class Stepper:
         run: Callable[[RowGroup], None] | None = None,
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
-        """Step the envs of these groups, by ``run`` if that is given, and wake the driver."""
         progress, rung = self._progress, 0
         clocked = self._began_ns[progress.at]
         if clocked:
@@ -151,7 +145,6 @@ class Stepper:
         self._done[group.place] = self._request[group.place]
 
     def _fail(self, group: RowGroup, error: BaseException, is_step: bool) -> None:
-        """Truncate the group, or report the exception, as the session wants it."""
         build = self._envs.build
         policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
         if is_step and not isinstance(error, PendingFailure) and policy == "truncate":
@@ -198,6 +191,5 @@ class Stepper:
             self._channel.send(control.SharedChanged(what))
 
     def report_closing(self, error: BaseException, group: RowGroup) -> None:
-        """Send the hub the exception of an env's ``close``."""
         number = self._request[group.index] if hasattr(self, "_arena") else 0
         self._reports.send(error, group.index, "env_raised", number)

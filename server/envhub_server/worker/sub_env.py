@@ -17,13 +17,11 @@ class SharedCall:
         self._values: dict[int, Any] = {}
 
     def returned(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Any]:
-        """Results of the call of this name, per env; it is called once."""
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
 
     def reset_early(self) -> None:
-        """Do as a ``Row`` does, once for all envs; what that raises is raised for each."""
         if self._early is False:
             try:
                 self._reset_early()
@@ -34,16 +32,11 @@ class SharedCall:
             raise self._early
 
     def check_whole(self, name: str) -> None:
-        """Check that all envs are called.
-
-        Raises:
-            ValueError: only some are.
-        """
+        """Check that all envs are called; raises ``ValueError``."""
         if not self._whole:
             raise ValueError(f"{name!r} is the vector env's, and not of some of its envs only")
 
     def set(self, number: int, name: str, value: Any) -> None:
-        """Set the attribute, once the values of all envs are known."""
         self.check_whole(name)
         self._values[number] = value
         if len(self._values) == self.env.num_envs:
@@ -61,15 +54,12 @@ class SubEnv:
         self._number, self._shared = number, shared
 
     def reset_early(self) -> None:
-        """Reset as a ``Row`` does; all envs of the vector env are reset together."""
         self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Call as for a single env; a method of the vector env is called once for all of its envs.
 
-        Raises:
-            AttributeError: there is none of this name.
-            ValueError: it is a method, and only some envs are called.
+        Raises ``AttributeError`` or ``ValueError``.
         """
         if not self._shared.env.is_callable(name):
             return self._shared.returned(name)[self._number]
@@ -82,9 +72,5 @@ class SubEnv:
         return call
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set as for a single env; all envs of a vector env are set together.
-
-        Raises:
-            ValueError: only some envs are set, or they get several values where there is one.
-        """
+        """Set as for a single env; all envs of a vector env are set together. Raises ``ValueError``."""
         self._shared.set(self._number, name, value)

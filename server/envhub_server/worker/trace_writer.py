@@ -62,7 +62,6 @@ class TraceWriter(Trace):
         self.words[0] = batch + 1
 
     def _copy_by(self, codes: list[int]) -> None:
-        """Copy actions of these codes from now on, on which their place in the arena depends."""
         arena, self._codes = self._arena, codes
         self._copies = [self._copy(self.rings[0], arena.needs_reset, 8)]
         for leaf, code, buffer, ring in zip(arena.layout.actions, codes, arena.actions, self.rings[1:]):
@@ -95,12 +94,10 @@ class TraceWriter(Trace):
         self._note(number, RESET, named, b"" if options is None else _encoded(options), generator)
 
     def autoreset(self, group: Any) -> None:
-        """Note that the episode of a group has ended, which is about to be reset."""
         if self._is_long(self._numbers[group.index]):
             self.reset(group, {group.index: None})
 
     def made(self, group: Any) -> None:
-        """Note that the group gets a new env."""
         number = self._numbers[group.index]
         self._new.add(number)
         self._kept[number] = {key: record for key, record in self._kept[number].items() if key == (CODES,)}
@@ -151,7 +148,6 @@ class TraceWriter(Trace):
 
 
 def action_bytes(leaf: Leaf, code: int) -> int:
-    """The size of a leaf of one action by this code."""
     dtype = code & ~actions.PYTHON
     return leaf.items * actions.DTYPES[dtype].itemsize if 0 <= dtype < len(actions.DTYPES) else 0
 

@@ -56,13 +56,10 @@ def warm_up() -> bool:
 
 
 class _WarmUp:
-    """A worker in this process, and the hub that drives it."""
-
     def __init__(self, hub: Channel, channel: Channel, worker: Worker) -> None:
         self._hub, self._channel, self._worker = hub, channel, worker
 
     def run(self) -> None:
-        """Go through the life of a worker."""
         self._tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))
         arena = self._map(self._heard(control.Built))
         for column in arena.action_codes:

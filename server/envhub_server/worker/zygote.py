@@ -61,7 +61,6 @@ class Zygote:
         self._guarded: set[int] = set()
 
     def run(self) -> None:
-        """Execute the hub's messages until ``Retire``, or until the hub is killed."""
         try:
             while all(self._handle(message) for message in self._channel.receive() or ()):
                 pass
@@ -80,7 +79,6 @@ class Zygote:
         return not isinstance(message, control.Retire)
 
     def _fork_workers(self, wanted: list[list[int]]) -> None:
-        """Fork a worker for each of these lists of descriptors, which are closed here."""
         try:
             middle = os.fork()
         except OSError as error:

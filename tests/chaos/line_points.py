@@ -17,7 +17,7 @@ from chaos.chain_env import ChainEnv
 
 MODULES = (
     "envhub_server.worker.process",
-    "envhub_server.worker.arena_mapper",
+    "envhub_server.worker.process",
     "envhub_server.worker.bells",
     "envhub_server.worker.builder",
     "envhub_server.worker.calls",

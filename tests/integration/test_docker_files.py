@@ -20,7 +20,7 @@ from envhub.transport import address
 
 COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
 README = (ROOT / "docker" / "README.md").read_text()
-RENDERING = (ROOT / "server/envhub_server/worker/rendering.py").read_text()
+RENDERING = (ROOT / "server/envhub_server/worker/name_lister.py").read_text()
 
 
 def test_image_runs_as_a_numbered_user_without_rights() -> None:

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc, os
-from envhub_server.worker.warm_up import warm_up
+from envhub_server.worker.zygote import warm_up
 before = set(os.listdir("/proc/self/fd"))
 assert warm_up()
 gc.collect()

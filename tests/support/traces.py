@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from envhub_server.ipc.packages import LIBRARIES
 from envhub_server.processes.interpreter import ONE_THREAD
-from envhub_server.worker.shared_imports import GENERATORS
+from envhub_server.worker.shared_process import GENERATORS
 
 
 def state() -> dict[str, Any]:

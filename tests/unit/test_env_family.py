@@ -9,8 +9,8 @@ import ale_py
 import gymnasium
 import numpy as np
 import pytest
-from envhub_server.worker.env_family import may_share_process
 from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.shared_process import may_share_process
 from gymnasium.wrappers import TimeLimit, TransformReward
 
 

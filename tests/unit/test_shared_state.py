@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from envhub_server.ipc.control import SHARED
-from envhub_server.worker.shared_state import SharedState
+from envhub_server.worker.shared_process import SharedState
 
 
 def test_each_change_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Built(Frozen):
     # The spec of the first env as data only; empty where it is none, and None where it is that of the session's first.
     plain_spec: Optional[bytes] = b""
     libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
-    fit: bool = False  # whether its envs are known to be fit to share a process, see ``env_family``
+    fit: bool = False  # whether its envs are known to be fit to share a process, see ``worker.shared_process``
     action_structure: str = ""  # with the observation mode "any": how ``action_space`` nests, and its leaves
 
 

@@ -13,7 +13,7 @@ nothing                  a process per env, within a share of the memory, descri
 =======================  ==============================================================================================
 
 Envs of a session may share a process if a user says so (``shared_process``), or if the env and its wrappers are of
-packages that keep no state per process, see ``worker.env_family``, which also says which envs are very cheap. If there
+packages that keep no state per process, see ``worker.shared_process``; it also knows the very cheap envs. If there
 are no more envs than CPUs, there is a process per env, unless their id is that of a very cheap env.
 """
 

@@ -142,9 +142,9 @@ if __name__ == "__main__":
     report.say(importing="envhub")
     for place in arguments[6:]:
         expose(*place.split("=", 1))
-    from envhub_server.worker import shared_imports, zygote
+    from envhub_server.worker import shared_process, zygote
 
     for library in filter(None, arguments[4].split(",")):
         report.say(importing=library)
-        shared_imports.load(library)
+        shared_process.load(library)
     zygote.main(control, hub_pid, functools.partial(report.ready, arguments[5]))

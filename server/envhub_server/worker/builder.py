@@ -23,7 +23,6 @@ from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
-from envhub_server.worker.env_family import is_cheap, may_share_process
 from envhub_server.worker.env_sources import (
     adopt_environment,
     factories,
@@ -38,10 +37,10 @@ from envhub_server.worker.exception_report import encode_or_nothing
 from envhub_server.worker.gym_compat import adapt
 from envhub_server.worker.host import private_bytes
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
-from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
-from envhub_server.worker.shared_imports import reseed, shareable
+from envhub_server.worker.row_places import NotFinite
+from envhub_server.worker.shared_process import is_cheap, may_share_process, reseed, shareable
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs

@@ -15,7 +15,7 @@ from envhub_server.ipc.channel import Channel
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure, describe_failure
 from envhub_server.worker.host import Host
-from envhub_server.worker.observation_checks import NotFinite
+from envhub_server.worker.row_places import NotFinite
 from envhub_server.worker.trace_writer import TraceWriter
 
 

@@ -19,13 +19,15 @@ from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.worker import batch_infos
-from envhub_server.worker.batch_places import BatchActions, BatchResults, Outcome
+from envhub_server.worker.batch_places import (
+    BatchActions,
+    BatchResults,
+    Outcome,
+    infos_by_env,
+)
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds
-from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
-from envhub_server.worker.row_places import InfoPlace
-from envhub_server.worker.slots import as_slice
+from envhub_server.worker.row_places import CheckPlan, InfoPlace, NotFinite, as_slice, why_not_finite
 from envhub_server.worker.sub_env import SharedCall, SubEnv
 from envhub_server.worker.trace_writer import TraceWriter
 
@@ -198,10 +200,10 @@ class EnvBatch:
         """Reset the envs whose episode has ended, and add the final observations and infos of Gymnasium's SAME_STEP."""
         # Copied, because the env may write into the arrays that it returned.
         observations = [np.array(array) for array in outcome.observations]
-        infos = batch_infos.by_env(copy.deepcopy(outcome.infos), len(self.indices))
+        infos = infos_by_env(copy.deepcopy(outcome.infos), len(self.indices))
         where = np.flatnonzero(ended).tolist()
         first_observations, infos_of_resets = self.env.reset_some(ended, self._none(), None)
-        for row, of_reset in zip(where, batch_infos.by_env(infos_of_resets, len(where))):
+        for row, of_reset in zip(where, infos_by_env(infos_of_resets, len(where))):
             arrays = iter([array[row].copy() for array in observations])
             final = {"final_obs": spaces.assemble(self._observation_space, arrays), "final_info": infos[row]}
             infos[row] = {**final, **of_reset}
@@ -330,5 +332,5 @@ def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
 def _final_observations(infos: Any, num_envs: int) -> list[Any]:
     """The final observation of each env, or None, by the infos of a step, batched or by env."""
     if isinstance(infos, dict):
-        infos = batch_infos.by_env({key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}, num_envs)
+        infos = infos_by_env({key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}, num_envs)
     return [info.get("final_obs") for info in infos]

@@ -13,7 +13,7 @@ import numpy as np
 
 from envhub.errors import shown
 from envhub.values.gym_api import api
-from envhub_server.worker import batch_infos
+from envhub_server.worker.batch_places import choose_infos, join_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
@@ -102,7 +102,7 @@ class NativeEnv:
 
     def step(self, actions: Any) -> Results:
         *results, infos = self.made.step(actions)
-        return (*results, batch_infos.joined(infos))
+        return (*results, join_infos(infos))
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs.
@@ -121,7 +121,7 @@ class NativeEnv:
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = self.made.reset(**arguments)
-        return observations, batch_infos.joined(infos)
+        return observations, join_infos(infos)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only.
@@ -141,7 +141,7 @@ class NativeEnv:
         if self.num_envs == 1:
             return self._reset(seed=None, options=options)
         observations, infos = self._reset(**self._masked(chosen, seeds, options))
-        return _chosen_rows(observations, chosen), batch_infos.chosen_rows(infos, chosen)
+        return _chosen_rows(observations, chosen), choose_infos(infos, chosen)
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
         if any(seed is not None for seed in seeds):

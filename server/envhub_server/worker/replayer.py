@@ -33,8 +33,8 @@ from envhub_server.worker.env_sources import adopt_environment, factories, runne
 from envhub_server.worker.gym_compat import adapt, innermost
 from envhub_server.worker.host import private_bytes
 from envhub_server.worker.native_env import Share, made_by
-from envhub_server.worker.observation_checks import NotFinite
 from envhub_server.worker.row import Row
+from envhub_server.worker.row_places import NotFinite
 from envhub_server.worker.trace_writer import action_bytes, bit_generator_of
 
 INFO_BYTES = 2048

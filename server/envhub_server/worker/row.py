@@ -33,8 +33,14 @@ from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.observation_checks import CheckPlan, NotFinite, why_not_finite
-from envhub_server.worker.row_places import InfoPlace, ObservationPlace, RowActions
+from envhub_server.worker.row_places import (
+    CheckPlan,
+    InfoPlace,
+    NotFinite,
+    ObservationPlace,
+    RowActions,
+    why_not_finite,
+)
 from envhub_server.worker.trace_writer import TraceWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"

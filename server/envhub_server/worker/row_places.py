@@ -1,9 +1,9 @@
-"""The places of one row's action, observation and info in the arena."""
+"""Places of a row's action, observation and info in the arena, and checks of what is stored there."""
 
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Callable, Collection, Iterator, Sequence
+from typing import Any, Callable, Collection, Iterator, Sequence, Union
 
 import numpy as np
 
@@ -224,3 +224,81 @@ def _without(info: dict[str, Any], dropped: set[tuple[Any, ...]], path: tuple[An
         if (*path, key) not in dropped:
             left[key] = _without(value, dropped, (*path, key)) if type(value) is dict else value
     return left
+
+
+# One slot of all rows, or an array with the slot of each.
+SlotOrSlots = Union[int, np.ndarray]
+
+
+def as_slice(rows: Sequence[int]) -> slice:
+    """The rows of a worker, each as far from the next, as a slice of a column of the arena."""
+    return slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if len(rows) > 1 else 1)
+
+
+class Slots:
+    """The arena slots for the pending results of a worker's rows.
+
+    Usually all rows have the same slot, which one row then tells. Rows that are stepped in parts come to
+    have several, and keep them in the steps of the whole batch that follow.
+    """
+
+    def __init__(self, arena: Arena, rows: slice) -> None:
+        self._requests, self._words = arena.request[rows], arena.request.data
+        self._first = rows.start
+        self._alike = False  # whether all rows are known to have the same one
+
+    def posted(self, whole: bool) -> SlotOrSlots:
+        """The slots of rows that were just posted; ``whole`` if they are all rows, in one step of the batch."""
+        if whole and self._alike:
+            return int(self._words[self._first]) & 1
+        slots: np.ndarray = self._requests & 1
+        self._alike = whole and bool((slots == slots[0]).all())
+        return int(slots[0]) if self._alike else slots
+
+
+STEPS_CHECKED_FIRST = 100  # the observations of an env's first steps that are all compared with the space
+STEPS_PER_CHECK = 256  # after them, one observation in this many
+
+
+class NotFinite(ValueError):
+    """An observation or a reward is infinite or not a number."""
+
+
+class CheckPlan:
+    """Says which observations of an env are compared with its space.
+
+    Attributes:
+        steps_left: up to the next one, including it; not positive where none is compared any more.
+    """
+
+    def __init__(self) -> None:
+        self.steps_left = self._checks = 0
+
+    def begin(self, is_checked: bool = True) -> None:
+        self.steps_left = 1 if is_checked else 0
+
+    def plan_next(self) -> None:
+        self._checks += 1
+        self.steps_left = 1 if self._checks < STEPS_CHECKED_FIRST else STEPS_PER_CHECK
+
+    def stop(self) -> None:
+        self.steps_left = 0
+
+
+def why_not_finite(space: Any, observation: Any) -> str:
+    """Describe the values of an observation that are infinite or not a number; empty if none is."""
+    for number, part in enumerate(spaces.flatten(space, observation)):
+        if wrong := _not_finite(part):
+            return f"{wrong} values of part {number} of an observation are not finite"
+    return ""
+
+
+def _not_finite(part: Any) -> int:
+    """Number of values are infinite or not a number, in an array, or in the arrays of a Graph, Sequence or OneOf."""
+    if isinstance(part, dict):
+        return sum(map(_not_finite, part.values()))
+    if isinstance(part, (tuple, list)):
+        return sum(map(_not_finite, part))
+    if isinstance(part, (float, np.ndarray, np.floating)) and np.asarray(part).dtype.kind in "fc":
+        return int(np.size(part) - np.count_nonzero(np.isfinite(part)))
+    return 0

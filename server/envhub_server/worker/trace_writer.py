@@ -13,7 +13,7 @@ from envhub_server.ipc.control import SetAttrRows
 from envhub_server.ipc.replay_file import is_plain
 from envhub_server.ipc.trace import ACTION, CALL, CODES, LENGTH, NOTHING, RESET, SET, Trace, TraceLayout
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.slots import as_slice
+from envhub_server.worker.row_places import as_slice
 
 UNSEEDED_BATCHES = 1000  # a trace goes on over resets without a seed: to encode a generator takes as long as ten steps
 

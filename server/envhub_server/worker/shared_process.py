@@ -1,10 +1,11 @@
-"""Shared libraries of workers: a worker reports its envs' imports, and a zygote imports them for later workers.
+"""A process that several envs share: which envs may, its state, and libraries that a zygote imports for all workers.
 
 Python 3.8 and later.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -14,6 +15,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from envhub_server.ipc.control import SHARED
 from envhub_server.ipc.packages import shared
 
 # The random generators that shared libraries make when they are imported, by their modules.
@@ -105,3 +107,95 @@ def _read(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that a library may read, without EnvHub's own, which differ between workers."""
     items = variables.items()
     return {name: value for name, value in items if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}
+
+
+class SharedState:
+    """A snapshot of the state, compared on demand."""
+
+    def __init__(self) -> None:
+        self._before = _state()
+
+    def changed(self) -> list[str]:
+        """The names in ``SHARED`` whose state has changed."""
+        now = _state()
+        return [each for each in SHARED if now[each] != self._before[each]]
+
+
+def _numbers() -> Any:
+    """The state of NumPy's generator; of another one than its own, which a program may have set, its text."""
+    numbers: Any = np.random.get_state(legacy=False)
+    if numbers["bit_generator"] != "MT19937":
+        return repr(numbers)
+    return numbers["state"]["key"].tobytes(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]
+
+
+def _folder() -> str:
+    return os.readlink("/proc/self/cwd")
+
+
+def _state() -> dict[str, int]:
+    values = (
+        hash(_numbers()),
+        hash(random.getstate()),
+        hash(frozenset(os.environ.items())),
+        hash(_folder()),
+    )
+    return dict(zip(SHARED, values))
+
+
+# Top-level packages of envs and wrappers. Any other env may draw from the random numbers of its process, be a simulator
+# of which a process can have one, stand behind a socket, on a GPU, or be a robot.
+FIT = frozenset(
+    [
+        *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
+        *("minigrid", "gymnasium_robotics", "mo_gymnasium", "highway_env", "procgen", "crafter"),
+        *("nle", "minihack", "bsuite", "dm_control", "envhub_server"),
+    ]
+)
+# Packages of parts of these envs.
+_HARMLESS = frozenset(
+    [
+        *("builtins", "numpy", "collections", "pathlib", "types", "typing", "enum", "logging", "os", "io", "_thread"),
+        *("mujoco", "Box2D", "pygame", "cv2", "PIL", "scipy", "jax", "jaxlib"),
+    ]
+)
+# Modules of envs of which a step takes some 20 microseconds.
+CHEAP = tuple(
+    f"{package}.envs.{family}" for package in ("gymnasium", "gym") for family in ("classic_control", "toy_text")
+)
+LAYERS_MAX = 100
+
+
+def may_share_process(env: Any, runner: Any) -> bool:
+    """True if the env, its wrappers, the objects that they hold, and its runner's class are of known packages.
+
+    A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
+    count: it waits for the screen.
+    """
+    if getattr(env, "render_mode", None) == "human":
+        return False
+    layers: list[Any] = [runner]
+    parts: list[Any] = []
+    while env is not None and len(layers) < LAYERS_MAX:
+        held = getattr(env, "__dict__", {})
+        layers.append(type(env))
+        parts += map(_made_by, held.values())
+        env = held.get("env")
+    return all(_package(each) in FIT for each in layers) and all(_package(each) in FIT | _HARMLESS for each in parts)
+
+
+def is_cheap(env: Any) -> bool:
+    """True if a step of the env takes less than the wake-up of a worker, and a CPU of the driver is worth more."""
+    return type(getattr(env, "unwrapped", env)).__module__.startswith(CHEAP)
+
+
+def _made_by(value: Any) -> Any:
+    """The object whose package counts for a value: a function itself, or the function of a partial."""
+    if isinstance(value, functools.partial):
+        return _made_by(value.func)
+    return value if callable(value) else type(value)
+
+
+def _package(kind: Any) -> str:
+    module = getattr(kind, "__module__", None) or type(kind).__module__
+    return str(module).partition(".")[0]

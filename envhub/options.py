@@ -288,8 +288,8 @@ class HubOptions:
     recycle: Annotated[
         RecycleOptions,
         Meta(
-            description="When another worker takes over from one, as ``--recycle.memory-bytes 2GB``. Clients may have "
-            "it happen earlier."
+            description="When another worker takes over from one: after ``episodes`` of its envs together, ``age_s`` "
+            "seconds, or with more than ``memory_bytes``, as ``--recycle.memory-bytes 2GB``; 0 for never."
         ),
     ] = RecycleOptions()  # noqa: RUF009 - it is frozen
 

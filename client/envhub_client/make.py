@@ -84,10 +84,9 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         num_envs: how many; with a list of factories its length, if given at all.
         hub: a running hub's address, or the name under which ``envhub login`` keeps it. Without it ``ENVHUB_ADDRESS``
             (not for factories); without that a private hub, which starts and ends with this program. A list of them,
-            ``ray://FLEET`` for those of a fleet on Ray, or ``dns://NAME:PORT`` for those at the addresses of a name,
-            divides the envs among several hubs.
+            ``ray://FLEET`` or ``dns://NAME:PORT`` divides the envs among several hubs.
         split: how many envs each of several hubs gets, in their order. Without it the envs are on as few hubs as have a
-            free CPU for each env. Results do not depend on it, except those of ``vector=True``.
+            free CPU for each env.
         hub_index: the number of the hub that gets all envs, of several in their order and modulo how many they are.
             Where it is out of reach or drains, the next hub gets them; with ``"redistribute"`` also after its loss the
             hub with most free CPUs.
@@ -106,17 +105,16 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             ``RecordEpisodeStatistics``, need ``"batched"``.
         copy: True if returned observations are the caller's own. If not, two buffers alternate, and what a step
             returned holds until the second next step or reset.
-        lane: ``"auto"`` steps in the workers' own memory where that can be had, on the hub's machine; ``"wire"`` by
-            messages only. Without it ``ENVHUB_LANE``; without that ``"auto"``.
+        lane: ``"auto"`` steps in the workers' own memory on the hub's machine; ``"wire"`` by messages only. Without it
+            ``ENVHUB_LANE``; without that ``"auto"``.
         spin_us: the microseconds that a waiting process spins before it parks, 0 to 1000. By default what suits the
-            hub's machine, or what ``ENVHUB_SPIN_US`` says in the hub's environment.
+            hub's machine.
         pin: True if each worker keeps to one CPU.
         vector: True if ``env`` is a vector env, which steps all of its envs in one call: an id with a
             ``vector_entry_point``, or a function that takes ``num_envs``. One worker holds the batch, or each of
-            ``num_workers`` a share. On a hub that others use, its operator says which envs are such.
-        compression: the compression of observations that come from another machine, for slow links: ``"lz4"``,
-            ``"zstd"``, or ``"auto"``, what both sides have (``pip install "envhub-rl[compression]"``) unless the hub is
-            on this machine.
+            ``num_workers`` a share.
+        compression: the compression of observations that come from another machine: ``"lz4"``, ``"zstd"``, or
+            ``"auto"``, what both sides have.
         reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated. Of
@@ -124,7 +122,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend
-            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``. Arguments come as ``("FrameStackObservation",
+            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``, with arguments as ``("FrameStackObservation",
             {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
             one dict per env, for envs that differ.

@@ -50,7 +50,7 @@ def check_folders(registry: Registry) -> None:
         warned.setdefault(folder, f"modules are {'not ' if is_open else ''}imported from it")
     for folder, note in warned.items():
         if (weakness := weakness_of(folder)) is not None:
-            # Event: Another user may write to, or owns, a folder from which modules are imported, or would be.
+            # Event: Another user may write to, or owns, a folder of modules.
             log.warning("folder_unsafe", folder=folder, why=str(weakness), note=note)
 
 

@@ -20,7 +20,8 @@ from envhub_client.session.hosting import HostingOptions
 from envhub_server.catalog.env_settings import EnvSettings
 
 import envhub
-from envhub.options import HubOptions, RecycleOptions, allowed, default_text, description, kinds_of
+from envhub.options import HubOptions, kinds_of
+from envhub.options import described as described_with_default
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -78,33 +79,10 @@ def of_envs() -> str:
     return of_table(EnvSettings)
 
 
-def of_recycling() -> str:
-    """The keys of the table ``recycle``."""
-    return of_table(RecycleOptions)
-
-
-def of_table(table: Any, texts: Mapping[str, str] | None = None) -> str:
-    """The keys of a table of a hub's file; the texts are its own, or those given."""
-    kinds = kinds_of(table)
-    cells = {name: f"| {values(table, name)} ".replace("  ", " ") for name in kinds}
-    own = {name: description(kind) for name, kind in kinds.items()}
-    return reference("key | allowed", cells, texts or own)
-
-
-def values(table: Any, name: str) -> str:
-    """The bounds of a key, or what else it allows, and its default."""
-    default = default_text(table, name)
-    bounds = re.sub(r"\d{4,}", lambda found: number_text(int(found[0]), name), allowed(kinds_of(table)[name]))
-    return "; ".join(filter(None, [bounds, default and f"default {default}"]))
-
-
-def number_text(number: int, name: str) -> str:
-    """A bound as people read it; of bytes with a unit."""
-    if "bytes" in name or "memory" in name:
-        for power, unit in ((50, "PiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-            if number % (1 << power) == 0:
-                return f"{number >> power} {unit}"
-    return f"{number:,}"
+def of_table(table: Any) -> str:
+    """The keys of a table of a hub's file, with their help."""
+    texts = {name: described_with_default(table, name) for name in kinds_of(table)}
+    return reference("key", dict.fromkeys(texts, ""), texts)
 
 
 def of_functions() -> str:
@@ -161,7 +139,6 @@ REFERENCES = {
     "faults": lambda: of_client(FaultOptions),
     "hub": of_hub,
     "envs": of_envs,
-    "recycle": of_recycling,
 }
 
 

@@ -62,6 +62,16 @@ def test_programs_run(number: int, hub: ServedHub, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.long
+def test_type_checkers_know_the_names_that_programs_use(tmp_path: Path) -> None:
+    files = [tmp_path / f"program_{number}.py" for number in range(len(PROGRAMS))]
+    for file, program in zip(files, PROGRAMS, strict=True):
+        file.write_text(program)
+    command = [sys.executable, "-m", "mypy", "--check-untyped-defs", "--cache-dir", str(tmp_path), *map(str, files)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.long
 def test_commands_of_a_hub_on_another_machine(tmp_path: Path) -> None:
     remote = section(README, "A hub on another machine")
     add, serve, login, program = (

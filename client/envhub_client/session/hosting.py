@@ -21,16 +21,14 @@ class HostingOptions:
     """Options of workers, which ``make_vec`` takes as keywords; None, or no device, is what the hub's operator says.
 
     Attributes:
-        gpus: numbers of devices, dealt to the workers in turn: worker ``i`` of a session sees device
-            ``gpus[i % len(gpus)]``, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID`` and ``EGL_DEVICE_ID``. A
-            worker that is restarted gets the same device. A hub that others share allows those that its operator names.
+        gpus: numbers of devices, dealt to the workers in turn, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID``
+            and ``EGL_DEVICE_ID``. A hub that others share allows those that its operator names.
         memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
             A worker that has more is ended, with the cause ``memory``. 0 for no limit. A hub that others share allows
             no more than its operator.
         spares: the number of workers that each hub makes ahead, with their envs, for envs that take long. When a
-            worker ends, a spare takes its place at once. A spare fits any worker with equal envs and the same device;
-            where factories or ``env_kwargs`` differ, it fits the worker that it was made for. A hub that others share
-            makes up to 8 of a session, or what its operator says.
+            worker ends, a spare takes its place at once. Where factories or ``env_kwargs`` differ, a spare fits the
+            worker that it was made for. A hub that others share makes up to 8 of a session.
         recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs
             together, after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of
             them. A worker of one env is taken over from between two episodes. Of several envs, and with SAME_STEP,

@@ -66,7 +66,7 @@ class Listing:
         try:
             self._start(number)
         except OSError as error:
-            # Event: The worker that lists the envs of an interpreter has ended, or could not be started.
+            # Event: The worker that lists the envs of an interpreter has ended.
             log.warning("env_names_unknown", why=str(error))
 
     def _start(self, number: int) -> None:

@@ -112,7 +112,7 @@ class Directory:
     def note_unknown(self, peer: bytes, session: bytes, holder: Holder, why: str) -> None:
         """Log that a client names a session that this hub has not, as after the hub was started again."""
         who = self._access.who(holder, peer)
-        # Event: A client named a session that the hub has not, as after the hub was started again; nothing was done.
+        # Event: A client named a session that the hub has not, as after the hub was started again.
         log.info("session_unknown", once_per=("client", "why"), **who, session=session.hex()[:8], why=why, audit=True)
 
     def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:

@@ -116,7 +116,7 @@ class Executor:
         held = self._held
         late = instruction.late
         tell = held.log.error if late.expired else held.log.warning
-        # Event: An env is slow: at first as a warning; as an error at its deadline, at which it counts as hung.
+        # Event: An env is slow; as an error at its deadline, at which it counts as hung.
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
         if late.expired or late.kind == "close":
             held.pool.dump(instruction.process)
@@ -205,7 +205,7 @@ class Executor:
         """Complete the rows of a slot whose process has ended or left."""
         held = self._held
         if lost.left:
-            # Event: A worker that has served for long enough has left its rows, and another one takes over.
+            # Event: A worker was recycled: another one takes its rows over.
             held.log.info("worker_recycled", worker=lost.slot)
         for observer in held.observers if not lost.left else ():
             observer.rows_lost(lost.process, lost.loss.failure.message)

@@ -297,8 +297,7 @@ class Hub:
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
         if stopped_s := self._clock.woke(planned_s):
-            # Event: The hub goes on after it was stopped, as by SIGSTOP or a suspended machine. No deadline has run
-            # meanwhile.
+            # Event: The hub goes on after it was stopped, as by SIGSTOP. No deadline has run meanwhile.
             log.warning("hub_suspended", stopped_s=round(stopped_s, 1), note="no deadline runs meanwhile")
         return self._clock.now_s()
 

@@ -173,7 +173,7 @@ class Access:
             return  # one that was denied is noted as that
         if why := ended.why_unfinished:
             self.handshakes_unfinished += 1
-            # Event: A connection ended before its client had shown a key, or failed to: it may look whether its hub is
+            # Event: A connection ended before its client had shown a key: it may look whether its hub is
             # back.
             log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
         else:

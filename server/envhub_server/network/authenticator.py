@@ -88,7 +88,7 @@ class Authenticator:
                 frames[3].decode("ascii", "replace"),
                 "another user is connected; serve with --keys to admit others",
             )
-            # Event: A client was not let in: it has no key, or an unknown one, or one for another hub.
+            # Event: A client was not let in: it has no known key, or one for another hub.
             log.warning("client_refused", host=host, why=why, audit=True)
             return ""
         if len(frames) != 7 or frames[5] != b"CURVE":

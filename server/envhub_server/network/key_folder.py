@@ -122,7 +122,7 @@ class KeyFolder:
         before = self._read
         problems = self._load()
         for problem in problems:
-            # Event: A file of keys cannot be used: the keys read before stay, or the file is ignored, as `note` says.
+            # Event: A file of keys cannot be used: the keys read before stay, or it is ignored.
             log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
         self._log_passed_over()
         changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]

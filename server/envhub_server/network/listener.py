@@ -171,7 +171,8 @@ class Listener:
             try:
                 os.link(path, _shut_path(path))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
-                # Event: The socket at an ipc address could not be replaced by one that lets clients wait, or put back.
+                # Event: The socket at an ipc address could not be replaced by one that lets clients
+                # wait.
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
                 continue
             try:

@@ -126,7 +126,7 @@ class ProxyHandle:
         status = None if self._process is None else self._process.wait()
         self._end()
         self.restart_s = max(now_s, self._started_s + RESTART_S)
-        # Event: The process that accepts tcp connections has ended, or could not be started; another is started.
+        # Event: The process that accepts tcp connections has ended; another is started.
         log.error("proxy_ended", status=status, note="its clients connect again to the next one")
 
     def check(self, now_s: float) -> None:

@@ -243,8 +243,7 @@ class Supervisor:
         try:
             self._orphan_reaper.sweep(others, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
-            # Event: Processes that envs have left could not be looked for; that is tried again when the next process
-            # ends.
+            # Event: Processes that envs have left could not be looked for.
             log.warning("orphan_sweep_failed", why=str(error))
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.

@@ -84,7 +84,7 @@ class Calls:
         else:
             slot.results = tuple(zip(asked.rows, answer.values, strict=True))
         if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
-            # Event: The values of an attribute are too large to be set again on envs that are built again.
+            # Event: The values of an attribute are too large to be set on new envs again.
             return [do.Warn("attribute_not_kept", {"name": asked.name[:200]})]
         return []
 

@@ -20,7 +20,7 @@ def refusal(text: str) -> Failure:
 def stale(slot: Slot, message: Any) -> do.Warn:
     """Report a stale answer of the process of this slot."""
     fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
-    # Event: A worker answered a request that has ended, as a process that an env forked does.
+    # Event: A worker answered a request that has ended; it is ignored.
     return do.Warn("stale_answer_dropped", fields)
 
 

@@ -137,6 +137,27 @@ envs.close()
 """
 
 
+@pytest.mark.parametrize("how", ["attach", "detach"])
+def test_holder_lets_go_though_a_child_that_it_forked_lives_on(hub: ServedHub, client: envhub.Client, how: str) -> None:
+    code = f"""
+import os, sys, envhub
+envs = envhub.make_vec("counter", 3, hub={hub.ipc!r}, restart_wait=60)
+envs.reset()
+envs.step([0, 0, 0])
+if (child := os.fork()) == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(envs.token if {how == "attach"} else envs.detach(), flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **dict.fromkeys(("stdin", "stdout"), -1)) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        envs = client.attach(holder.stdout.readline().strip())
+        assert envs.lane == "shared" and envs.step(ZEROS)[0][:, 0].tolist() == [2, 2, 2]
+        envs.close()
+        holder.stdin.close()
+
+
 def test_holder_that_is_stopped_keeps_its_session(hub: ServedHub, client: envhub.Client) -> None:
     code = HOLDER.format(hub=hub.ipc)
     with subprocess.Popen([sys.executable, "-c", code], text=True, **dict.fromkeys(("stdin", "stdout"), -1)) as holder:

@@ -6,6 +6,7 @@ reaches the session, which another client may have now.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -108,6 +109,8 @@ class Attachment:
         if memory is not None:
             replace_by_copy(memory, self._nbytes)
         self._memory = None
+        with contextlib.suppress(OSError):  # it never was connected, or the hub has gone
+            self.side.shutdown(socket.SHUT_RDWR)  # a child that was forked keeps it open, and is no holder
         self.side.close()
 
     def close(self) -> None:

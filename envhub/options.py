@@ -119,6 +119,13 @@ def read_function(text: str, folder: Path) -> str:
     return text
 
 
+def read_variable(text: str, folder: Path) -> str:
+    """Return the name of a variable, or raise ``ValueError``, without the value, which may be secret."""
+    if not text or "=" in text or "\0" in text:
+        raise ValueError("the name of a variable is not empty, and has no '=' and no null character")
+    return text
+
+
 def parse_arguments(text: str) -> tuple[str, frozenset[str]]:
     """Return the pattern of names and the arguments of ``name=argument,argument``; raises ``ValueError``."""
     pattern, _, listed = text.rpartition("=")
@@ -142,14 +149,14 @@ Cpus = Annotated[int, Meta(ge=1, le=CPUS_MAX)]
 Envs = Annotated[int, Meta(ge=1, le=ROWS_MAX)]
 Function = Annotated[str, _read_by(read_function)]
 Gpu = Annotated[int, Meta(ge=0, le=GPUS_MAX - 1)]
-HubName = Annotated[str, Meta(max_length=HUB_NAME_CHARS_MAX, pattern=r"^[ -~]*$")]
+HubName = Annotated[str, Meta(max_length=HUB_NAME_CHARS_MAX, pattern=r"^[ -~]*\Z")]
 InfoBytes = Annotated[int, _read_by(byte_count, 1 << 10, 32 << 20)]
 Memory = Annotated[int, _read_by(read_memory, 0, BYTES_MAX)]
 MessageBytes = Annotated[int, _read_by(byte_count, 1 << 16, 1 << 30)]
 Program = Annotated[str, _read_by(read_program)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Spares = Annotated[int, Meta(ge=0, le=PROCESSES_MAX)]
-VariableName = Annotated[str, Meta(pattern=r"^[^=\x00]+$")]
+VariableName = Annotated[str, Meta(pattern=r"^[^=\x00]+$", extra={"read": read_variable})]
 VariableValue = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 Workers = Annotated[int, Meta(ge=1, le=PROCESSES_MAX)]
 

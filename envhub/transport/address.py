@@ -18,7 +18,7 @@ from envhub.secret import SHOWN, Secret, hidden
 from envhub.transport.keys import HubKeys, keys_of, quoted
 
 ENVIRONMENT_VARIABLE = "ENVHUB_ADDRESS"
-WITH_KEYS, KEYS_LEFT_OUT = "envhub://", f"envhub://{SHOWN}@"  # the prefixes of addresses with keys
+KEYS_LEFT_OUT = f"envhub://{SHOWN}@"  # the prefix of an address with keys
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
 # A host name that a resolver may accept, in any script. DNS allows 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")

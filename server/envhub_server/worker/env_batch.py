@@ -88,7 +88,7 @@ class EnvBatch:
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
         self._arena, self._send, self._finite_only = arena, send, finite_only
-        self._observation_space, self._action_space = observation_space, action_space
+        self._observation_space = observation_space
         same_step = self._mode == SAME_STEP
         self._infos = [
             InfoPlace(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices

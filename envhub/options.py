@@ -380,7 +380,7 @@ def options_from(
     key: Callable[[str], str] = str,
     hint: Callable[[str, Any], str] = lambda name, value: "",
 ) -> dict[str, Any]:
-    """Return the options that a table has, as the fields of ``kind`` take them.
+    """Return the options that a table has, as the fields of ``kind`` take them. Raises ``OptionError``.
 
     Args:
         table: as it was read from a file, or from the command line.
@@ -389,9 +389,6 @@ def options_from(
         folder: of paths that are not absolute.
         key: makes the name of an option as it is written there.
         hint: of an unknown name and its value, what to say in place of the nearest one; empty for that.
-
-    Raises:
-        OptionError: with the first option that is unknown or not allowed.
     """
     kinds, values = kinds_of(kind), {}
     for name, value in table.items():

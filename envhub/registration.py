@@ -36,8 +36,7 @@ def register() -> None:
 def refuse_to_make(**kwargs: Any) -> Any:
     """The entry point of specs that came over the network, whose own entry point the other side chose.
 
-    Raises:
-        RequestRefused: always.
+    Raises ``RequestRefused``.
     """
     raise RequestRefused(
         "this spec came from a hub, so that nothing it names is run here: make the env there, by "

@@ -36,11 +36,7 @@ def fence() -> None:
 
 
 class Spinner:
-    """The spinning of one process before it parks.
-
-    Attributes:
-        spins: whether it spins at all.
-    """
+    """The spinning of one process before it parks. ``spins``: whether it spins at all."""
 
     def __init__(self, spin_us: int, clock_ns: Callable[[], int]) -> None:
         """Spin for up to ``spin_us`` microseconds of ``clock_ns``; with 0, do not spin."""

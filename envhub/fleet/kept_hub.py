@@ -163,9 +163,7 @@ class HubFolder:
         path: of the folder.
         descriptor: of the folder, with its lock. A path through it leads there also where the folder is replaced.
 
-    Raises:
-        AddressError: another user could put something into the folder of all of them, or replace it.
-        OSError: the folder cannot be made.
+    Raises ``AddressError`` or ``OSError``.
     """
 
     def __init__(self) -> None:

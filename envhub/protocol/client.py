@@ -57,8 +57,7 @@ class Reply(NamedTuple):
 class FrameTooLarge(ValueError):
     """A request has a frame that is larger than the hub accepts; the request was not begun.
 
-    Attributes:
-        nbytes: the bytes of the largest frame.
+    ``nbytes``: the bytes of the largest frame.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -419,8 +419,7 @@ def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
 
     Large values are views of the frame: a copy into new memory would cost more than to read them.
 
-    Raises:
-        codec.DecodeError: the lengths do not add up, a row is out of range, or there are too many pairs.
+    Raises ``codec.DecodeError``.
     """
     view, start = memoryview(frame), 0
     pairs: List[Tuple[int, bytes]] = []
@@ -474,11 +473,7 @@ def as_map(message: Any) -> Dict[str, Any]:
 
 
 def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
-    """The message of class ``kind`` in ``blob``.
-
-    Raises:
-        codec.DecodeError: the bytes exceed ``limits`` or are not a map, or a field is missing or has another type.
-    """
+    """The message of class ``kind`` in ``blob``. Raises ``codec.DecodeError``."""
     fields = codec.decode_header(blob, limits)
     if not isinstance(fields, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
@@ -488,8 +483,7 @@ def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -
 def build(kind: Any, fields: Dict[str, Any]) -> Any:
     """Build the message of class ``kind`` from these fields, each checked against its annotation.
 
-    Raises:
-        codec.DecodeError: a field is missing or has another type than its annotation.
+    Raises ``codec.DecodeError``.
     """
     hints = {name: hint for name, hint in _hints(kind).items() if name in fields}
     values = {name: _value(f"{kind.__name__}.{name}", hint, fields[name]) for name, hint in hints.items()}

@@ -26,11 +26,7 @@ NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket witho
 
 
 class OtherUsersSocket(PermissionError):
-    """The socket was made by another user.
-
-    Attributes:
-        user: the id of that user.
-    """
+    """The socket was made by another user. ``user``: the id of that user."""
 
     def __init__(self, path: str, user: int) -> None:
         super().__init__(errno.EPERM, f"is a socket of user {user}", path)
@@ -57,14 +53,10 @@ class SocketAtPath:
 
 
 def open_socket_file(path: str) -> FileIO | SocketAtPath:
-    """Open the file of the socket at this path.
+    """Open the file of the socket at this path. Raises ``OtherUsersSocket`` or ``OSError``.
 
     Returns:
         A file for ``place_of`` and ``is_same`` only. The caller owns it.
-
-    Raises:
-        OtherUsersSocket: another user made it.
-        OSError: there is no socket, or this user may not enter its folder, or others may write to that on macOS.
     """
     if sys.platform != "linux":
         return _socket_at(path)

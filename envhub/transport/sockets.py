@@ -128,12 +128,9 @@ def open_monitor(socket: Socket, events: int) -> Socket:
 
 
 def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
-    """Read a monitor's next event and its value.
+    """Read a monitor's next event and its value. Raises ``zmq.Again``.
 
     ``zmq.utils.monitor`` could read it too, but imports asyncio, which takes 30 ms.
-
-    Raises:
-        zmq.Again: there is no event, and ``flags`` are ``zmq.NOBLOCK``.
     """
     event, value = _MONITOR_EVENT.unpack(monitor.recv_multipart(flags)[0])
     return event, value
@@ -142,9 +139,7 @@ def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
 def send(socket: Socket, frames: Sequence[Any]) -> None:
     """Send one message without waiting; large frames are not copied and must not change until the peer has them.
 
-    Raises:
-        zmq.Again: no connection takes the message now; nothing was sent.
-        zmq.ZMQError: the ROUTER does not know the peer.
+    Raises ``zmq.Again`` or ``zmq.ZMQError``.
     """
     last = len(frames) - 1
     for number, frame in enumerate(frames):
@@ -153,12 +148,9 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
 
 
 def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
-    """Receive one whole message, or its first ``frames_max`` frames.
+    """Receive one whole message, or its first ``frames_max`` frames. Raises ``zmq.Again``.
 
     If the last frame says ``more``, either ``discard`` the rest or close the socket.
-
-    Raises:
-        zmq.Again: there is no message.
     """
     frame = _receive_frame(socket, _NOBLOCK, False)
     frames = [frame]
@@ -169,11 +161,7 @@ def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
 
 
 def receive_peer(socket: Socket) -> bytes:
-    """Receive the routing id of a ROUTER's next message; then ``receive`` the message.
-
-    Raises:
-        zmq.Again: there is no message.
-    """
+    """Receive the routing id of a ROUTER's next message; then ``receive`` the message. Raises ``zmq.Again``."""
     return socket.recv(_NOBLOCK)
 
 

@@ -93,8 +93,7 @@ def pickled(spec: Any) -> bytes:
 
     They are a pair: the entry without its callables, and a map from field to callable, each pickled separately.
 
-    Raises:
-        Exception: a foreign object raised it while it was pickled.
+    Raises ``Exception``.
     """
     entry_points = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
     callables = {name: each for name, each in entry_points.items() if callable(each)}

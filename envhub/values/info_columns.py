@@ -80,11 +80,7 @@ class Template:
         self._arrays = [number for number, column in enumerate(self._columns) if column.kind is np.ndarray]
 
     def write(self, values: list[Any], place: Any) -> None:
-        """Write the values of an info, in their order, at the start of ``place``.
-
-        Raises:
-            struct.error: a number is too large for its type.
-        """
+        """Write the values of an info, in their order, at the start of ``place``. Raises ``struct.error``."""
         for number in self._arrays:
             values[number] = values[number].tobytes()
         self._pack_into(place, 0, *values)

@@ -66,11 +66,7 @@ _reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle ``value`` as ``cloudpickle.dumps`` does, with the file name of each code object.
-
-    Raises:
-        Exception: a foreign object raised it while it was pickled.
-    """
+    """Pickle ``value`` as ``cloudpickle.dumps`` does, with the file name of each code object. Raises ``Exception``."""
     buffer = io.BytesIO()
     pickler = _CodePickler(buffer)
     with _registry:

@@ -66,8 +66,7 @@ def describe(space: Any, pickled: bool = False, exact: bool = False) -> Descript
         pickled: leave spaces of other classes as they are, for an encoder that pickles them.
         exact: refuse spaces of other classes.
 
-    Raises:
-        UnsupportedSpace: the space, or one inside it, resembles no space of Gymnasium.
+    Raises ``UnsupportedSpace``.
     """
     if isinstance(space, Anything):
         return dict(ANYTHING)

@@ -151,8 +151,7 @@ class Source(Protocol):
 class Poller:
     """Descriptors, each with the source that handles it.
 
-    Attributes:
-        wait: returns the descriptors that are ready within this many seconds; None waits without an end.
+    ``wait``: returns the descriptors that are ready within this many seconds; None waits without an end.
     """
 
     def __init__(self) -> None:

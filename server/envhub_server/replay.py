@@ -106,8 +106,7 @@ def run(path: Path, use_pdb: bool = False) -> Comparison:
         path: the file.
         use_pdb: debug the call that failed.
 
-    Raises:
-        ReplayError: the file cannot be run: it is incomplete, or its interpreter does not exist.
+    Raises ``ReplayError``.
     """
     replay = read(path)
     if replay.lacks:

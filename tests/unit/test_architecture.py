@@ -133,7 +133,7 @@ ROOMS = {
         "hub": {"catalog", "ipc", "memory", "network", "processes", "session"},
         "ipc": set(),
         "memory": {"ipc", "session"},
-        "network": set(),
+        "network": {"processes"},
         "processes": {"ipc"},
         "session": {"catalog", "ipc", "processes"},
         "worker": {"ipc"},

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub_server.loop import Loop
 from envhub_server.network.access import Access
-from envhub_server.network.proxy import ProxyHandle, Spared
+from envhub_server.network.proxy import ProxyHandle
+from envhub_server.processes.supervisor import Supervisor
 
 
 class ProxyRunner:
     """Starts the proxy, again if it ends, and hears its reports. It owns the process; ``access`` reads its page."""
 
-    def __init__(self, access: Access, children: Spared, loop: Loop, unread_bytes_max: int) -> None:
+    def __init__(self, access: Access, children: Supervisor, loop: Loop, unread_bytes_max: int) -> None:
         """Run nothing yet.
 
         Args:

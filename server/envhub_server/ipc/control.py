@@ -402,11 +402,7 @@ def pack(message: object) -> List[bytes]:
 
 
 def unpack(blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> object:
-    """The control message in ``blob``.
-
-    Raises:
-        codec.DecodeError: the message is unknown or beyond ``limits``, or its fields are wrong.
-    """
+    """The control message in ``blob``. Raises ``codec.DecodeError``."""
     decoded = codec.decode_header(blob, limits)
     if not (
         isinstance(decoded, list) and len(decoded) == 2 and isinstance(decoded[0], str) and isinstance(decoded[1], dict)

@@ -26,8 +26,7 @@ def held(make: Make) -> tuple[Make, int]:
     Returns:
         The message, and a descriptor that the caller owns; -1 where the envs are made by their name.
 
-    Raises:
-        OSError: there is no memory or descriptor left.
+    Raises ``OSError``.
     """
     if not make.factories:
         return make, -1

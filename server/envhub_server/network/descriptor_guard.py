@@ -105,13 +105,10 @@ def shortage(workers: int) -> str:
 
 
 def check_start(more: int) -> None:
-    """Refuse to start a hub that could not make a session of one worker.
+    """Refuse to start a hub that could not make a session of one worker. Raises ``DescriptorsShort``.
 
     Args:
         more: the descriptors that the hub itself opens after this.
-
-    Raises:
-        DescriptorsShort: it could not.
     """
     used, wanted = in_use(), more + PER_CLIENT + PER_SESSION + PER_WORKER
     if used + wanted > given_max():

@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from envhub.process import blocked
 from envhub.transport.address import environment
 from envhub_server.log import Logger
 from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
+from envhub_server.processes.supervisor import Supervisor
 
 FRAMES_SHARE = 2  # of a message's, which a client may have sent and the hub has not read; some are heartbeats
 CLOSE_S = 2.5  # for clients to read the last replies, and for the process to end
@@ -28,16 +28,6 @@ _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.ne
 log = Logger("envhub.hub")
 
 
-class Spared(Protocol):
-    """Reaps the children of this process that it does not know."""
-
-    def spare(self, pid: int) -> None:
-        """Leave this child to its owner, who reaps it."""
-
-    def reaped(self, pid: int) -> None:
-        """Note that its owner has reaped such a child: another may have its number by now."""
-
-
 class ProxyHandle:
     """The proxy of a hub; one that ends is started again, at the same addresses.
 
@@ -47,7 +37,7 @@ class ProxyHandle:
         restart_s: when to call ``check`` next.
     """
 
-    def __init__(self, children: Spared, hub: int, curve: bool, frames_max: int, bytes_max: int) -> None:
+    def __init__(self, children: Supervisor, hub: int, curve: bool, frames_max: int, bytes_max: int) -> None:
         """Make the handle of a proxy that is not started yet.
 
         Args:

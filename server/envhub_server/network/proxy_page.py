@@ -5,10 +5,10 @@ The hub's loop reads and writes it without a system call. Each word has one writ
 
 from __future__ import annotations
 
-import fcntl
 import mmap
-import os
 from dataclasses import dataclass, field
+
+from envhub.transport.descriptors import new_memory
 
 SLOTS = 1 << 14
 WORD, WORDS = 8, 16  # bytes of a word, and words of a slot
@@ -19,8 +19,6 @@ OWNER, FRAMES_READ, BYTES_READ = range(8, 11)
 # Bits of ``STATE``.
 PARTIAL, FULL_FRAMES, FULL_BYTES, FULL_HANDSHAKE, DENIED = 1, 2, 4, 8, 16
 FULL = FULL_FRAMES | FULL_BYTES | FULL_HANDSHAKE
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,7 @@ class EndedHandshake:
 
 
 def make_page() -> int:
-    descriptor = os.memfd_create("envhub-proxy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, SLOTS * WORDS * WORD)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return new_memory("envhub-proxy", SLOTS * WORDS * WORD)
 
 
 def words_of(descriptor: int) -> memoryview:
@@ -80,11 +71,7 @@ def words_of(descriptor: int) -> memoryview:
 
 @dataclass(eq=False)
 class PageEntry:
-    """Page's facts of one connection, for the hub.
-
-    Attributes:
-        host: the address of its client.
-    """
+    """Page's facts of one connection, for the hub. ``host``: the address of its client."""
 
     words: memoryview = field(repr=False)
     slot: int

@@ -288,11 +288,7 @@ class Link:
 
 
 class Proxy:
-    """All connections of one hub.
-
-    Attributes:
-        handlers: of each descriptor that is waited for.
-    """
+    """All connections of one hub. ``handlers``: of each descriptor that is waited for."""
 
     def __init__(self, name: str, curve: bool, frames_max: int, bytes_max: int, descriptors: Sequence[int]) -> None:
         """Make a proxy that accepts nothing yet.

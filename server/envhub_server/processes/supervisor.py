@@ -102,8 +102,7 @@ class Supervisor:
             environ: of the session's program, if it has one.
             libraries: shared ones that its envs import: the workers have them from their zygote.
 
-        Raises:
-            OSError: there are no descriptors or processes left; then no worker was started.
+        Raises ``OSError``.
         """
         self.memory_kills.forget()
         workers: list[WorkerHandle] = []

@@ -44,7 +44,7 @@ class ZygoteProcess:
         imports: str = "",
         flags: tuple[str, ...] = (),
     ) -> None:
-        """Start the process.
+        """Start the process. Raises ``OSError`` and leaves nothing behind.
 
         Args:
             hub: as the attribute.
@@ -55,10 +55,6 @@ class ZygoteProcess:
             guarded: the number of running workers that it is about to guard.
             imports: the folder from which workers import what is nowhere else; empty for none.
             flags: options of the interpreter.
-
-        Raises:
-            OSError: there is no process or descriptor left, or the program cannot be executed, and then the error has
-                its name; nothing is left behind.
         """
         self.hub, self.flags = hub, flags
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:

@@ -20,8 +20,7 @@ from envhub_server.ipc.control import ArenaDescriptors
 class WorkerPoller:
     """Waits for descriptors, by one of its own that env code does not close by accident.
 
-    Attributes:
-        wait: returns the descriptors that are ready, each with its events, once there are any.
+    ``wait``: returns the descriptors that are ready, each with its events, once there are any.
     """
 
     def __init__(self) -> None:

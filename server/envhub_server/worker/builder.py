@@ -291,11 +291,7 @@ REPORTED_CHARS_MAX = 4096  # of an exception's text
 
 
 class Rebuilder:
-    """Rebuilds the envs of one worker.
-
-    Attributes:
-        pending: the groups whose env must be rebuilt.
-    """
+    """Rebuilds the envs of one worker. ``pending``: the groups whose env must be rebuilt."""
 
     def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context

@@ -105,16 +105,13 @@ class NativeEnv:
         return (*results, join_infos(infos))
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
-        """Reset all envs.
+        """Reset all envs. Raises ``ValueError``.
 
         Args:
             seeds: one per env.
             num_envs: of the session.
             options: for all envs.
             rebuilt: whether the seeds are those of envs that were built again, and not the program's.
-
-        Raises:
-            ValueError: it cannot be seeded so.
         """
         seed = seeds[0] if rebuilt else self.share.seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
@@ -131,8 +128,7 @@ class NativeEnv:
             seeds: one per env, None for those that are not reset.
             options: for all of them.
 
-        Raises:
-            ValueError: it resets all of its envs or none, or cannot be seeded so.
+        Raises ``ValueError``.
         """
         if not self.takes_masks:
             raise ValueError(

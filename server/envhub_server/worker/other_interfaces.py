@@ -27,14 +27,11 @@ _OWN = frozenset(
 
 
 def as_gymnasium(made: Any, source: str) -> Any:
-    """The env itself, or an adapter with Gymnasium's interface.
+    """The env itself, or an adapter with Gymnasium's interface. Raises ``TypeError``.
 
     Args:
         made: the object that a factory returned.
         source: the factory's name for an error.
-
-    Raises:
-        TypeError: it is not a single env, or cannot be converted.
     """
     if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
         made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)
@@ -49,8 +46,7 @@ def as_gymnasium(made: Any, source: str) -> Any:
 class Converted(api.Env):  # type: ignore[misc]
     """An env of Gymnasium made of an object with another interface.
 
-    Attributes:
-        env: the object. Calls and attributes that Gymnasium does not define reach it.
+    ``env``: the object. Calls and attributes that Gymnasium does not define reach it.
     """
 
     def __init__(self, env: Any, observation_space: Any, action_space: Any) -> None:

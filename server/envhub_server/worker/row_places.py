@@ -50,8 +50,7 @@ class RowActions:
 class ObservationPlace:
     """Stores the observations of one row.
 
-    Attributes:
-        has_objects: whether an observation has leaves of no fixed size, which have no place in the arena.
+    ``has_objects``: whether an observation has leaves of no fixed size, which have no place in the arena.
     """
 
     def __init__(self, arena: Arena, index: int, space: Any, name: str) -> None:
@@ -122,11 +121,7 @@ NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
 class InfoPlace:
-    """Stores the infos of one row.
-
-    Attributes:
-        bytes_max: an encoded info that is larger loses its largest entries.
-    """
+    """Stores the infos of one row. ``bytes_max``: an encoded info that is larger loses its largest entries."""
 
     def __init__(
         self,
@@ -242,8 +237,7 @@ class NotFinite(ValueError):
 class CheckPlan:
     """Says which observations of an env are compared with its space.
 
-    Attributes:
-        steps_left: up to the next one, including it; not positive where none is compared any more.
+    ``steps_left``: up to the next one, including it; not positive where none is compared any more.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,7 @@
 ::
 
     page 0      header words: magic, layout version, rows, epoch, driver, revoked
-    words       int64 per row: request, done, op, needs_reset, status, info_length, info_template, began_ns,
-                ended_ns, turn
+    words       int64 per row: request, done, op, needs_reset, status, info_length, info_template, turn
     results     rewards float64, then terminations, then truncations, bool; one piece, for it travels as one
     infos       ``info_bytes`` per row
     actions     per action leaf, eight bytes per element, so that any accepted dtype fits; it begins with the
@@ -40,7 +39,7 @@ _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = (
     *("request", "done", "op", "needs_reset", "status"),
-    *("info_length", "info_template", "began_ns", "ended_ns", "turn"),
+    *("info_length", "info_template", "turn"),
 )
 HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 

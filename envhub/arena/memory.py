@@ -43,7 +43,6 @@ DRIVER_HUB, DRIVER_CLIENT = 1, 2
 #   bits 21-62  a counter, increased by TURN_ONE before the worker runs a row, so that two turns of one row differ
 TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
 LARGE = -1  # in ``info_template``: the info is an encoded map in the row's place for large infos
-CLOCKED = 1  # in ``began_ns``: the worker writes the times at which its batches begin and end
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # values of the header word ``revoked``
 
@@ -80,8 +79,6 @@ class Arena:
     Attributes:
         request, done, op, needs_reset, status, info_length: int64 words, one per row.
         info_template: one per row; 0 and ``LARGE`` mean an encoded map, any other number the values of that template.
-        began_ns, ended_ns: one per row; in a worker's first row, the times at which its last batch began and ended. A
-            worker writes both if ``began_ns`` is not 0: the hub stores ``CLOCKED`` there at the first HOPS request.
         turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
         rewards, terminations, truncations: one per row; ``results`` has the bytes of all three, as they travel.
         infos: uint8, ``(rows, info_bytes)``.
@@ -123,7 +120,6 @@ class Arena:
         self._op_bytes, self._request_bytes = (column.data.cast("B") for column in (self.op, self.request))
         self.info_length, self.info_template = self._view("info_length"), self._view("info_template")
         self._length_words, self._template_words = self.info_length.data, self.info_template.data
-        self.began_ns, self.ended_ns = self._view("began_ns"), self._view("ended_ns")
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
         self.turn, self.infos = self._view("turn"), self._view("infos")

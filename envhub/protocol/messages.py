@@ -40,7 +40,6 @@ class Op(IntEnum):
     SEND = 23
     RECEIVE = 24
     TEMPLATES = 25
-    HOPS = 26
     ATTACH = 27
     PING = 64  # pushed by the hub to learn whether a client is still there
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
@@ -208,10 +207,6 @@ class TemplatesRequest(Frozen):
     numbers: List[int]
 
 
-class HopsRequest(Frozen):
-    """A request for the times at which the last step passed the hub and the workers."""
-
-
 class Call(Frozen):
     """Call a method of every env, or of those of ``rows``, or read an attribute.
 
@@ -338,20 +333,6 @@ class Templates(Frozen):
     examples: List[bytes]
 
 
-class Hops(Frozen):
-    """Times at which the last step passed the hub and the workers, in nanoseconds of the hub machine's monotonic clock.
-
-    The first four are of the last STEP, and 0 before the first. The lists have an item per worker.
-    """
-
-    heard: int
-    rung: int
-    woke: int
-    answered: int
-    began: List[int]
-    ended: List[int]
-
-
 class Done(Frozen):
     """The request was executed; its results are in the frames that follow."""
 
@@ -453,7 +434,6 @@ _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
     Op.SEND: (Send, Done),
     Op.RECEIVE: (Receive, Done),
     Op.TEMPLATES: (TemplatesRequest, Templates),
-    Op.HOPS: (HopsRequest, Hops),
     Op.OBSERVE: (Observe, Observed),
     Op.ATTACH: (Attach, Made),
 }

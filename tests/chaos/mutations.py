@@ -63,7 +63,6 @@ SESSION_REQUESTS = [
     request(Op.RECEIVE, messages.Receive(1)),
     request(Op.COLLECT, messages.Collect([])),
     request(Op.TEMPLATES, messages.TemplatesRequest([1])),
-    request(Op.HOPS, messages.HopsRequest()),
 ]
 
 

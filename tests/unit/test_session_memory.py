@@ -49,15 +49,6 @@ def test_rows_of_a_worker_have_equal_distances(memory: SessionMemory) -> None:
     assert np.array_equal(memory.words(1).rows, [1, 3])
 
 
-def test_batches_that_no_worker_has_timed_have_no_times(memory: SessionMemory) -> None:
-    for _ in range(2):
-        assert memory.batches() == ([0, 0], [0, 0])
-    arena = memory.arena
-    assert arena.began_ns[:WORKERS].all() and not arena.began_ns[WORKERS:].any()  # they time what follows
-    arena.began_ns[1], arena.ended_ns[1] = 500, 700
-    assert memory.batches() == ([0, 500], [0, 700])
-
-
 def test_budget_of_all_sessions() -> None:
     whole = ArenaBudget(100)
     part = ArenaBudget(80, whole)

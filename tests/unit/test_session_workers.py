@@ -38,7 +38,6 @@ from envhub_server.session.infos import KEPT_TEMPLATES_MAX
 from envhub_server.session.instructions import (
     Answer,
     AnswerAttach,
-    AnswerHops,
     Assign,
     CloseSide,
     End,
@@ -91,7 +90,6 @@ from envhub.protocol.messages import (
     Done,
     Failure,
     Faults,
-    HopsRequest,
     Hosting,
     Make,
     Receive,
@@ -554,10 +552,6 @@ def test_what_a_step_left_is_forgotten_with_the_next_request_of_all_envs() -> No
         session.request(request)
         session.rows_done()
         assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
-
-
-def test_client_may_ask_when_its_last_step_passed_the_hub() -> None:
-    assert ready().request(HopsRequest()) == [AnswerHops()]
 
 
 def stale_answer(number: int) -> Warn:

@@ -34,7 +34,6 @@ from scripted_env import (
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
-    CLOCKED,
     DRIVER_CLIENT,
     DRIVER_HUB,
     FRESH,
@@ -602,18 +601,6 @@ def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
         hub.tell(control.Serve())
         hub.step()
         assert wait_until(lambda: arena.turn[0] == (1000 + ROWS) * TURN_ONE, PATIENCE_S)
-
-
-def test_worker_stores_when_its_batches_begin_and_end_once_that_is_asked_for() -> None:
-    with serving([1, 3]) as hub:
-        hub.step()
-        assert hub.arena.began_ns[1] == hub.arena.ended_ns[1] == 0
-        hub.arena.began_ns[1] = CLOCKED
-        before = time.monotonic_ns()
-        hub.step()
-        hub.call("length")
-        assert before < hub.arena.began_ns[1] <= hub.arena.ended_ns[1] < time.monotonic_ns()
-        assert hub.arena.began_ns[3] == 0
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------

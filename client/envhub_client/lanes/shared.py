@@ -53,9 +53,6 @@ class SharedLane:
     """Steps in the arena; everything else goes by the wire lane, which it holds.
 
     With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
-
-    Attributes:
-        woke_ns: when the last wait was over, on the monotonic clock.
     """
 
     name = "shared"
@@ -81,7 +78,6 @@ class SharedLane:
         # By edges each ring wakes it once, and a read for every ring is saved.
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(attachment.side, select.EPOLLIN)
-        self.woke_ns = 0
         self._copies = memoryview(b"")  # of large infos
         self._begun = Begun.BY_HUB
         self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
@@ -364,7 +360,6 @@ class SharedLane:
                     late = f"the envs did not finish their step within {seconds_text(deadline.timeout)} s"
                     text = f"{late}; it can be waited for again"
                     raise of_hub(HubTimeout(text), self._connection.hub)
-        self.woke_ns = time.monotonic_ns()
         if not HAS_FENCE:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 

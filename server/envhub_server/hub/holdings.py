@@ -86,8 +86,6 @@ class Holdings:
         part_rows: how many of the rows of SEND the RECEIVE under way waits for.
         steps: how many its rows had done when its memory was freed.
         has_infos: True if a row of the last move has something to say besides its arrays.
-        heard_ns: when the request under way arrived.
-        passed_ns: when the last step was heard, rung, done and answered.
     """
 
     def __init__(
@@ -130,8 +128,6 @@ class Holdings:
         self.part_rows = 0
         self.steps = 0
         self.has_infos = False
-        self.heard_ns = 0
-        self.passed_ns = [0, 0, 0, 0]
         self.done_bell = new_bell()
 
     def new_ticket(self) -> bytes:

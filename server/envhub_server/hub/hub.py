@@ -325,26 +325,25 @@ class Hub:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _on_message(self) -> None:
-        heard_ns = time.monotonic_ns()
         received = self._gateway.receive()
         if received is not None:
-            self._dispatch(*received, heard_ns)
+            self._dispatch(*received)
         if self._events or self._protocol.outgoing:
             self._pump()
 
-    def _dispatch(self, request: Incoming, holder: Holder, heard_ns: int) -> None:
-        """Have a request of this client carried out, which arrived at ``heard_ns``."""
+    def _dispatch(self, request: Incoming, holder: Holder) -> None:
+        """Have a request of this client carried out."""
         runtime = self._by_token.get(request.token)
         if runtime is None or request.op in HUB_OPS:
             self._requests.handle(request, holder)
             return
-        runtime.heard_ns = heard_ns
+        runtime.heard_ns = time.monotonic_ns()
         if request.op is Op.STEP:
             self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
-            runtime.inputs.request(request, heard_ns)
+            runtime.inputs.request(request)
         except Exception as error:
             runtime.broke(error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from dataclasses import replace
 
 from envhub.arena.layout import Layout
@@ -22,7 +21,7 @@ from envhub_server.session.phases import Driver, Phase
 from envhub_server.session.stimuli import Requested, Stimulus
 
 # What a client asks for while it drives; what its workers have said by then belongs to the answer.
-_SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest, messages.HopsRequest)
+_SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest)
 STEP_REQUESTED = Requested(Step(b""))  # the state machine does not look at the codes
 ROWS_DONE = stimuli.RowsDone()
 ROWS_STOOD_IN = stimuli.RowsDone()  # in place of a ring; the words in the arena say whether all are done
@@ -39,10 +38,10 @@ class Inputs:
 
     # --- of the client ------------------------------------------------------------------------------------------------
 
-    def request(self, request: Incoming, heard_ns: int = 0) -> None:
-        """Report the client's next request, which arrived then, after what workers said that belongs to its answer."""
+    def request(self, request: Incoming) -> None:
+        """Report the client's next request, after what workers said that belongs to its answer."""
         held = self._held
-        held.arrived, held.heard_ns = request, heard_ns
+        held.arrived = request
         if request.op is Op.STEP and held.state.ownership.driver is Driver.HUB:
             held.services.events.append((held.number, STEP_REQUESTED))
             return
@@ -101,8 +100,6 @@ class Inputs:
             self.report_part(memory)
         if held.state.phase is not Phase.MOVING or not memory.arena.quiescent():
             return
-        if held.under_way is not None and held.under_way.op is Op.STEP:
-            held.passed_ns[2] = time.monotonic_ns()
         held.has_infos = memory.arena.noted()
         if held.has_infos and memory.arena.info_form() is None and memory.arena.said_by_channel().any():
             held.pool.read()  # it was sent before the rows were done, so it is here by now

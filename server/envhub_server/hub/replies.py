@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,8 +127,6 @@ class Replies:
             # Event: The envs of a session are made, or were taken over; `why` is the reason for the number of workers.
             held.log.info("session_ready", num_workers=message.num_workers, why=message.sizing)
         held.services.protocol.answer(request, message, frames)
-        if request.op is Op.STEP:
-            held.passed_ns[3] = time.monotonic_ns()
 
     def fail(self, fail: instructions.Fail) -> None:
         """Answer the request with a failure."""
@@ -142,15 +139,6 @@ class Replies:
         if failure.scope in ("env", "session"):
             held.log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         held.services.protocol.fail(request, failure)
-
-    def answer_hops(self, _: instructions.AnswerHops) -> None:
-        """Answer with the times of the last step."""
-        held = self._held
-        assert held.under_way is not None
-        heard, rung, woke, answered = held.passed_ns
-        began, ended = ([], []) if held.memory is None else held.memory.batches()
-        hops = messages.Hops(heard, rung, woke, answered, began, ended)
-        held.services.protocol.answer(held.under_way, hops, ())
 
     def answer_attach(self, _: instructions.AnswerAttach) -> None:
         """Answer the client that takes the session over: its request is the one under way."""
@@ -199,7 +187,6 @@ REPLIES: Table[Replies] = dict(
     [
         entry(instructions.Answer, Replies.answer),
         entry(instructions.Fail, Replies.fail),
-        entry(instructions.AnswerHops, Replies.answer_hops),
         entry(instructions.AnswerAttach, Replies.answer_attach),
         entry(instructions.FailAttach, Replies.fail_attach),
         entry(instructions.Goodbye, Replies.goodbye),

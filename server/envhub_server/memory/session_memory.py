@@ -17,7 +17,7 @@ import numpy as np
 
 from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import HEADER_BYTES, Layout
-from envhub.arena.memory import CLOCKED, OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
+from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
 from envhub.protocol import messages
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.descriptors import DESCRIPTORS_MAX
@@ -133,15 +133,6 @@ class SessionMemory:
             row = int(pending[0])  # it has not begun with a pending row
         kind = "reset" if self.arena.op[row] == OP_RESET else "init" if first else "step"
         return Progress(turn, row, kind)
-
-    def batches(self) -> tuple[list[int], list[int]]:
-        """Times at which each worker's last batch began and ended, in nanoseconds of the monotonic clock.
-
-        Workers write this down from the first call on; of a batch before it both are 0.
-        """
-        began, ended = (column[: len(self.slot_bells)] for column in (self.arena.began_ns, self.arena.ended_ns))
-        began[began == 0] = CLOCKED
-        return [0 if time_ns == CLOCKED else time_ns for time_ns in began.tolist()], ended.tolist()
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""

@@ -234,10 +234,6 @@ class Fail(Instruction):
     failure: Failure
 
 
-class AnswerHops(Instruction):
-    """Answer the request with the hops of the last step."""
-
-
 class Transfer(Instruction):
     """Give the session the token and the owner of the client that attaches; the former client has it no more."""
 

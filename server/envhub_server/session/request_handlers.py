@@ -11,7 +11,6 @@ from envhub.protocol.messages import (
     Call,
     Collect,
     Failure,
-    HopsRequest,
     Receive,
     Reset,
     Send,
@@ -123,11 +122,6 @@ def on_collect(state: SessionState, collect: Collect, quiescent: bool, now_s: fl
 def on_templates(state: SessionState, request: TemplatesRequest, quiescent: bool, now_s: float) -> Instructions:
     """Answer with the examples of templates."""
     return state.answer(do.Answer(state.infos.templates(request.numbers)))
-
-
-def on_hops(state: SessionState, _: HopsRequest, quiescent: bool, now_s: float) -> Instructions:
-    """Answer with the times of the last step."""
-    return state.answer(do.AnswerHops())
 
 
 def on_send(state: SessionState, send: Send, quiescent: bool, now_s: float) -> Instructions:

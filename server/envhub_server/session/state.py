@@ -158,7 +158,7 @@ class SessionState:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def answer(self, answer: do.Answer | do.Fail | do.AnswerHops) -> Instructions:
+    def answer(self, answer: do.Answer | do.Fail) -> Instructions:
         """Answer the pending request, if there is one; a client on the shared lane drives again."""
         requests, ownership = self.requests, self.ownership
         if not requests.asked:

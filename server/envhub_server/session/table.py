@@ -113,7 +113,6 @@ TABLE: Mapping[type, Mapping[Phase, Rule]] = dict(
         _request(messages.Receive, request.on_receive),
         _request(messages.Collect, request.on_collect),
         _request(messages.TemplatesRequest, request.on_templates),
-        _row(messages.HopsRequest, _asked(request.on_hops, _to([_P.READY, *_GONE]))),
         _row(messages.Close, _asked(client.on_close, _ENDING)),
         _row(stimuli.Attached, _by(client.on_attached, _to(_LIVE))),
         _row(stimuli.AttachGivenUp, _by(client.on_attach_given_up, _to(_LIVE))),

@@ -6,7 +6,6 @@ and so does every reset. An exception of an env becomes a ``RowFailed`` to the h
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Callable, Mapping, Sequence
@@ -103,7 +102,6 @@ class Stepper:
         self._done: Any = arena.done.data
         self._op = arena.op.data
         self._status = arena.status.data
-        self._began_ns, self._ended_ns = arena.began_ns.data, arena.ended_ns.data
         mine = as_slice(self._envs.indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
 
@@ -166,9 +164,6 @@ class Stepper:
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
         progress, rung = self._progress, 0
-        clocked = self._began_ns[progress.at]
-        if clocked:
-            self._began_ns[progress.at] = time.monotonic_ns()
         if self._envs.trace is not None:
             self._envs.trace.step(groups, out_of_band)
         for group in groups:
@@ -177,8 +172,6 @@ class Stepper:
                 rung += 1
                 self._bells.ring(self._arena.driver)
         progress.words[progress.at] = progress.turn
-        if clocked:
-            self._ended_ns[progress.at] = time.monotonic_ns()
         if not rung or rung < len(groups):
             self._ring_at_end()
         self._batches += 1

@@ -12,8 +12,8 @@ from envhub_client.make import make_vec as make_vec
 from envhub_client.option_keywords import MakeKeywords as MakeKeywords
 from envhub_client.record_options import RecordOptions as RecordOptions
 from envhub_client.session.description import Sizing as Sizing
-from envhub_client.session.faults import FaultOptions as FaultOptions
-from envhub_client.session.hosting import HostingOptions as HostingOptions
+from envhub_client.session.options import FaultOptions as FaultOptions
+from envhub_client.session.options import HostingOptions as HostingOptions
 from envhub_client.session.options import SessionOptions as SessionOptions
 from envhub_server.serve import serve as serve
 from envhub_server.worker.env_runner import EnvRunner as EnvRunner

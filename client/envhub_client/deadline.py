@@ -15,11 +15,6 @@ class Deadline:
     """The end of ``timeout`` seconds from now, on the monotonic clock."""
 
     def __init__(self, timeout: float) -> None:
-        """Begin.
-
-        Raises:
-            TypeError: the timeout is no number.
-        """
         self.timeout = timeout
         try:
             self._end_s = time.monotonic() + timeout
@@ -45,7 +40,6 @@ def seconds_text(timeout: float) -> str:
 
 
 def no_reply(addresses: Sequence[str], timeout: float) -> str:
-    """The text of the error where the hubs at these addresses have not replied within ``timeout`` seconds."""
     names = [*addresses[:_ADDRESSES_SHOWN]]
     if others := len(addresses) - len(names):
         names.append(f"{others} others")

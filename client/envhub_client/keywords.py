@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
+
+import gymnasium
+
+from envhub.errors import shown
 
 Options = TypeVar("Options")
 
@@ -23,11 +28,7 @@ _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an
 
 
 def fields_of(kind: type[Options], arguments: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The options of this dataclass among these keyword arguments, and the others.
-
-    Raises:
-        ValueError, TypeError: an option makes no sense.
-    """
+    """The options of this dataclass among these keyword arguments, and the others."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     options = {name: value for name, value in arguments.items() if name in names}
     return kind(**options), {name: value for name, value in arguments.items() if name not in names}
@@ -46,3 +47,40 @@ def meant(name: str, keywords: Iterable[str]) -> str:
         return f"; {_GYMNASIUMS[name]}"
     close = difflib.get_close_matches(name, keywords, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]
+
+
+def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The entry points, as ``module:Class``, and the keyword arguments of these wrappers."""
+    if isinstance(wrappers, (str, type)) or not isinstance(wrappers, Sequence):
+        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {shown(wrappers, 100)}")
+    each = [_named(wrapper) for wrapper in wrappers]
+    return [entry for entry, _ in each], [arguments for _, arguments in each]
+
+
+def _named(wrapper: object) -> tuple[str, dict[str, Any]]:
+    kind, arguments = wrapper, {}
+    if isinstance(wrapper, functools.partial):
+        kind, arguments = wrapper.func, wrapper.keywords
+        if wrapper.args:
+            raise TypeError(f"the arguments of the wrapper {_text(kind)} must have names, such as stack_size=4")
+    elif isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], dict):
+        kind, arguments = wrapper
+    if isinstance(kind, str):
+        kind = getattr(gymnasium.wrappers, kind, kind)
+    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
+        raise TypeError(
+            f"{shown(wrapper, 100)} is no wrapper that can be named: give a class that extends gymnasium.Wrapper, the "
+            "name of one in gymnasium.wrappers, or (class, {...}) with its arguments; or wrap in a factory"
+        )
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise TypeError(
+            f"the workers cannot import the wrapper {_text(kind)}: wrap in a factory, which travels by value"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}", dict(arguments)
+
+
+def _text(kind: object) -> str:
+    return getattr(kind, "__qualname__", shown(kind))

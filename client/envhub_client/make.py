@@ -22,20 +22,20 @@ from envhub.protocol.prelude import RECONNECT_S
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.values import codec
-from envhub_client.connection.members import all_members, stands_for_several
-from envhub_client.envs.origin import Origin
+from envhub_client.connection.known_hubs import all_members, stands_for_several
+from envhub_client.envs.arguments import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import fields_of, meant, refused_keyword
+from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords
 from envhub_client.record_options import RecordOptions
-from envhub_client.session import faults, hosting
-from envhub_client.session.base import VectorSession
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import (
     Compression,
+    FaultOptions,
+    HostingOptions,
     HubLossPolicy,
     InfoMode,
     LaneName,
@@ -44,7 +44,7 @@ from envhub_client.session.options import (
     SessionOptions,
 )
 from envhub_client.session.session import Session
-from envhub_client.wrapper_names import WrapperLike, named_wrappers
+from envhub_client.session.vector_session import VectorSession
 
 Hubs = str | Secret[str] | tuple[str | Secret[str], ...]
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
@@ -162,8 +162,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         raise AddressError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
     if not isinstance(vector, bool):
         raise TypeError(f"vector must be True or False, got {shown(vector)}")
-    fault_options, others = fields_of(faults.FaultOptions, kwargs)
-    hosting_options, arguments = fields_of(hosting.HostingOptions, others)
+    fault_options, others = fields_of(FaultOptions, kwargs)
+    hosting_options, arguments = fields_of(HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
     keeping = fault_options, reconnect_timeout, on_hub_loss, hosting_options, record, info_mode, split, hub_index
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too

@@ -12,8 +12,8 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Observe, Observed, Op
 from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
+from envhub_client.envs.observations import Observations
 from envhub_client.frames import hiding_frames
-from envhub_client.results.observations import Observations
 
 
 class Seen(NamedTuple):
@@ -40,12 +40,7 @@ class Observer(AbstractContextManager["Observer"]):
 
     @hiding_frames
     def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:
-        """Observe the session of this token by a connection that is the observer's from now on.
-
-        Raises:
-            SessionLost: there is no such session, or it is not made yet.
-            UnsupportedSpace: its observations have no form on the network.
-        """
+        """Observe the session of this token by a connection that is the observer's from now on."""
         self._connection = connection
         self._token = token
         self._timeout = timeout
@@ -85,11 +80,6 @@ class Observer(AbstractContextManager["Observer"]):
 
 
 def seen(reply: Reply, observations: Observations) -> Seen:
-    """Read a reply to OBSERVE.
-
-    Raises:
-        RemoteProtocolError: it does not fit the session.
-    """
     observed: Observed = reply.message
     try:
         check_observed(observed)
@@ -103,22 +93,13 @@ def seen(reply: Reply, observations: Observations) -> Seen:
 
 
 def check_observed(observed: Observed) -> None:
-    """Refuse a reply whose numbers of envs disagree.
-
-    Raises:
-        ValueError: they do.
-    """
     counts = observed.num_envs, len(observed.steps), len(observed.given)
     if len({*counts}) > 1:
         raise ValueError(f"{counts[0]} envs, steps of {counts[1]} and flags of {counts[2]}")
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes of a session's token as ``detach`` returned it, or of the name that ``sessions`` shows.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The bytes of a session's token as ``detach`` returned it, or of the name that ``sessions`` shows."""
     parsed = b""
     with suppress(ValueError, TypeError):
         parsed = bytes.fromhex(token)

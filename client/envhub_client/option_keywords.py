@@ -14,11 +14,19 @@ from typing import Any, Literal
 from gymnasium.vector import AutoresetMode
 from typing_extensions import TypedDict
 
+from envhub_client.keywords import WrapperLike
 from envhub_client.record_options import RecordOptions
-from envhub_client.session.faults import InvalidPolicy, Policy
-from envhub_client.session.hosting import Rendering
-from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode
-from envhub_client.wrapper_names import WrapperLike
+from envhub_client.session.options import (
+    Compression,
+    HubLossPolicy,
+    InfoMode,
+    InvalidPolicy,
+    LaneName,
+    ModeName,
+    ObservationMode,
+    Policy,
+    Rendering,
+)
 
 
 class FaultKeywords(TypedDict, total=False):

@@ -44,12 +44,7 @@ class RecordOptions:
     queue_bytes: int = GIB // 2
 
     def __post_init__(self) -> None:
-        """Check what does not depend on the envs, and take numbers of NumPy as ints, which can be written as JSON.
-
-        Raises:
-            TypeError: a value has another type.
-            ValueError: a value is out of bounds.
-        """
+        """Check what does not depend on the envs, and take numbers of NumPy as ints, which can be written as JSON."""
         if not isinstance(self.folder, (str, os.PathLike)):
             raise TypeError(f"folder must be a path, got {shown(self.folder)}")
         folder = os.fsdecode(self.folder)
@@ -72,11 +67,7 @@ class RecordOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def chosen(self, num_envs: int) -> list[int]:
-        """The envs that are recorded, ascending.
-
-        Raises:
-            ValueError: an env does not exist, or one that is filmed is not recorded.
-        """
+        """The envs that are recorded, ascending."""
         chosen = sorted({*range(num_envs)} if self.env_ids is None else {*self.env_ids})
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_envs:
             raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {shown(self.env_ids)}")

@@ -23,11 +23,7 @@ def make_vec(num_envs: int, env_id: str, url: str | None = None, hub: str | None
 
 
 def _without_secret(url: str | None) -> str | None:
-    """The url, which Gymnasium keeps in the spec.
-
-    Raises:
-        AddressError: it has a key in it.
-    """
+    """The url, which Gymnasium keeps in the spec."""
     if isinstance(guarded(url), Secret):
         raise AddressError("a spec would keep the key in this url: run `envhub login`, and give the hub's name as url")
     return url

@@ -40,7 +40,7 @@ def ls(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
         Seconds for the answers of all hubs together.
     """
     import msgspec
-    from envhub_client.tools.fleet_listing import reports, table
+    from envhub_client.tools.console import reports, table
 
     from envhub.errors import EnvHubError
     from envhub.transport import address

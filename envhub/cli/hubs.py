@@ -68,12 +68,12 @@ def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> 
     timeout
         Seconds to wait for each answer of the hub, at most 10, and for the making of each env.
     """
-    from envhub_client.tools.env_listing import run
+    from envhub_client.tools.console import print_envs
 
     from envhub.errors import EnvHubError
 
     try:
-        if not run(console, errors, address, pattern, timeout):
+        if not print_envs(console, errors, address, pattern, timeout):
             sys.exit(EXIT_FAILED)
     except EnvHubError as error:
         end("envs", error, EXIT_FAILED)

@@ -25,7 +25,7 @@ def replays(folder: Path | None = None) -> None:
     folder
         Folder of a hub's replays (``envhub serve --replays``). By default that of this user's hubs.
     """
-    from envhub_client.tools.rows import print_rows
+    from envhub_client.tools.console import print_rows
     from envhub_server.catalog.replay_folder import files_in
     from envhub_server.replay import listed
 

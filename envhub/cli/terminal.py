@@ -90,7 +90,7 @@ def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
 def errors_in_a_line(command: str) -> Iterator[None]:
     """Print an expected error as one line; any other exception is a bug and shows its traceback."""
     import gymnasium
-    from envhub_client.tools.progress import making_bar
+    from envhub_client.tools.console import making_bar
     from rich.console import Console
 
     from envhub.errors import EnvHubError

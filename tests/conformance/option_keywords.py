@@ -15,8 +15,7 @@ from typing import Any
 
 from envhub_client.make import make_vec
 from envhub_client.option_keywords import OptionKeywords
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import FaultOptions, HostingOptions
 
 HEAD = '''"""The keywords of ``envhub.make_vec`` as types, which type checkers and editors know by name.
 
@@ -34,11 +33,19 @@ from typing import Any, Literal
 from gymnasium.vector import AutoresetMode
 from typing_extensions import TypedDict
 
+from envhub_client.keywords import WrapperLike
 from envhub_client.record_options import RecordOptions
-from envhub_client.session.faults import InvalidPolicy, Policy
-from envhub_client.session.hosting import Rendering
-from envhub_client.session.options import Compression, HubLossPolicy, InfoMode, LaneName, ModeName, ObservationMode
-from envhub_client.wrapper_names import WrapperLike
+from envhub_client.session.options import (
+    Compression,
+    HubLossPolicy,
+    InfoMode,
+    InvalidPolicy,
+    LaneName,
+    ModeName,
+    ObservationMode,
+    Policy,
+    Rendering,
+)
 '''
 # Which of ``make_vec``'s own keywords each function takes besides those of a session.
 OF_A_SESSION = (

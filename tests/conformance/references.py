@@ -15,8 +15,7 @@ from typing import Any
 
 from conformance.option_keywords import OF_A_SESSION, described
 from envhub_client.make import make_vec
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server.catalog.env_settings import EnvSettings
 
 import envhub

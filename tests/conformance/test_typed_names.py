@@ -11,8 +11,7 @@ from typing import get_type_hints
 from conformance import option_keywords, references
 from envhub_client.make import make_vec
 from envhub_client.option_keywords import MakeKeywords
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import FaultOptions, HostingOptions
 
 import envhub
 

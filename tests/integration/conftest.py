@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import cloudpickle
 import pytest
-from envhub_client.session.faults import FaultOptions
+from envhub_client.session.options import FaultOptions
 from hubs import ServedHub, lane_address, serve, wait_until, worker_processes
 from sims import OFFERED
 

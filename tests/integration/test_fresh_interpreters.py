@@ -49,7 +49,7 @@ def test_vector_envs_by_address_need_no_library_of_servers() -> None:
 
 PROGRAM = """
 import functools, gymnasium
-from envhub_client.session.factory_digest import factories_digest
+from envhub_client.session.factories import factories_digest
 
 ENV = "CartPole-v1"
 

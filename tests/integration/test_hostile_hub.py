@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from envhub_client import deadline
-from envhub_client.envs import recoverable
+from envhub_client.envs.arguments import environment
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from hubs import wait_until
 from lying_hub import NUM_ENVS, SPACE, LyingHub, made
@@ -367,7 +367,7 @@ def test_spec_of_a_hub_runs_with_the_programs_own_arguments_only(kwargs: dict[st
         LyingHub({Op.MAKE: (made(spec=codec.encode(spec)), ())}) as hub,
         closing(envhub.make_vec("Pendulum-v1", NUM_ENVS, hub=hub.address, g=9.0)) as envs,
     ):
-        written_down = recoverable.environment(envs)
+        written_down = environment(envs)
         if runs:
             gym.make(envs.env_spec).close()
         else:
@@ -387,7 +387,7 @@ def test_what_is_written_down_of_a_hubs_env_is_that_hubs_only() -> None:
     for env_id in (REMOTE, "Unknown-v0"):
         spec = codec.encode(EnvSpec(env_id, own.entry_point, kwargs=kwargs))
         with LyingHub({Op.MAKE: (made(spec=spec), ())}) as hub, connected(hub) as envs:
-            found = recoverable.environment(envs)
+            found = environment(envs)
             assert found is not None and found.id == REMOTE
             assert found.kwargs == {"env_id": env_id, "url": hub.address, "env_kwargs": kwargs}
 

@@ -326,7 +326,7 @@ KILLED_AFTER_WRITING = """
 import os, signal, sys
 
 if "envhub_client.recording.process" in " ".join(sys.orig_argv):
-    from envhub_client.recording.folder import RecordingFolder
+    from envhub_client.recording.process import RecordingFolder
 
     add = RecordingFolder.add
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 import zmq
-from envhub_client.connection import shared_context
+from envhub_client.connection import zeromq_transport
 from envhub_client.connection.connection import connect
 from hubs import ServedHub, wait_until
 
@@ -53,9 +53,9 @@ def test_program_may_terminate_its_own_contexts(hub: ServedHub) -> None:
 
 
 def test_error_says_that_no_socket_is_left(hub: ServedHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = shared_context.SharedContext()
-    monkeypatch.setattr(shared_context, "shared_context", small)
-    monkeypatch.setattr(shared_context, "SOCKETS_MAX", 4)
+    small = zeromq_transport.SharedContext()
+    monkeypatch.setattr(zeromq_transport, "shared_context", small)
+    monkeypatch.setattr(zeromq_transport, "SOCKETS_MAX", 4)
     with closing(connect(hub.tcp)) as connection:
         with pytest.raises(envhub.HubUnreachable, match="as many sockets or files as it may"):
             connect(hub.tcp)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import sims
-from envhub_client.envs.origin import Origin
+from envhub_client.envs.arguments import Origin
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.session.base import VectorSession
 from envhub_client.session.factories import make_of_factories
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import Session
+from envhub_client.session.vector_session import VectorSession
 
 import envhub
 from envhub.protocol.messages import Reset

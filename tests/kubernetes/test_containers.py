@@ -32,7 +32,7 @@ ANSWER_S = 120.0
 CLIENT = """
 import json, sys
 import envhub
-from envhub_client.tools.fleet_listing import reports
+from envhub_client.tools.console import reports
 
 made = {}
 for line in sys.stdin:

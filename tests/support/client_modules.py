@@ -1,6 +1,7 @@
 """The modules that a client imports on macOS or Windows, for the type checker; run as a program, it prints them.
 
-Read off the source, with the imports in functions, and without the blocks of ``if sys.platform == "linux":``.
+Read off the source, with the imports in functions, and without the blocks of ``if sys.platform == "linux":``
+and ``if TYPE_CHECKING:``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ LINUX = "sys.platform == 'linux'"  # at the end of the condition of a block
 # What a program imports by name, and the commands of clients.
 ENTRIES = """
     envhub envhub.errors envhub.vector_errors envhub.env_failure envhub_client.record_options envhub_client.make
-    envhub_client.client envhub_client.remote envhub_client.envs.async_vector_env envhub_client.session.faults
-    envhub_client.session.hosting envhub_client.session.options envhub_client.option_keywords
+    envhub_client.client envhub_client.remote envhub_client.envs.async_vector_env envhub_client.session.options
+    envhub_client.option_keywords
     envhub.sb3 envhub.tianshou envhub.rllib envhub.torchrl envhub.pettingzoo envhub_client.frameworks.cleanrl
     envhub.cli envhub.fleet
 """
@@ -35,7 +36,7 @@ def path_of(module: str) -> Path | None:
 def imports(node: ast.AST) -> Iterator[str]:
     """The names that may be modules, of every import that other systems than Linux may reach."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test).endswith(LINUX):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith((LINUX, "TYPE_CHECKING")):
             yield from imports(ast.Module(child.orelse, []))
         elif isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)

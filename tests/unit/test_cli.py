@@ -16,7 +16,7 @@ from typing import get_args
 import cyclopts
 import pytest
 from envhub_client.connection import known_hubs
-from envhub_client.tools.progress import making_bar
+from envhub_client.tools.console import making_bar
 from envhub_server.network.key_folder import KeyFolder
 from rich.console import Console
 

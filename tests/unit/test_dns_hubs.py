@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_client.connection import dns_hubs, known_hubs
-from envhub_client.connection.members import Member, members
+from envhub_client.connection import fleets, known_hubs
+from envhub_client.connection.known_hubs import Member, members
 
 from envhub.errors import AddressError, HubUnreachable
 from envhub.secret import Secret
@@ -22,10 +22,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_dns_names_a_place() -> None:
-    place = dns_hubs.place_of(" DNS://hubs.default.svc:5555 ")
+    place = fleets.dns_name(" DNS://hubs.default.svc:5555 ")
     assert place is not None and (place.host, place.port) == ("hubs.default.svc", 5555)
     others = ("tcp://hubs:5555", "hubs", "file:///dns", Secret(f"envhub://{TOKEN}@hubs:5555"))
-    assert [dns_hubs.place_of(each) for each in others] == [None] * 4
+    assert [fleets.dns_name(each) for each in others] == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.recording.batches import StepBatch, StepMark, batches_of, check_recordable, step_of
-from envhub_client.recording.episodes import NEXT_STEP, SAME_STEP, Episode, EpisodeCutter, Note
+from envhub_client.recording.episodes import (
+    NEXT_STEP,
+    SAME_STEP,
+    Episode,
+    EpisodeCutter,
+    Note,
+    StepBatch,
+    StepMark,
+    batches_of,
+    check_recordable,
+    step_of,
+)
 from gymnasium.spaces import Box, Dict, Discrete, Graph, Sequence, Text
 
 from envhub.errors import UnsupportedSpace

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from envhub_client.session.factory_digest import _tokens, factories_digest
+from envhub_client.session.factories import _tokens, factories_digest
 from gymnasium.envs.registration import EnvSpec
 
 

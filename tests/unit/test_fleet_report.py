@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from envhub_client.tools.fleet_listing import HubReport, reports, table
+from envhub_client.tools.console import HubReport, reports, table
 
 from envhub.errors import AddressError, HubUnreachable
 from envhub.transport.keys import text_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envhub_client.private_hub.interpreter_flags import interpreter_flags, start_flags
+from envhub_client.private_hub.program_environment import interpreter_flags, start_flags
 
 
 class Flags:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
+from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server import config
 from envhub_server.catalog import replay_folder
 from envhub_server.hub import replay_keeper, status

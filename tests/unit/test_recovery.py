@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from envhub_client.batch import Batch
 from envhub_client.session.absence import Absence
-from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.recovery import ATTEMPTS_MAX, RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
+from envhub_client.session.vector_session import SeedsGiven
 
 from envhub.errors import HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Make, Reset

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from envhub_client.connection.members import Member
+from envhub_client.connection.known_hubs import Member
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.parts_opener import PartsOpener
 from envhub_client.federation.remaker import Remaker

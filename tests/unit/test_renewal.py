@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from envhub_client.session import renewal
-from envhub_client.session.lane_session import SeedsGiven
+from envhub_client.session.description import ValueCodec
 from envhub_client.session.renewal import DEATHS_MAX, PAUSE_S_MAX, RETRY_S, SETTLED_S, losses_in_a_row, made_again
-from envhub_client.session.value_codec import ValueCodec
+from envhub_client.session.vector_session import SeedsGiven
 from gymnasium.spaces import Box, Discrete
 
 from envhub import errors

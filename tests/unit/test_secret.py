@@ -19,10 +19,8 @@ import msgspec
 import pytest
 from envhub_client.connection import known_hubs
 from envhub_client.observer import token_bytes
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
-from envhub_client.session.options import SessionOptions
-from envhub_client.tools.fleet_listing import reports
+from envhub_client.session.options import FaultOptions, HostingOptions, SessionOptions
+from envhub_client.tools.console import reports
 from envhub_server.catalog.registry import InterpreterKey, Registry
 from envhub_server.log import as_logged
 from envhub_server.processes.interpreter import InterpreterUnusable, find

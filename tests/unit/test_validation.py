@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from envhub_client.session.faults import FaultOptions, InvalidPolicy, Policy
+from envhub_client.session.options import FaultOptions, InvalidPolicy, Policy
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import BOUNDS
 from hypothesis import given, settings

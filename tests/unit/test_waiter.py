@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from envhub_client.connection.waiter import READABLE, TURN_S, PollWaiter, SelectWaiter, Waiter, new_waiter
+from envhub_client.connection.zeromq_transport import READABLE, TURN_S, PollWaiter, SelectWaiter, Waiter, new_waiter
 
 
 def waiters() -> list[Waiter]:

@@ -24,9 +24,8 @@ from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, RO
 from envhub.secret import Secret
 from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
-from envhub_client.connection.keepalive import TEND_S
+from envhub_client.connection.keepalive import TEND_S, ConnectionLock
 from envhub_client.connection.local_sockets import OwnHub
-from envhub_client.connection.lock import ConnectionLock
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import Deadline, no_reply
@@ -39,22 +38,7 @@ logger = logging.getLogger("envhub")
 
 
 class Connection:
-    """One connection, which carries one request at a time.
-
-    Attributes:
-        address: of the hub, for messages.
-        protocol: state of the requests and of the hub; only this class and the transport change it.
-        welcome: the hub's description of itself, once ``await_hub`` has returned.
-        first_env: the number of its session's first env in its vector env, for errors.
-        num_envs: the number of its session's envs.
-        hub: the hub's name; None for a private hub, one in this process, and where the name is not known.
-        sent_ns: when the last request began to be sent, on the monotonic clock.
-        tend_ns: when ``tend`` is due, on the monotonic clock.
-        local_sockets: the hub's Unix sockets, where its address is of ipc.
-        reports: to the program's user.
-        in_use: for ``with``: use the connection in this thread alone. Entering it raises ``LocalProtocolError`` where
-            the connection is closed, ``ConnectionInUse`` where another thread uses it, and ``Forked`` in a child.
-    """
+    """One connection, which carries one request at a time."""
 
     def __init__(
         self,
@@ -67,29 +51,25 @@ class Connection:
 
         ``token`` is of the session that it is to carry. While a request is pending, the hub may be out of reach for
         ``reconnect_timeout`` seconds.
-
-        Raises:
-            AddressError: the address cannot be connected to.
-            ValueError: ``timeout`` is not positive and finite.
         """
         if not isinstance(cast("object", timeout), Real) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.address = transport.address
-        self.hub: str | None = None
-        self.first_env, self.num_envs = 0, ROWS_MAX
+        self.hub: str | None = None  # its name; None for a private hub, and where it is not known
+        self.first_env, self.num_envs = 0, ROWS_MAX  # of its session, the first one in its vector env
         self._transport = transport
         self._pid = os.getpid()
-        self.sent_ns = self.tend_ns = 0
+        self.sent_ns = self.tend_ns = 0  # of the last request, and when ``tend`` is due
         self._suspected_s = math.inf  # when the hub seemed out of reach first
         self._closers: list[Callable[[], None]] = []
         self._looks: list[Callable[[], None]] = []
         self._end: Exception | None = None  # the reason why the last request is pending no more and has no reply
-        self.protocol = ClientProtocol(token, reconnect_timeout)
+        self.protocol = ClientProtocol(token, reconnect_timeout)  # only this class and the transport change it
         self.reports = UserReports(self.address, self.protocol)
         self.reports.tried = f"for {timeout:g} s"
         self.in_use = ConnectionLock(self.address)
         self._hello_deadline = Deadline(timeout)
-        self.welcome: Welcome
+        self.welcome: Welcome  # once ``await_hub`` has returned
         try:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
@@ -100,13 +80,7 @@ class Connection:
             raise
 
     def await_hub(self) -> Connection:
-        """Wait until the hub has said what it is, and return this connection; after an error, it is closed.
-
-        Raises:
-            AccessDenied: the hub does not let this client's key in, or none without one.
-            HubUnreachable: no hub answered in time.
-            VersionMismatch: it speaks another protocol version.
-        """
+        """Wait until the hub has said what it is, and return this connection; after an error, it is closed."""
         try:
             self.welcome = self._hello_reply()
             self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
@@ -133,7 +107,6 @@ class Connection:
 
     @property
     def heard_ns(self) -> int:
-        """Time at which the last message arrived, on the monotonic clock."""
         return self._transport.heard_ns
 
     @property
@@ -149,10 +122,6 @@ class Connection:
         A SEND with ``ends_receive`` may be begun while a RECEIVE is pending, and takes its place.
 
         With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
-
-        Raises:
-            RequestRefused: it is larger than what the hub accepts; nothing was sent.
-            LocalProtocolError: a request is pending, or another thread is using the connection.
         """
         with self.in_use:
             if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
@@ -179,11 +148,7 @@ class Connection:
         return errors.LocalProtocolError(f"a {pending.name} is pending at {errors.hub_at(self.address)}")
 
     def synchronize(self) -> None:
-        """Give up what is pending, and wait until the hub is done with all that it was asked for in this session.
-
-        Raises:
-            EnvHubError: the session has failed or ended, or the hub is lost.
-        """
+        """Give up what is pending, and wait until the hub is done with all that it was asked for in this session."""
         self.give_up()
         # Once the hub has answered a request, it begins none of a lower number, however late that comes.
         self.ask(Op.COLLECT, Collect([]))
@@ -198,22 +163,12 @@ class Connection:
             self.in_use.release()
 
     def wait(self, timeout: float | None = None) -> Reply:
-        """The pending request's reply, a failure included; until the next request, it can be had again.
-
-        Raises:
-            HubTimeout: it did not come within ``timeout`` seconds; call again to go on waiting.
-            HubLost: the hub is gone.
-            LocalProtocolError: no request is pending, or another thread is using the connection.
-        """
+        """The pending request's reply, also a failure. Until the next request it can be waited for again."""
         with self.in_use:
             return self.protocol.answer or self._await(timeout)
 
     def result(self, timeout: float | None = None) -> Reply:
-        """The pending request's reply, as by ``wait``; a failure is raised.
-
-        Raises:
-            EnvHubError: as for ``wait``, or whatever the failure says, see ``envhub_client.connection.failures``.
-        """
+        """The pending request's reply, as by ``wait``; a failure is raised."""
         reply = self.wait(timeout)
         if isinstance(reply.message, Failure):
             self.fail(reply.message)
@@ -242,7 +197,6 @@ class Connection:
                 raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def _send_due(self) -> None:
-        """Send what is due, if the hub is still there; errors as for ``_check_hub``."""
         now_s = time.monotonic()
         self._check_hub(now_s)
         self._say(now_s)
@@ -256,9 +210,6 @@ class Connection:
         """Keep up the connection while no thread waits on it: reconnect, warn, tell the hub whose session it carries.
 
         A lane that does not wait on the connection calls this every ``TEND_S``, when ``tend_ns`` has passed.
-
-        Raises:
-            HubLost: the hub is gone.
         """
         with self.in_use:
             try:
@@ -291,11 +242,7 @@ class Connection:
             self._say(now_s)
 
     def lose(self, why: str) -> NoReturn:
-        """Know that the hub has ended, from somewhere else than this connection.
-
-        Raises:
-            HubLost: always, and by whatever is asked from now on.
-        """
+        """Know from elsewhere that the hub has ended: raise ``HubLost``, as whatever is asked from now on will."""
         self.protocol.lost(why)
         raise self._loss(why)
 
@@ -303,14 +250,7 @@ class Connection:
         return errors.of_hub(errors.HubLost(f"{errors.hub_at(self.address)} is lost: {why}"), self.hub)
 
     def _check_hub(self, now_s: float) -> None:
-        """Check that the hub is still there.
-
-        Raises:
-            HubLost: it is gone.
-            AccessDenied: it does not let this client in (any more).
-            SessionLost: it has ended the session.
-            RequestRefused: it ends each connection on which the pending request is sent; the request is given up.
-        """
+        """Raise the reason why the pending request gets no reply any more, if there is one."""
         self.protocol.looked(now_s)
         try:
             if loss := self.protocol.loss(now_s):
@@ -335,9 +275,6 @@ class Connection:
 
         A hub counts as out of reach at the second such look, or refusal: at the first look its messages may wait to be
         taken in, since this program was stopped itself, and a forwarder that is started again refuses for a moment.
-
-        Raises:
-            HubLost: it is out of reach; the pending request goes on if the hub does.
         """
         now_s = time.monotonic()
         if self.protocol.refused_s >= RECHECK_S:
@@ -356,12 +293,7 @@ class Connection:
     def ask(
         self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
     ) -> Reply:
-        """Send a request and wait for its reply; a failure is raised.
-
-        Raises:
-            HubTimeout: no reply within ``timeout`` seconds; the request is given up, as at an interrupt.
-            EnvHubError: whatever the failure says, see ``envhub_client.connection.failures``.
-        """
+        """Send a request and wait for its reply; a failure is raised. After an error here, it is given up."""
         with self.in_use:
             if (pending := self.protocol.pending) is not None:
                 raise self._busy(pending)
@@ -386,17 +318,11 @@ class Connection:
         return errors.of_hub(errors.RemoteProtocolError(text), self.hub)
 
     def fail(self, failure: Failure) -> NoReturn:
-        """Raise what a failure of the hub means; errors as for ``raise_failure``."""
         if (env := failure.env_index) is not None and env >= self.num_envs:
             raise self.breach(f"a failure of env {env} of {self.num_envs}")
         raise_failure(failure, self.address, self.hub, self.first_env)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """A connection is neither pickled nor copied, nor is what holds one.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -422,7 +348,6 @@ class Connection:
             self.in_use.release()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a connection that is not used any more."""
         if is_finalizing() or not hasattr(self, "in_use"):
             return
         try:
@@ -442,9 +367,5 @@ def connect(
     """A connection over ZeroMQ to the hub at this address, or of this name, which has answered.
 
     ``own`` is this program's own hub, if it is that; the other arguments are those of ``Connection``.
-
-    Raises:
-        AddressError: not an address, nor the name of a hub.
-        Exception: as for ``Connection`` and its ``await_hub``.
     """
     return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout).await_hub()

@@ -1,8 +1,4 @@
-"""A thread that keeps connections alive while their program is busy elsewhere, as in a long update of its policy.
-
-libzmq replaces a connection that ends; but only a message tells the hub which session the new one belongs to, and until
-then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
-"""
+"""A connection's two users: the program, one thread at a time, and a thread that keeps it alive meanwhile."""
 
 from __future__ import annotations
 
@@ -10,28 +6,28 @@ import atexit
 import os
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
+
+from envhub import errors
 
 TEND_S = 0.5
 
 
-class KeptAlive(Protocol):
-    """A connection, as the thread sees it."""
-
-    def keep_alive(self) -> None:
-        """Do what is due, unless another thread is using it."""
-
-
 class KeepAlive:
-    """The thread, which runs as long as there is a connection."""
+    """A thread that keeps connections alive while their program is busy elsewhere, as in a long update of its policy.
+
+    libzmq replaces a connection that ends; but only a message tells the hub which session the new one belongs to, and
+    until then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # which a thread may hold when the garbage collector closes a connection in it
-        self._kept: dict[int, weakref.ref[KeptAlive]] = {}
+        self._kept: dict[int, weakref.ref[Any]] = {}  # connections, each with its ``keep_alive``
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def add(self, kept: KeptAlive) -> None:
+    def add(self, kept: object) -> None:
         """Keep this alive, until it is garbage or ``drop`` is called; the thread refers to it weakly."""
         with self._lock:
             self._kept[id(kept)] = weakref.ref(kept)
@@ -40,8 +36,7 @@ class KeepAlive:
                 self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
                 self._thread.start()
 
-    def drop(self, kept: KeptAlive) -> None:
-        """Keep this alive no more."""
+    def drop(self, kept: object) -> None:
         with self._lock:
             self._kept.pop(id(kept), None)
 
@@ -74,3 +69,47 @@ def _forked() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 atexit.register(lambda: keep_alive.stop())
+
+
+_Lock: Any = type(threading.RLock())
+
+
+class ConnectionLock(_Lock):  # type: ignore[misc]
+    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()  # for locks that are written in Python, as gevent's are
+        self.closed = False  # or begun to be closed: an interrupt may have left some of it open
+        self._address = address
+        self._pid = os.getpid()
+        self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
+
+    def check(self) -> None:
+        """Check that there is a connection to use."""
+        if self.closed:
+            raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
+        if os.getpid() != self._pid:
+            raise errors.Forked("this connection was made before a fork; connect again in the child")
+
+    def __enter__(self) -> None:
+        if self.closed or os.getpid() != self._pid:
+            self.check()
+        if not self.acquire(blocking=False):
+            self.take()
+
+    def take(self) -> None:
+        """Use the connection until ``release``, even if it is closed."""
+        if not self.acquire(blocking=False):
+            with self._kept_alive:
+                if not self.acquire(blocking=False):
+                    text = "another thread is using this connection; give each thread a vector env of its own"
+                    raise errors.ConnectionInUse(text)
+
+    def while_idle(self, work: Callable[[], None]) -> None:
+        """Call ``work``, unless a thread is using the connection; a thread that is about to use it waits."""
+        with self._kept_alive:
+            if self.acquire(blocking=False):
+                try:
+                    work()
+                finally:
+                    self.release()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from envhub.errors import AddressError, KeysError, only_linux
+from envhub.fleet.names import hub_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
@@ -32,6 +33,7 @@ from envhub.transport.keys import (
     token_of,
     write_secret,
 )
+from envhub_client.connection import fleets
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -42,15 +44,13 @@ def resolve(hub: str | Secret[str]) -> Address:
     An address whose keys were left out where it was written down has those that this user keeps for its place. That
     of ``ray://FLEET`` is the address of the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the
     one hub that NAME leads to.
-
-    Raises:
-        AddressError: it is no address, and no hub of this name is known; or the name stands for several hubs, or this
-            system cannot use the address.
-        HubUnreachable: ssh does not get there, or the name stands for no hub that serves.
-        KeysError: its file can be read by others.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
-        return _from_file(hub)
+        kept = _kept(hub)
+        try:
+            return _reached(kept)
+        except AddressError as error:
+            raise AddressError(f"{_folder() / hub}: {error}") from error
     if isinstance(hub, str) and (place := addresses.without_keys(hub)):
         return _with_kept_keys(place) or addresses.parse_hub(hub)
     return _reached(hub)
@@ -58,9 +58,12 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 def _reached(address: str | Secret[str]) -> Address:
     if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
-        address = _at_dns_name(address)
+        place = fleets.dns_name(address)
+        assert place is not None
+        address = address_with_keys_of(place, fleets.only_dns_hub(place))
     if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
-        address = _of_ray(address)
+        fleet = fleets.fleet_of(address)
+        address = fleets.only_ray_hub(address if fleet is None else fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         if sys.platform == "win32":
             raise AddressError(only_linux("an ssh:// address"))
@@ -73,36 +76,10 @@ def _reached(address: str | Secret[str]) -> Address:
     return hub
 
 
-def _of_ray(hub: str) -> str | Secret[str]:
-    """The address of the one hub of a fleet on Ray; errors as of ``resolve``."""
-    from envhub_client.connection import ray_hubs
-
-    fleet = ray_hubs.fleet_of(hub)
-    return ray_hubs.lone(hub if fleet is None else fleet)
-
-
 def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
     from envhub_client.connection import ssh_tunnel
 
     return ssh_tunnel.parse(place)
-
-
-def _at_dns_name(hub: str) -> str | Secret[str]:
-    """The address of the one hub that ``dns://NAME:PORT`` stands for; errors as of ``resolve``."""
-    from envhub_client.connection import dns_hubs
-
-    place = dns_hubs.place_of(hub)
-    assert place is not None
-    return address_with_keys_of(place, dns_hubs.lone(place))
-
-
-def _from_file(name: str) -> Address:
-    """The address that is kept under this name; errors as of ``resolve``."""
-    kept = _kept(name)
-    try:
-        return _reached(kept)
-    except AddressError as error:
-        raise AddressError(f"{_folder() / name}: {error}") from error
 
 
 def _with_kept_keys(place: str) -> Address | None:
@@ -126,12 +103,10 @@ class KeptKey(NamedTuple):
 
     @property
     def place(self) -> str:
-        """For a message: where the key, or the address with it, is kept."""
         return f"kept as {self.name!r} in {_folder() / self.name}" if self.name else f"in {ENVIRONMENT_VARIABLE}"
 
     @property
     def remedy(self) -> str:
-        """For a message: how to replace the key by that of an address that the hub's operator gives."""
         if not self.name:
             return f"set {ENVIRONMENT_VARIABLE} to the address that you are given"
         return (
@@ -148,12 +123,7 @@ def kept_key(target: Address) -> KeptKey | None:
 
 
 def kept_now(name: str | Secret[str]) -> Address | None:
-    """The address that is kept under this name by now; None where this is no name, or the hub is reached by ssh.
-
-    Raises:
-        AddressError: there is none any more.
-        KeysError: its file can be read by others.
-    """
+    """The address that is kept under this name by now; None where this is no name, or the hub is reached by ssh."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return None
     kept = _kept(name)
@@ -161,7 +131,6 @@ def kept_now(name: str | Secret[str]) -> Address | None:
 
 
 def _kept(name: str) -> str | Secret[str]:
-    """The address that is kept under this name; one with keys as a secret."""
     path = _folder() / name
     if not path.exists():
         all_names = ", ".join(names()) or "none yet"
@@ -173,7 +142,6 @@ def _kept(name: str) -> str | Secret[str]:
 
 
 def names() -> list[str]:
-    """The names of the hubs that are known."""
     folder = _folder()
     return sorted(path.name for path in folder.iterdir() if NAME.fullmatch(path.name)) if folder.is_dir() else []
 
@@ -182,9 +150,6 @@ def make_own_key(new: bool = False) -> str:
     """Make this user's own secret key, if there is none, or with ``new`` in any case; returns the public one, as text.
 
     Addresses that are kept have the key with which they were kept.
-
-    Raises:
-        KeysError: its file cannot be written, or can be read by others.
     """
     path = _own_key()
     if new or not path.exists():
@@ -193,12 +158,7 @@ def make_own_key(new: bool = False) -> str:
 
 
 def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
-    """The address; one that has the hub's public key only, with this user's own key.
-
-    Raises:
-        AddressError: it is no address.
-        KeysError: there is no own key.
-    """
+    """The address; one that has the hub's public key only, with this user's own key."""
     text = address.reveal_secret() if isinstance(address, Secret) else address
     head, _, place = text.rpartition("@")
     if len(head) == len("envhub://") + KEY_TEXT_CHARS:
@@ -217,16 +177,11 @@ def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
 
 
 def _with(keys: HubKeys, place: str) -> Secret[str]:
-    """The address of the hub at ``HOST:PORT`` with these keys."""
     return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
 
 
 def name_of(address: str | Secret[str]) -> str:
-    """The name under which an address is kept where none is given: its host's.
-
-    Raises:
-        AddressError: that is no name.
-    """
+    """The name under which an address is kept where none is given: its host's."""
     if isinstance(address, str) and address.startswith("ssh://"):
         host = _parse_ssh(address)[0].rpartition("@")[2]
     else:
@@ -237,11 +192,7 @@ def name_of(address: str | Secret[str]) -> str:
 
 
 def keeps_another(name: str, address: str | Secret[str]) -> bool:
-    """True if the hub that is kept under this name has another address, or another key of its own, than this one.
-
-    Raises:
-        KeysError: its file can be read by others.
-    """
+    """True if the hub that is kept under this name has another address, or another key of its own, than this one."""
     if not (_folder() / name).exists() or (kept := _kept(name)) == address:
         return False
     try:
@@ -253,23 +204,13 @@ def keeps_another(name: str, address: str | Secret[str]) -> bool:
 
 
 def keep(name: str, address: str | Secret[str]) -> None:
-    """Keep an address under a name; an earlier one of this name is replaced.
-
-    Raises:
-        AddressError: it is no name.
-        KeysError: the file cannot be written.
-    """
+    """Keep an address under a name; an earlier one of this name is replaced."""
     check_name(name)
     write_secret(_folder() / name, address, replace=True)
 
 
 def forget(name: str) -> None:
-    """Remove the address, with its key, that is kept under a name.
-
-    Raises:
-        AddressError: no hub is kept under it.
-        KeysError: the file cannot be removed.
-    """
+    """Remove the address, with its key, that is kept under a name."""
     check_name(name)
     try:
         (_folder() / name).unlink()
@@ -280,11 +221,6 @@ def forget(name: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Check that a hub can have this name.
-
-    Raises:
-        AddressError: it cannot.
-    """
     if not NAME.fullmatch(name):
         raise AddressError(
             f"{quoted(name)} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64"
@@ -297,3 +233,42 @@ def _own_key() -> Path:
 
 def _folder() -> Path:
     return config_folder() / "hubs"
+
+
+class Member(NamedTuple):
+    """A hub of a fleet."""
+
+    name: str  # by which the fleet knows it, also when it comes back at another address
+    address: str | Secret[str]
+
+
+def members(hub: str | Secret[str]) -> tuple[Member, ...]:
+    """The hubs that ``hub`` stands for now, by name.
+
+    ``dns://NAME:PORT`` stands for those at the name's addresses, ``ray://FLEET`` for those of the fleet that serve, and
+    any other address or name for one hub. Hubs may come and go between two calls.
+    """
+    if (place := fleets.dns_name(hub)) is not None:
+        return tuple(Member(each, address_with_keys_of(place, each)) for each in fleets.dns_hubs(place))
+    if (fleet := fleets.fleet_of(hub)) is not None:
+        return tuple(Member(hub_name(fleet, index), address) for index, address in fleets.ray_hubs(fleet).items())
+    address = addresses.guarded(hub)
+    return (Member(addresses.written(address), address),)
+
+
+def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
+    """The hubs that a name or each of several names stands for now, in their order; none may be named twice."""
+    named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
+    chosen = [member for hub in named for member in members(hub)]
+    if not chosen:
+        raise AddressError("hub=[] names no hub")
+    if twice := [member.name for index, member in enumerate(chosen) if member in chosen[:index]]:
+        raise AddressError(f"the hub {min(twice)!r} is named twice: each hub has its rows in one session")
+    return tuple(chosen)
+
+
+def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
+    """True if this may stand for several hubs: a list, a DNS name, a fleet on Ray."""
+    named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
+    kinds = fleets.dns_name, fleets.fleet_of
+    return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)

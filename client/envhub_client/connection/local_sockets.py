@@ -50,11 +50,7 @@ class LocalSockets:
     """The socket and the side socket of a hub: those of this program's own hub, or those at an ipc address."""
 
     def __init__(self, path: str, own: OwnHub | None = None) -> None:
-        """At this path; of ``own``, whose descriptors stay the caller's, wherever that may be.
-
-        Raises:
-            AddressError: what is at the path is another user's or no socket, or this user may not look there.
-        """
+        """At this path; of ``own``, whose descriptors stay the caller's, wherever that may be."""
         self._path = path
         self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
         self._file: FileIO | SocketAtPath | None = None if self._own is None else self._own[0]
@@ -94,7 +90,6 @@ class LocalSockets:
         return False
 
     def why_silent(self) -> str:
-        """Advice where no hub answers at the last ``place``."""
         if self._file is None:
             start = f"start a hub as this user with `envhub serve --bind ipc://{self._path}`"
             return f"there is no socket; {start}, or write the ipc address that a running hub printed"
@@ -103,11 +98,6 @@ class LocalSockets:
         return "its hub does not answer; is it stopped or overloaded?"
 
     def connect_side(self, side: socket.socket) -> None:
-        """Connect this socket to the hub's side socket.
-
-        Raises:
-            OSError: there is none of this user's, or it takes no connection.
-        """
         if self._own is not None:
             side.connect(place_of(self._own[1]))
             return
@@ -130,7 +120,6 @@ class LocalSockets:
 
 
 def _why_unusable(path: str, error: OSError) -> str:
-    """The reason why no hub can be reached at this path, and what to do."""
     if isinstance(error, OtherUsersSocket):
         return f"belongs to {user_text(error.user)}, and a hub's socket serves its own user alone: {KEY_OR_OWN_HUB}"
     if sys.platform == "win32":

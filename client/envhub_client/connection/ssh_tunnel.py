@@ -58,7 +58,6 @@ class _Tail:
                 self._text = (self._text + chunk)[-TAIL_BYTES:]
 
     def text(self) -> bytes:
-        """Messages that have come, once the process has ended."""
         self._reader.join(TAIL_S)
         return self._text
 
@@ -68,11 +67,7 @@ _tunnels: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by 
 
 
 def parse(place: str) -> tuple[str, str | None, str | None]:
-    """``[USER@]HOST``, and the port and the path that ``ssh://[USER@]HOST[:PORT][/PATH]`` has.
-
-    Raises:
-        AddressError: this is no such place.
-    """
+    """``[USER@]HOST``, and the port and the path that ``ssh://[USER@]HOST[:PORT][/PATH]`` has."""
     match = _PLACE.fullmatch(place)
     if match is None:
         form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
@@ -81,12 +76,7 @@ def parse(place: str) -> tuple[str, str | None, str | None]:
 
 
 def forwarded(place: str) -> str:
-    """The ipc address on this machine to which the hub's socket at ``ssh://[USER@]HOST[:PORT][/PATH]`` is forwarded.
-
-    Raises:
-        AddressError: this is no such place.
-        HubUnreachable: ssh does not get there; the message has what it says.
-    """
+    """The ipc address on this machine to which the hub's socket at ``ssh://[USER@]HOST[:PORT][/PATH]`` is forwarded."""
     host, port, path = parse(place)
     with _lock:
         ssh, address = _tunnels.get((os.getpid(), place), (None, ""))
@@ -157,7 +147,6 @@ def _default_path(host: str, command: list[str]) -> str:
 
 
 def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachable:
-    """The error of an ssh that ended or was too late, with what it or the machine there said."""
     causes = [f"no connection within {OPEN_S:g} s"] if is_late else []
     if text := printable(said.decode(errors="replace").strip()):
         causes.append(text)

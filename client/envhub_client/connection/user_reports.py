@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 
 from envhub import errors
 from envhub.protocol import prelude
 from envhub.protocol.client import ClientProtocol
-from envhub_client.connection.making_line import MakingLine
+
+SLOW_S = 2.0
+REPEAT_S = 5.0  # between lines where stderr is no terminal, and every count would be one more line
+
+_logger = logging.getLogger("envhub")
+
+
+class MakingLine:
+    """A line on stderr that counts the envs of a slow making, for programs that have not set up logging.
+
+    A terminal shows the latest count; elsewhere a count is a line of its own.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = SLOW_S
+        self._on_terminal = ""
+
+    def show(self, count: str, waited_s: float) -> None:
+        """Show the count of a making that takes ``waited_s`` seconds so far, if that is long.
+
+        Nothing is shown where the logger "envhub" has been set up: it logs the count, or was told not to.
+        """
+        if waited_s < self._next_s or _logger.handlers or _logger.level or _logger.isEnabledFor(logging.INFO):
+            return
+        text = f"envhub: {count}"
+        if sys.stderr is not None and sys.stderr.isatty():
+            _write(f"\r{text:{len(self._on_terminal)}}")
+            self._on_terminal = text
+        else:
+            self._next_s = waited_s + REPEAT_S
+            _write(f"{text}\n")
+
+    def end(self) -> None:
+        if self._on_terminal:
+            _write(f"\r{' ' * len(self._on_terminal)}\r")
+            self._on_terminal = ""
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or no reader of it
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
 
 logger = logging.getLogger("envhub")
 
 
 class UserReports:
-    """Logs what the protocol of one connection learns.
-
-    Attributes:
-        making_line: shows how far a making is, until its caller ends it.
-        tried: the time for which a hub that is out of reach is tried, for messages.
-        warned: True while the hub is out of reach, and the user was warned of it.
-    """
+    """Logs what the protocol of one connection learns."""
 
     def __init__(self, address: str, protocol: ClientProtocol) -> None:
-        self.making_line = MakingLine()
-        self.tried = ""
-        self.warned = False
+        self.making_line = MakingLine()  # its caller ends it
+        self.tried = ""  # for how long, or how often, a hub that is out of reach is tried
+        self.warned = False  # of a hub that is out of reach
         self._hub, self._protocol = errors.hub_at(address), protocol
 
     def report(self, now_s: float, waited_s: float) -> None:
-        """Report what is new, after ``waited_s`` seconds of the pending request."""
         if (progress := self._protocol.progress) is not None:
             self._protocol.progress = None
             counts = progress.phase, progress.built, progress.num_envs
@@ -43,7 +80,6 @@ class UserReports:
             self.report_reach(now_s)
 
     def report_reach(self, now_s: float) -> None:
-        """Report that the hub is out of reach, or is reached again, if that is new."""
         trouble = self._protocol.trouble(now_s)
         if bool(trouble) is self.warned:
             return

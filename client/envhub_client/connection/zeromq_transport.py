@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import os
+import select
 import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import FileIO
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -20,10 +24,122 @@ from envhub.protocol.client import ClientProtocol, Reply
 from envhub.secret import Secret
 from envhub.transport import address as envhub_address
 from envhub.transport import sockets
-from envhub_client.connection import shared_context
+from envhub.transport.sockets import Context
+from envhub_client.connection.failures import OTHERS_CONNECTED, Refusals
 from envhub_client.connection.local_sockets import PROBE_S, LocalSockets, OwnHub
-from envhub_client.connection.refusals import OTHERS_CONNECTED, Refusals
-from envhub_client.connection.waiter import READABLE, new_waiter
+
+# libzmq has room for 1023 sockets otherwise, and reserves 12 bytes for each. A connection has three: its own, its
+# monitor, and the monitor's other end.
+SOCKETS_MAX = 16383
+
+
+class ConnectionContext(zmq.Context["zmq.Socket[bytes]"]):
+    """The program's context, as one connection sees it: ``destroy`` closes only the sockets of this connection."""
+
+    def term(self) -> None:
+        """Close this view; the context itself stays, for other connections."""
+        self.closed = True
+
+
+class SharedContext:
+    """The one ZeroMQ context of a program, made at its first use, which all of its connections share.
+
+    A context has an I/O thread, which wakes up for every message. With a context for each of many connections, the
+    threads take turns at the CPUs, and a step of 8 CartPoles costs nearly twice the CPU time. It belongs to the library
+    alone, so a program may use and terminate ``zmq.Context.instance()`` as it likes.
+    """
+
+    def __init__(self, inherited: SharedContext | None = None) -> None:
+        self._inherited = inherited  # of the parent of a forked child; pyzmq would warn if it was collected
+        self._lock = threading.RLock()  # a signal handler may connect while its thread holds the lock
+        self._context: Context | None = None
+
+    def view(self) -> ConnectionContext:
+        with self._lock:
+            if self._context is None:
+                context: Context = zmq.Context()
+                context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, context.get(zmq.SOCKET_LIMIT)))
+                self._context = context
+            return ConnectionContext(self._context)
+
+
+shared_context = SharedContext()
+
+
+def _forked() -> None:
+    global shared_context
+    shared_context = SharedContext(inherited=shared_context)  # a child has none of the threads of its parent
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+READABLE = 1  # POLLIN of every system, and EPOLLIN
+# Windows' select is not interrupted by Ctrl-C, which Python handles at the end of a turn.
+TURN_S = 0.2
+
+
+class Waiter(Protocol):
+    """Waits for descriptors, by the best means of the system: epoll on Linux, poll on macOS, select on Windows."""
+
+    def register(self, descriptor: int | FileIO, events: int, /) -> None: ...
+
+    def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
+        """The descriptors that are readable, each with its events; none after ``timeout_s`` seconds or earlier."""
+
+    def close(self) -> None:
+        """End it; again, after an interrupt."""
+
+
+if sys.platform != "win32":
+
+    class PollWaiter:
+        """Waits by ``select.poll``."""
+
+        def __init__(self) -> None:
+            poll = select.poll()
+            self.register = poll.register
+            self._poll: Callable[[int], list[tuple[int, int]]] | None = poll.poll
+
+        def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
+            if self._poll is None:
+                raise ValueError("this waiter is closed")
+            return self._poll(math.ceil(timeout_s * 1000))
+
+        def close(self) -> None:
+            self._poll = None
+
+
+class SelectWaiter:
+    """Waits by ``select.select``, for at most ``TURN_S``."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def register(self, descriptor: int | FileIO, events: int, /) -> None:
+        self.descriptors.append(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+
+    def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
+        if not self.descriptors:
+            raise ValueError("this waiter is closed")
+        readable, _, _ = select.select(self.descriptors, (), (), min(timeout_s, TURN_S))
+        return [(descriptor, READABLE) for descriptor in readable]
+
+    def close(self) -> None:
+        self.descriptors.clear()
+
+
+def new_waiter() -> Waiter:
+    waiter: Waiter
+    if sys.platform == "linux":
+        waiter = select.epoll()
+    elif sys.platform == "win32":
+        waiter = SelectWaiter()
+    else:
+        waiter = PollWaiter()
+    return waiter
+
 
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
 # So it has no limit, and is emptied twice a second; sockets at which more than ``UNASKED_MESSAGES_MAX``
@@ -51,16 +167,10 @@ logger = logging.getLogger("envhub")
 
 
 class ZeroMqTransport:
-    """A ``Transport`` over ZeroMQ, to the hub at an address or of a name."""
+    """Messages over ZeroMQ, to the hub at an address or of a name."""
 
     def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
-        """Say where to connect to; ``own`` is this program's own hub, if it is that.
-
-        Raises:
-            AddressError: not an address, nor the name of a hub.
-            HubUnreachable: ssh does not get there.
-            KeysError: the file of its keys can be read by others.
-        """
+        """Say where to connect to; ``own`` is this program's own hub, if it is that."""
         self._refusals = Refusals(envhub_address.guarded(address))
         self.address = self._refusals.target.text
         self.local_sockets: LocalSockets | None = None
@@ -79,13 +189,7 @@ class ZeroMqTransport:
 
     @property
     def denied(self) -> str:
-        """The reason why the hub does not let this client in; empty as long as it may."""
         return self._refusals.denied
-
-    @property
-    def descriptors(self) -> Sequence[int]:
-        """Descriptors of the socket and of its monitor."""
-        return self._descriptors
 
     @property
     def closed(self) -> bool:
@@ -93,9 +197,8 @@ class ZeroMqTransport:
         return self._context is not None and bool(self._context.closed)
 
     def open(self, protocol: ClientProtocol) -> None:
-        """Begin to connect; errors as for ``Transport.open``, and ``HubUnreachable`` where no socket is left."""
         self._protocol = protocol
-        self._context = shared_context.shared_context.view()
+        self._context = shared_context.view()
         if self._own is not None:
             self._pidfd = FileIO(os.dup(self._own.pidfd))  # is closed also where an interrupt drops the connection
         if self._refusals.target.is_ipc:
@@ -135,14 +238,13 @@ class ZeroMqTransport:
         _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
         self._waiter = new_waiter()
         self._poll = [(dealer, _POLLIN)]
-        self._descriptors = dealer.FD, self._monitor.FD
-        for descriptor in self._descriptors:
+        self.descriptors = dealer.FD, self._monitor.FD
+        for descriptor in self.descriptors:
             self._waiter.register(descriptor, READABLE)
         if self._pidfd is not None:
             self._waiter.register(self._pidfd, READABLE)
 
     def advice(self) -> str:
-        """Advice where no hub answers."""
         if self.local_sockets is not None:
             return self.local_sockets.why_silent()
         if why := self._why_unresolved():
@@ -170,7 +272,6 @@ class ZeroMqTransport:
     # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Send a message; as ``Transport.send``."""
         if not self._whole:
             self._replace_torn_sockets()
         self._whole = False
@@ -182,12 +283,12 @@ class ZeroMqTransport:
         self._whole = True
 
     def hear(self, wait_s: float) -> Reply | None:
-        """Take in what has arrived, or arrives in time; as ``Transport.hear``."""
+        """Take in what has arrived, or arrives in time; the reply, if that is among it."""
         if self._again_s is not None and time.monotonic() >= self._again_s:
             self._whole = False
         if not self._whole:
             self._replace_torn_sockets()
-        ours, monitors = self._descriptors
+        ours, monitors = self.descriptors
         try:
             # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
             arrived = bool(zmq.zmq_poll(self._poll, 0))

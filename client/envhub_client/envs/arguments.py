@@ -1,29 +1,34 @@
-"""The arguments of constructors, of ``reset``, checked with Gymnasium's texts, of ``step`` and of ``send``."""
+"""The request of a program: arguments of constructors, ``reset``, ``step`` and ``send``, and the origin of envs."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_all_start_methods
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envhub.errors import SpaceMismatch
+from envhub.registration import REMOTE
 from envhub.values import spaces
 from envhub.values.spaces import misfit
+from envhub_client.session.description import SessionDescription, own_spec
 
 EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """One seed or None per env; empty where there are none.
-
-    Raises:
-        ValueError: a sequence of another length.
-    """
+    """One seed or None per env; empty where there are none."""
     if seed is None:
         return []
     if isinstance(seed, (int, np.integer)):
@@ -35,12 +40,6 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
 
 
 def options_of(options: Sequence[dict[str, Any] | None], num_envs: int) -> Sequence[dict[str, Any] | None]:
-    """The options of each env.
-
-    Raises:
-        ValueError: they are those of another number of envs.
-        TypeError: some are neither a dict nor None.
-    """
     if len(options) != num_envs:
         raise ValueError(
             f"If options are passed as a list the length must match num_envs={num_envs}, got {len(options)}"
@@ -52,12 +51,7 @@ def options_of(options: Sequence[dict[str, Any] | None], num_envs: int) -> Seque
 
 
 def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool], dict[str, Any] | None]:
-    """The mask, empty where there is none, and the options without it.
-
-    Raises:
-        TypeError: the mask is no array, or of another dtype.
-        ValueError: it has another shape, or selects no env.
-    """
+    """The mask, empty where there is none, and the options without it."""
     if not isinstance(options, (Mapping, type(None))):
         raise TypeError(f"options must be a dict, or a list with one or None for each env, got {options!r}")
     if options is None or "reset_mask" not in options:
@@ -77,11 +71,7 @@ def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool
 
 
 def checked_env_ids(env_ids: EnvIds, num_envs: int) -> np.ndarray:
-    """The numbers of envs as int64; of all envs for None.
-
-    Raises:
-        ValueError: they are not different numbers of envs.
-    """
+    """The numbers of envs as int64; of all envs for None."""
     rows = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
         raise ValueError(f"env_ids must be a sequence of numbers of envs, got {env_ids!r}")
@@ -91,11 +81,7 @@ def checked_env_ids(env_ids: EnvIds, num_envs: int) -> np.ndarray:
 
 
 def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
-    """The leaves of a batch of this many actions of a space.
-
-    Raises:
-        SpaceMismatch: they do not nest as the space does.
-    """
+    """The leaves of a batch of this many actions of a space."""
     try:
         return spaces.flatten(space, actions)
     except (LookupError, TypeError, ValueError) as error:
@@ -104,10 +90,79 @@ def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
 
 
 def check_start_method(name: str | None) -> None:
-    """Refuse what is no start method of ``multiprocessing`` here, as it does; None is the default one.
-
-    Raises:
-        ValueError: there is no such method.
-    """
+    """Refuse what is no start method of ``multiprocessing`` here, as it does; None is the default one."""
     if name not in (None, *get_all_start_methods()):
         raise ValueError(f"cannot find context for {name!r}")
+
+
+class Origin(NamedTuple):
+    """Recipe of a vector env's envs."""
+
+    env: str | Sequence[Any]  # their id or name, or their factories, or one for all of them
+    arguments: Sequence[Mapping[str, Any]] = ()  # that the program gave besides, of each env or of all of them
+    spec: EnvSpec | None = None  # as this program has it
+    kwargs: Mapping[str, Any] = {}  # with which ``spec`` makes the envs
+
+    def vector_spec(self, description: SessionDescription, trusts_hub: bool) -> EnvSpec | None:
+        """The spec that makes the vector env again, as ``gymnasium.make_vec`` says it in ``spec``; None for none.
+
+        It is that of the envs, else that of the program. No spec says what factories do. What is run by it is the
+        program's choice, and the hub's only with ``trusts_hub``.
+        """
+        single = description.env_spec or self.spec
+        if single is None or not isinstance(self.env, str):
+            return None
+        spec = copy.deepcopy(single)
+        if self.spec is not None and not trusts_hub:
+            for name in ("entry_point", "vector_entry_point", "additional_wrappers"):
+                setattr(spec, name, copy.deepcopy(getattr(self.spec, name)))
+        mode = "vector_entry_point" if description.vector else "async"
+        spec.kwargs = {**self.kwargs, "num_envs": description.num_envs, "vectorization_mode": mode}
+        return spec
+
+    def described(self) -> tuple[str, list[dict[str, Any]]]:
+        """The id or name, or where the factories are found, and the arguments of each env, for people."""
+        if isinstance(self.env, str):
+            return self.env, [*map(dict, self.arguments)]
+        described = [_described(factory) for factory in self.env]
+        return ", ".join(dict.fromkeys(place for place, _ in described)), [arguments for _, arguments in described]
+
+
+def _described(factory: Any) -> tuple[str, dict[str, Any]]:
+    """Name of a factory, as ``module:name``, and the arguments that it was given by ``functools.partial``."""
+    function, arguments = factory, {}
+    if isinstance(factory, functools.partial):
+        function, arguments = factory.func, factory.keywords
+        with contextlib.suppress(TypeError, ValueError):  # which have no signature, or no such arguments
+            arguments = inspect.signature(function).bind_partial(*factory.args, **factory.keywords).arguments
+    name = getattr(function, "__qualname__", "")
+    return (f"{function.__module__}:{name}" if name else repr(factory)), dict(arguments)
+
+
+def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
+    """Spec by which one env of ``envs`` can be made here; None if it cannot be written down.
+
+    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too, and it
+    has no arguments but those that this program knows; else it is an env of the same hub, by ``EnvHub/Remote-v0``.
+    """
+    base: Any = envs.unwrapped
+    if base.env_spec is None:
+        return None if base.address is None or base.named is None else _remote(base.address, *base.named)
+    spec: EnvSpec = copy.deepcopy(base.env_spec)
+    if "vectorization_mode" in spec.kwargs:  # it makes a vector env
+        return None
+    if any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):  # those of a wrapper are not known
+        return None
+    if base.address is None:
+        return spec
+    if (own := own_spec(spec, {} if base.named is None else base.named[1])) is not None:
+        spec.entry_point, spec.vector_entry_point = own.entry_point, own.vector_entry_point
+        return spec
+    return _remote(base.address, spec.id, spec.kwargs)
+
+
+def _remote(address: str, env_id: str, kwargs: dict[str, Any]) -> EnvSpec:
+    remote = copy.deepcopy(gymnasium.spec(REMOTE))
+    # Apart, because some may be the hub's choice: among its own arguments, ``record`` would name a folder here.
+    remote.kwargs = {"env_kwargs": kwargs, "env_id": env_id, "url": address}
+    return remote

@@ -13,14 +13,21 @@ from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
 from envhub_client.envs.arguments import EnvIds, check_start_method
-from envhub_client.envs.exclusive import exclusive
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant
 from envhub_client.option_keywords import OptionKeywords
-from envhub_client.session import faults, hosting
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
-from envhub_client.session.options import ModeName, ObservationMode, SessionOptions
+from envhub_client.session.options import (
+    FAULT_FIELDS,
+    HOSTING_FIELDS,
+    FaultOptions,
+    HostingOptions,
+    ModeName,
+    ObservationMode,
+    SessionOptions,
+)
+from envhub_client.session.pending import exclusive
 from envhub_client.session.session import Session
 
 _BATCHED = (
@@ -98,8 +105,8 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
         if max_concurrency is not None and max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
         check_start_method(context)
-        fault_options, others = fields_of(faults.FaultOptions, hosted)
-        hosting_options, unknown = fields_of(hosting.HostingOptions, others)
+        fault_options, others = fields_of(FaultOptions, hosted)
+        hosting_options, unknown = fields_of(HostingOptions, others)
         for name in unknown:
             raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, _KEYWORDS)}")
         factories = checked_factories(env_fns)
@@ -145,7 +152,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
             raise
 
 
-_KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *faults.FIELDS, *hosting.FIELDS)
+_KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *FAULT_FIELDS, *HOSTING_FIELDS)
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:

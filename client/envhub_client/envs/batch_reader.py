@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envhub_client.deadline import Deadline
-from envhub_client.results.observations import Observations, UnreadableRow
-from envhub_client.results.rewards import Rewards
-from envhub_client.session.base import VectorSession
+from envhub_client.envs.observations import Infos, Observations, UnreadableRow
 from envhub_client.session.options import InfoMode
+from envhub_client.session.vector_session import VectorSession
+
+
+class Rewards:
+    """The rewards of one vector env."""
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()  # empty until an env has given one with axes
+        self.refused_for = ""  # the name of what takes no rewards with axes
+
+    def check(self, shape: Sequence[int]) -> None:
+        if shape and self.refused_for:
+            raise ValueError(
+                f"rewards of shape {tuple(shape)}, and for {self.refused_for} a reward is one number: wrap the envs so "
+                "that it is, such as by a weighted sum"
+            )
+
+    def of(self, rewards: np.ndarray, infos: Infos | None, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """The rewards of all envs or of ``env_ids``: as they are, or ``(envs, *shape)`` where an env gave axes.
+
+        An env that was reset or truncated by the hub has zeros.
+        """
+        with_axes = [] if infos is None else infos.take_rewards()
+        if not with_axes and not self.shape:
+            return rewards
+        shape = self.shape or with_axes[0][1].shape[1:]
+        self.check(shape)
+        places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
+        filled = np.zeros((len(rewards), *shape))
+        for rows, values in with_axes:
+            if values.dtype != np.float64:
+                raise UnreadableRow(rows[0], f"a reward of {values.dtype}")
+            if values.shape[1:] != shape:
+                text = f"envs {rows} have rewards of shape {values.shape[1:]}, others of {shape}"
+                raise ValueError(f"{text}: envs that step together have rewards of one shape")
+            filled[rows if places is None else [places[row] for row in rows]] = values
+        self.shape = shape
+        return filled
+
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 
 
 class BatchReader:
-    """Waits for the results of what was begun on a lane, and lays them out.
-
-    Attributes:
-        observations: the envs' last ones, as far as they have no fixed size.
-        rewards: their shape, and who refuses axes.
-    """
+    """Waits for the results of what was begun on a lane, and lays them out."""
 
     def __init__(self, session: VectorSession) -> None:
         description = session.description
@@ -40,11 +73,7 @@ class BatchReader:
     def reset(
         self, envs: VectorEnv[Any, Any, Any], timeout: float | None, info_mode: InfoMode
     ) -> tuple[Any, dict[Any, Any]]:
-        """The observations of the reset that was begun, and its infos, which ``envs`` batch if ``info_mode`` says so.
-
-        Raises:
-            Exception: as for ``Lane.wait``.
-        """
+        """The observations of the reset that was begun, and its infos, which ``envs`` batch if they are batched."""
         deadline = None if timeout is None else Deadline(timeout)
         batch = self._lane.wait(timeout)
         try:
@@ -55,11 +84,6 @@ class BatchReader:
         return self.observations.batch(batch.observations), laid_out
 
     def step(self, envs: VectorEnv[Any, Any, Any], timeout: float | None, info_mode: InfoMode) -> StepReturn:
-        """The results of the step that was begun; otherwise as ``reset``.
-
-        Raises:
-            ValueError: as for ``Rewards.of``.
-        """
         deadline = None if timeout is None else Deadline(timeout)
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
@@ -77,11 +101,7 @@ class BatchReader:
         return observations, rewards, terminations, truncations, laid_out
 
     def rows(self, min_envs: int, timeout: float | None, info_mode: InfoMode) -> PartReturn:
-        """The results of the envs that are done, once these are ``min_envs``.
-
-        Raises:
-            Exception: as for ``Lane.wait_rows``.
-        """
+        """The results of the envs that are done, once these are ``min_envs``."""
         deadline = None if timeout is None else Deadline(timeout)
         batch = self._lane.wait_rows(min_envs, timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
@@ -96,6 +116,6 @@ class BatchReader:
         return observations, rewards, terminations, truncations, laid_out, env_ids
 
     def _time_after(self, error: UnreadableRow, deadline: Deadline | None) -> float | None:
-        """The seconds to wait again, now without the hub that sent this row; errors as for ``Lane.breach``."""
+        """The seconds to wait again, now without the hub that sent this row."""
         self._lane.breach(error.row, str(error))
         return None if deadline is None else deadline.left_s()

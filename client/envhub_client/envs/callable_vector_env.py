@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from envhub.errors import EnvTimeout, RequestRefused, WorkerDied
+from envhub.errors import EnvTimeout, RequestRefused, RestartsExhausted, WorkerDied
 from envhub.protocol.messages import Call, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import EnvIds, checked_env_ids
-from envhub_client.envs.exclusive import exclusive, repeatable
-from envhub_client.envs.rendering import Rendering
 from envhub_client.frames import hiding_frames
-from envhub_client.results.rendered import NOT_RESET
-from envhub_client.session.base import VectorSession
+from envhub_client.session.options import FaultOptions
+from envhub_client.session.pending import exclusive, repeatable
+from envhub_client.session.vector_session import VectorSession
+
+NOT_RESET = object()  # in place of the frame of an env that was made again after a failure and not yet reset
+
+# Of frames where no frame of the envs was ever seen, by render mode.
+_BLANK_SHAPES = {"rgb_array": (64, 64, 3), "depth_array": (64, 64)}
+
+
+class Rendering:
+    """Decides how a call goes on where it renders, and has a frame for each env; other calls it leaves as they are."""
+
+    def __init__(self, num_envs: int, render_mode: str | None, faults: FaultOptions) -> None:
+        self._faults = faults
+        self._last: list[Any] = [None] * num_envs  # frames of envs that were rendered
+        shape = _BLANK_SHAPES.get(render_mode or "")
+        self._blank: Any = None if shape is None else np.zeros(shape, np.uint8)
+        self._unknown = render_mode not in (None, "human")  # how large frames are
+
+    def again(self, call: Call, results: Sequence[Any]) -> Call | None:
+        """The call to make after these results, to see how large frames are; None where they are known."""
+        if call.skip_unreset and not call.reset_first and self._unknown and all(each is NOT_RESET for each in results):
+            return replace(call, reset_first=True)
+        return None
+
+    def after_failure(self, call: Call, error: WorkerDied | EnvTimeout) -> Call:
+        """The call to make after one that ended so: an env that died is made again, and left alone until its reset."""
+        policy = self._faults.on_timeout if isinstance(error, EnvTimeout) else self._faults.on_crash
+        if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
+            raise error
+        if call.reset_first:
+            self._unknown = False  # an env died when it was reset to show a frame: no second try
+        return replace(call, reset_first=False)
+
+    def complete(self, call: Call, results: tuple[Any, ...], rows: Sequence[int]) -> tuple[Any, ...]:
+        """The results of the call for these rows; if it renders, the env's last frame, or a blank one, for each."""
+        if not call.skip_unreset:
+            return results
+        self._unknown = False
+        for row, frame in zip(rows, results, strict=True):
+            if isinstance(frame, np.ndarray):
+                self._last[row] = frame.copy()  # the caller may draw into the one returned
+        shown = next((frame for frame in results if frame is not NOT_RESET and frame is not None), None)
+        if isinstance(shown, np.ndarray):
+            self._blank = np.zeros_like(shown)
+        elif shown is not None:
+            self._blank = type(shown)() if isinstance(shown, (list, str)) else None
+        both = zip(rows, results, strict=True)
+        return tuple(self._stand_in(row) if frame is NOT_RESET else frame for row, frame in both)
+
+    def _stand_in(self, row: int) -> Any:
+        frame = self._blank if self._last[row] is None else self._last[row]
+        return copy.copy(frame)  # the caller may draw into it
 
 
 class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -228,14 +280,14 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             )
 
     def _checked_rows(self, what: str, name: object, env_ids: EnvIds) -> list[int]:
-        """The rows of ``env_ids``, empty for None, which is all; errors as for ``_check_call``, and ``call_some``."""
+        """The rows of ``env_ids``; empty for None, which is all."""
         self._check_call(what, name)
         if env_ids is None:
             return []
         return [*map(int, checked_env_ids(env_ids, self.num_envs))]
 
     def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:
-        """The results of these rows, or of all if none is named; errors as for ``VectorSession.call``."""
+        """The results of these rows, or of all if none is named."""
         rows = rows or range(self.num_envs)
         while True:
             try:
@@ -248,10 +300,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             call = again
 
     def _decoded(self, results: dict[int, Frame], rows: Sequence[int]) -> tuple[Any, ...]:
-        """The result of each of these rows, ``NOT_RESET`` where an env was left alone.
-
-        Raises:
-            DecodeError: a result cannot be unpickled.
-        """
+        """The result of each of these rows, ``NOT_RESET`` where an env was left alone."""
         values = {row: self._session.values.decode(blob) if blob else NOT_RESET for row, blob in results.items()}
         return tuple(values[row] for row in rows)

@@ -22,19 +22,24 @@ from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.values.gym_api import MULTI_AGENT
 from envhub_client.deadline import Deadline
-from envhub_client.envs.arguments import EnvIds, checked_env_ids, options_of, parts_of_actions, seeds_of, split_mask
+from envhub_client.envs.arguments import (
+    EnvIds,
+    Origin,
+    checked_env_ids,
+    options_of,
+    parts_of_actions,
+    seeds_of,
+    split_mask,
+)
 from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
-from envhub_client.envs.callable_vector_env import CallableVectorEnv
-from envhub_client.envs.exclusive import exclusive, repeatable
-from envhub_client.envs.origin import Origin
-from envhub_client.envs.rendering import Rendering
+from envhub_client.envs.callable_vector_env import CallableVectorEnv, Rendering
 from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.record_options import Recorded
-from envhub_client.session.base import VectorSession
 from envhub_client.session.description import Sizing
 from envhub_client.session.options import InfoMode, checked_info_mode
-from envhub_client.session.pending import STILL_PENDING
+from envhub_client.session.pending import STILL_PENDING, exclusive, repeatable
+from envhub_client.session.vector_session import VectorSession
 
 NOT_BATCHED = (
     "multi-agent envs are not batched: envhub.pettingzoo.make gives one as a PettingZoo ParallelEnv "
@@ -338,7 +343,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
                 observer.broken_off(error)
 
     def _wait_failed(self, error: Exception) -> None:
-        """Act on an error of a wait, before it reaches the caller."""
         if self._session.pending.state in (AsyncState.WAITING_RESET, AsyncState.WAITING_STEP):
             self._break_off(error)
         hide_frames(error)
@@ -574,11 +578,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             getattr(self, f"{name}_wait")(None if deadline is None else deadline.left_s())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """A vector env is a connection: it is neither pickled nor copied.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

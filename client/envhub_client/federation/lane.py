@@ -16,7 +16,7 @@ from envhub.values import codec
 from envhub_client.batch import Batch, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
-from envhub_client.connection.waiter import READABLE, new_waiter
+from envhub_client.connection.zeromq_transport import READABLE, new_waiter
 from envhub_client.deadline import Deadline, seconds_text
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest

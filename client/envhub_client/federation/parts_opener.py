@@ -14,16 +14,16 @@ from envhub import errors
 from envhub.protocol.messages import Made, Make
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
-from envhub_client.connection.members import Member
+from envhub_client.connection.known_hubs import Member
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.agreement import check_agreement, check_distinct
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
-from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
+from envhub_client.session.vector_session import SeedsGiven
 
 RowsMake = Callable[[range], Make]  # the request for these rows
 

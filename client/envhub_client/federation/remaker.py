@@ -14,7 +14,7 @@ import numpy as np
 from envhub import errors
 from envhub.values import spaces
 from envhub_client.connection.connection import Connection
-from envhub_client.connection.members import Member
+from envhub_client.connection.known_hubs import Member
 from envhub_client.deadline import Deadline
 from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.lane import FederatedLane
@@ -25,8 +25,8 @@ from envhub_client.lanes.base import HubLane
 from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import SessionDescription
-from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.renewal import losses_in_a_row, made_again
+from envhub_client.session.vector_session import SeedsGiven
 
 ANSWER_S = 2.0  # for a hub to say that it is there
 

@@ -18,7 +18,7 @@ from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
 from envhub.values.leaf import OBJECT
-from envhub_client.connection.members import Member
+from envhub_client.connection.known_hubs import Member
 from envhub_client.deadline import Deadline
 from envhub_client.federation.agreement import joint_description
 from envhub_client.federation.joint_request import JointRequest
@@ -29,17 +29,14 @@ from envhub_client.federation.parts_opener import PartsOpener, RowsMake
 from envhub_client.federation.remaker import Remaker
 from envhub_client.federation.slices import call_of, set_attr_of
 from envhub_client.frames import hide_frames
-from envhub_client.session.call_results import results_of
-from envhub_client.session.description import Sizing
-from envhub_client.session.in_use import InUse
-from envhub_client.session.lane_session import LaneSession, SeedsGiven
+from envhub_client.session.description import Sizing, ValueCodec
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.pending import PendingRequest
-from envhub_client.session.value_codec import ValueCodec
+from envhub_client.session.pending import InUse, PendingRequest
+from envhub_client.session.vector_session import SeedsGiven, VectorSession, results_of
 
 
-class FederatedSession(LaneSession):
-    """A ``VectorSession`` on several hubs; that Protocol describes its attributes, and methods without a docstring."""
+class FederatedSession(VectorSession):
+    """A ``VectorSession`` on several hubs; that class describes its attributes, and methods without a docstring."""
 
     def __init__(
         self,

@@ -20,11 +20,6 @@ INVALID = (
 
 
 def refuse_decided(options: Mapping[str, Any], framework: str, *names: str) -> None:
-    """Check that a user has given no option of ``names``.
-
-    Raises:
-        TypeError: one is among the options.
-    """
     for name in names:
         if name in options:
             raise TypeError(f"{name} is not to be given: {framework} needs a certain one, and sets it; leave it out")
@@ -55,23 +50,17 @@ def is_composed(space: Space[Any]) -> bool:
 
 
 def batched(space: Space[Any], actions: Iterable[Any]) -> Any:
-    """One batch of these actions, which are one for each env."""
     each = list(actions)
     empty: Any = create_empty_array(space, len(each))
     return concatenate(space, each, empty)
 
 
 def attributes(envs: HubVectorEnv, name: str, rows: list[int]) -> Sequence[Any]:
-    """The attribute of each of these envs; of a method a function that calls it in the hub.
-
-    Raises:
-        Exception: as for ``HubVectorEnv.get_attr``.
-    """
+    """The attribute of each of these envs; of a method a function that calls it in the hub."""
     if not any(envs.attr_is_callable(name, rows)):
         return envs.get_attr(name, rows)
     return [functools.partial(call, envs, row, name) for row in rows]
 
 
 def call(envs: HubVectorEnv, row: int, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the method of one env; errors as for ``HubVectorEnv.call_some``."""
     return envs.call_some([row], name, *args, **kwargs)[0]

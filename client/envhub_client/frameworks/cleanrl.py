@@ -43,7 +43,6 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
     env: HubVectorEnv
 
     def __init__(self, envs: HubVectorEnv) -> None:
-        """Wrap ``envs``; errors as for ``legacy_infos``."""
         if not isinstance(envs, HubVectorEnv):
             raise TypeError(
                 f"legacy_infos takes a HubVectorEnv, got a {type(envs).__name__}; wrap what it returns instead"
@@ -56,14 +55,12 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset every env; as ``HubVectorEnv.reset``."""
         # Named, because Gymnasium 0.29 has no masks: a ``reset_mask`` is the envs' own.
         env_ids = None if isinstance(options, (list, tuple)) else range(self.num_envs)
         observations, infos = self.env.reset(seed=seed, options=options, env_ids=env_ids)
         return observations, self._batched(infos)
 
     def step(self, actions: Any) -> StepReturn:
-        """Step every env; as ``HubVectorEnv.step``."""
         *results, infos = self.env.step(actions)
         return (*results, self._batched(infos))
 

@@ -99,11 +99,9 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         self._was_reset = False
 
     def observation_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's observations, the same object each time."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: Any) -> Space[Any]:
-        """The space of this agent's actions, the same object each time."""
         return self.action_spaces[agent]
 
     @hiding_frames
@@ -191,12 +189,7 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
     @hiding_frames
     def state(self) -> np.ndarray:
-        """The env's ``state()``; its space is the attribute ``state_space``.
-
-        Raises:
-            AttributeError, NotImplementedError: the env has none.
-            Exception: as for ``HubVectorEnv.call``.
-        """
+        """The env's ``state()``; its space is the attribute ``state_space``."""
         state: np.ndarray = self._ask_state()
         return state
 
@@ -207,11 +200,9 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         return space
 
     def render(self) -> Any:
-        """The env's frame, or whatever its ``render`` returns."""
         return self.hub_env.render()
 
     def close(self) -> None:
-        """End the session."""
         self.hub_env.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -222,7 +213,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
 
 
 def _by_agent(keys: Mapping[Any, str], by_key: Any) -> ByAgent:
-    """These entries under the agents' own keys."""
     return {agent: by_key[key] for agent, key in keys.items()}
 
 

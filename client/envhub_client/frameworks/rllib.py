@@ -16,7 +16,7 @@ from ray.tune.registry import register_env
 
 from envhub.transport import address as addresses
 from envhub_client import make as making
-from envhub_client.connection.members import stands_for_several
+from envhub_client.connection.known_hubs import stands_for_several
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frameworks.adapter import refuse_decided
@@ -119,7 +119,6 @@ class FleetEnvRunner(SingleAgentEnvRunner):  # Ray has no types
     """
 
     def make_env(self) -> None:
-        """Make the envs; errors as for ``env_creator``."""
         self.config.env_config = _on_one_hub(self.config.env_config, self.worker_index or 0)
         super().make_env()
 
@@ -144,13 +143,11 @@ class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types
         self.observation_space, self.action_space = Dict(self.observation_spaces), Dict(self.action_spaces)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """Begin an episode; as ``HubParallelEnv.reset``."""
         result = self.par_env.reset(seed=seed, options=options)
         self.agents = self.par_env.agents
         return result
 
     def step(self, action_dict: Mapping[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """Step the living agents; as ``HubParallelEnv.step``, with RLlib's ``__all__`` in both flags."""
         acting = self.agents
         observations, rewards, terminations, truncations, infos = self.par_env.step(action_dict)
         self.agents = self.par_env.agents
@@ -165,11 +162,9 @@ class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types
         return observations, rewards, terminations, truncations, infos
 
     def render(self) -> Any:
-        """The env's frame, or whatever its ``render`` returns."""
         return self.par_env.render()
 
     def close(self) -> None:
-        """End the session."""
         self.par_env.close()
 
 
@@ -192,7 +187,6 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
         metrics_logger: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Count the episode where it belongs."""
         failed = any(map(_is_cut, _of_each_agent(episode)))
         metrics_logger.log_value("num_cut_episodes", int(failed), reduce="sum")
         if not failed:
@@ -200,7 +194,6 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
             metrics_logger.log_value("whole_episode_return_mean", whole, window=SMOOTHED_EPISODES)
 
     def on_sample_end(self, *, samples: list[Any], **kwargs: Any) -> None:
-        """Take rows that are no transitions out of the samples."""
         samples[:] = [whole for episode in samples if (whole := _without_cut(episode)) is not None]
 
 

@@ -90,27 +90,16 @@ class HubVecEnv(VecEnv):
         return self._stacked(observations)
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Begin a step; errors as for ``HubVectorEnv.step_async``."""
         self.envs.drop_pending()  # as in ``reset``
         if self._has_action_parts:
             actions = batched(self.action_space, actions)
         self.envs.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Wait for the step.
-
-        Returns:
-            Batched observations, rewards float64, dones bool, and one info per env, as ``SubprocVecEnv`` has them:
-            ``TimeLimit.truncated`` always, ``terminal_observation`` of an episode's end.
-
-        Raises:
-            ValueError: rewards have axes.
-            Exception: as for ``HubVectorEnv.step``. What was begun is not to be waited for again, even after Ctrl-C.
-        """
         try:
             observations, rewards, terminations, truncations, by_env = self.envs.step_wait()
         except BaseException:
-            self.envs.drop_pending()
+            self.envs.drop_pending()  # it is not to be waited for again, even after Ctrl-C
             raise
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         for row, info in by_env.items():
@@ -149,7 +138,6 @@ class HubVecEnv(VecEnv):
         return observations
 
     def close(self) -> None:
-        """End the session."""
         self.envs.close()
 
     # --- attributes and methods ---------------------------------------------------------------------------------------
@@ -167,15 +155,10 @@ class HubVecEnv(VecEnv):
         return [by_row[row] for row in rows]
 
     def has_attr(self, attr_name: str) -> bool:
-        """True if every env has the attribute; nothing is called."""
         return all(self.envs.has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each env; of a method a function that calls it in the hub.
-
-        Raises:
-            AttributeError: an env has no such attribute.
-        """
+        """The attribute of each env; of a method a function that calls it in the hub."""
         return self._of_each(indices, functools.partial(attributes, self.envs, attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -186,7 +169,6 @@ class HubVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of each env; errors as for ``HubVectorEnv.call_some``."""
         return self._of_each(
             indices, lambda rows: self.envs.call_some(rows, method_name, *method_args, **method_kwargs)
         )
@@ -196,7 +178,6 @@ class HubVecEnv(VecEnv):
         return self._of_each(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """The rendered frame of each env, if its render mode is ``rgb_array``."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"get_images needs the render mode rgb_array, and it is {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
@@ -214,17 +195,11 @@ class _Whole:
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Arguments as of SB3's own.
-
-        Raises:
-            ValueError: for ``optimize_memory_usage``, with which the next observation is that of the next step.
-        """
         super().__init__(*arguments, **named)
         if self.optimize_memory_usage:  # type: ignore[attr-defined]
             raise ValueError(f"a {type(self).__name__} leaves out steps, and takes no optimize_memory_usage=True")
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """Add as ``ReplayBuffer.add``."""
         failed = np.array([INVALID in info for info in infos])
         if failed.all():
             return
@@ -250,7 +225,6 @@ class WholeHerReplayBuffer(HerReplayBuffer):
     """
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """Add as ``HerReplayBuffer.add``."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
         self.ep_length[row, [INVALID in info for info in infos]] = 0  # what marks a step as not to be drawn

@@ -109,13 +109,7 @@ class TianshouVectorEnv(BaseVectorEnv):
     # --- attributes ---------------------------------------------------------------------------------------------------
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """The attribute of each env, None where it has none; of a method a function that calls it in the hub.
-
-        Raises:
-            AssertionError: after ``close``.
-            IndexError: there is no such env.
-            Exception: as for ``HubVectorEnv.call_some``.
-        """
+        """The attribute of each env, None where it has none; of a method a function that calls it in the hub."""
         rows = self._rows(id)
         if not rows:
             return []
@@ -131,10 +125,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         return [values[row] for row in rows]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper.
-
-        Errors as for ``get_env_attr``.
-        """
+        """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper."""
         if rows := sorted(set(self._rows(id))):
             self.envs.set_attr(key, [value] * len(rows), rows)
 
@@ -149,18 +140,7 @@ class TianshouVectorEnv(BaseVectorEnv):
     def reset(
         self, env_id: Ids = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reset every env, or these, each with this seed and these options.
-
-        Returns:
-            Observations and infos, an entry for each of ``env_id``; an env that comes twice is reset once.
-
-        Raises:
-            AssertionError: after ``close``.
-            IndexError: there is no such env.
-            TypeError: observations are tuples, which tianshou does not support.
-            ValueError: no env is named.
-            Exception: as for ``HubVectorEnv.reset``.
-        """
+        """Reset every env, or these, each with this seed and these options; one that comes twice is reset once."""
         rows = self._rows(env_id)
         if not rows:
             raise ValueError("reset needs the number of an env")
@@ -184,15 +164,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             self._shown.pop(row, None)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
-        """Seed every env, and what is returned as its action space; ``i`` is ``[i, i + 1, ...]``.
-
-        Returns:
-            What each env's ``seed`` returned; None for one without that method, which is reset with the seed.
-
-        Raises:
-            AssertionError: after ``close``.
-            ValueError: seeds for another number of envs.
-        """
+        """Seed every env, and what is returned as its action space; ``i`` is ``[i, i + 1, ...]``."""
         rows = self._rows(None)
         if seed is None or isinstance(seed, (int, np.integer)):
             seeds = [None if seed is None else int(seed) + row for row in rows]
@@ -214,22 +186,7 @@ class TianshouVectorEnv(BaseVectorEnv):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, action: Any, id: Ids = None) -> StepReturn:
-        """Step every env, or these, and wait for them.
-
-        Args:
-            action: an action for each of ``id``, in an array, a tensor or a list.
-            id: the envs.
-
-        Returns:
-            Observations, rewards, terminations, truncations and infos, with an entry for each env. An info's
-            ``env_id`` says which env it is of.
-
-        Raises:
-            AssertionError: after ``close``, or for another number of actions.
-            IndexError: there is no such env.
-            ValueError: ``action`` is None, or an env comes twice.
-            Exception: as for ``HubVectorEnv.step``. The results of the other envs are lost then; ``reset`` goes on.
-        """
+        """Step every env, or these, and wait. Where one raises, the others' results are lost; ``reset`` goes on."""
         if action is None:
             raise ValueError("action must be not-None for non-async")
         rows = self._rows(id)
@@ -288,15 +245,10 @@ class TianshouVectorEnv(BaseVectorEnv):
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Every env's rendered frame; keywords are its ``render``'s.
-
-        Errors as for ``get_env_attr``.
-        """
         self._rows(None)
         return list(self.envs.call("render", **kwargs) if kwargs else self.envs.render())
 
     def close(self) -> None:
-        """End the session; AssertionError if it has ended."""
         self._assert_is_not_closed()
         self.envs.close()
         self.is_closed = True
@@ -319,11 +271,7 @@ def _made(env_fns: EnvLike, num_envs: int, options: Mapping[str, Any]) -> HubVec
 
 
 def _stacked(envs: HubVectorEnv, observations: Any) -> np.ndarray:
-    """Observations in an array, of objects where tianshou has objects.
-
-    Raises:
-        TypeError: they are tuples, which tianshou does not support.
-    """
+    """Observations in an array, of objects where tianshou has objects."""
     if isinstance(observations, np.ndarray) and observations.dtype != object:
         return observations
     if isinstance(envs.single_observation_space, (Dict, Tuple)) and isinstance(observations, (dict, tuple)):
@@ -346,7 +294,6 @@ class ValidReplayBuffer(VectorReplayBuffer):
     """
 
     def sample_indices(self, batch_size: int | None) -> np.ndarray:
-        """Indices of steps, drawn with replacement; of all steps for 0 or None."""
         indices: np.ndarray = super().sample_indices(batch_size)
         invalid = self.info.get(INVALID) if batch_size and batch_size > 0 and len(self) else None
         if invalid is None:

@@ -85,11 +85,7 @@ class HubTorchEnv(GymWrapper):
     _is_batched = False
 
     def __init__(self, env: HubVectorEnv, **options: Any) -> None:
-        """Wrap ``env``; ``options`` are keywords of ``GymWrapper``.
-
-        Raises:
-            ValueError: the autoreset mode of ``env`` is not ``SAME_STEP``.
-        """
+        """Wrap ``env``; ``options`` are keywords of ``GymWrapper``."""
         if env.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
         env.info_mode = "by_env"
@@ -149,11 +145,6 @@ class HubTorchEnv(GymWrapper):
         return tensordict, root
 
     def _rewards(self, rewards: np.ndarray) -> torch.Tensor:
-        """The rewards as ``reward_spec`` has them.
-
-        Raises:
-            ValueError: they have axes that no ``reward_space`` of the env told of, or others.
-        """
         shape = tuple(self.reward_spec.shape)
         if rewards.shape not in (shape, shape[:1]):
             raise ValueError(

@@ -19,8 +19,7 @@ from envhub.process import blocked
 from envhub.transport.address import environment
 from envhub.transport.descriptors import DescriptorReader, above_stdio
 from envhub_client.connection.local_sockets import OwnHub
-from envhub_client.private_hub.interpreter_flags import start_flags
-from envhub_client.private_hub.program_environment import own_flags
+from envhub_client.private_hub.program_environment import own_flags, start_flags
 
 WORKER = "envhub_server.worker.zygote"  # only ever imported by the process that workers are forked from
 START_TIMEOUT_S = 30.0
@@ -53,11 +52,6 @@ class PrivateHub:
         self._pidfds: list[int] = []  # one, once it listens
 
     def start(self) -> None:
-        """Start the process and wait until it listens.
-
-        Raises:
-            HubUnreachable: this process is a worker's, or the hub did not start.
-        """
         if WORKER in sys.modules:
             raise HubUnreachable(
                 "a worker starts no hub of its own: an env makes its vector env by gymnasium.vector.SyncVectorEnv, "
@@ -127,7 +121,6 @@ class PrivateHub:
 
     @property
     def pid(self) -> int:
-        """Pid of the hub's process."""
         assert self._process is not None
         return self._process.pid
 
@@ -175,11 +168,6 @@ _hub: PrivateHub | None = None
 
 
 def private_hub() -> PrivateHub:
-    """This process's private hub, started if none runs.
-
-    Raises:
-        HubUnreachable: no hub can run here, or it did not start.
-    """
     global _hub
     with _lock:
         if _hub is None or not _hub.alive:
@@ -200,14 +188,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder of this user alone, in which the hub binds its sockets."""
     return tempfile.TemporaryDirectory(
         prefix="envhub-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None, ignore_cleanup_errors=True
     )
 
 
 def _places() -> list[str]:
-    """The folders that have the hub's packages."""
     places = []
     for name in ("envhub", "envhub_server"):
         spec = importlib.util.find_spec(name)

@@ -8,25 +8,85 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import sys
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import World
 from envhub.transport.address import environment
-from envhub.values import pickling
+from envhub.values import codec, pickling
 from envhub.values.gym_api import pickled
 from envhub.values.pickling import Unsendable, is_importable, why_unpicklable
-from envhub_client.private_hub.interpreter_flags import interpreter_flags
-from envhub_client.private_hub.message_levels import message_levels
+
+# Options by the fields of ``sys.flags``. Left out are those that would break a worker, which needs ``site`` to find
+# NumPy (-S) and has no terminal (-i, -q), and those that only print what the interpreter does (-v, -d).
+_OPTIONS = {"optimize": "-O", "bytes_warning": "-b", "dont_write_bytecode": "-B"}
+_OF_ITS_START = {"ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P"}  # all of them are in -I
+
+
+def start_flags(flags: Any) -> list[str]:
+    """The options by which an interpreter of these ``sys.flags`` finds its modules."""
+    if flags.isolated:
+        return ["-I"]
+    return [option for name, option in _OF_ITS_START.items() if getattr(flags, name, 0)]
+
+
+def interpreter_flags(flags: Any, warnoptions: Sequence[str], xoptions: Mapping[str, str | bool]) -> list[str]:
+    """The options that give another interpreter these ``sys.flags``, ``sys.warnoptions`` and ``sys._xoptions``."""
+    repeated = [option for name, option in _OPTIONS.items() for _ in range(getattr(flags, name))]
+    extended = [name if value is True else f"{name}={value}" for name, value in xoptions.items()]
+    pairs = [part for option in extended for part in ("-X", option)]
+    return [*start_flags(flags), *repeated, *pairs, *(part for text in warnoptions for part in ("-W", text))]
+
+
+DEFAULT_LEVEL = 30  # of Python's root logger and of Gymnasium's
+
+
+def message_levels() -> bytes:
+    """The levels and filters as an encoded map, which a worker adopts (World)."""
+    logging = sys.modules.get("logging")
+    gymnasium = int(getattr(logger, "min_level", DEFAULT_LEVEL))
+    return codec.encode(
+        {
+            "logging": {} if logging is None else _set_levels(logging.root),
+            "disabled": 0 if logging is None else int(logging.root.manager.disable),
+            "gymnasium": None if gymnasium == DEFAULT_LEVEL else gymnasium,
+            "warnings": [_filter(*parts) for parts in warnings.filters],
+        }
+    )
+
+
+def _set_levels(root: Any) -> dict[str, int]:
+    loggers = [*root.manager.loggerDict.items()]  # in which there are placeholders without a level, too
+    levels = {name: getattr(each, "level", 0) for name, each in loggers}
+    levels[""] = 0 if root.level == DEFAULT_LEVEL else root.level
+    return {name: level for name, level in levels.items() if level}
+
+
+def _filter(action: str, message: Any, category: Any, module: Any, line: int) -> list[Any]:
+    categories = category if isinstance(category, tuple) else (category,)
+    return [
+        action,
+        _text(message),
+        [f"{each.__module__}:{each.__qualname__}" for each in categories],
+        _text(module),
+        line,
+    ]
+
+
+def _text(matched: Any) -> Any:
+    return [matched.pattern, matched.flags] if isinstance(matched, re.Pattern) else matched
 
 
 def program_environment() -> World:
-    """Describe the program to the workers of its private hub."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError as error:
@@ -43,7 +103,7 @@ def program_environment() -> World:
         environment(os.environ),
         registrations,
         authkey,
-        argv=own_argv(),
+        argv=[part for part in getattr(sys, "argv", []) if isinstance(part, str)],  # embedded, it may have none
         flags=own_flags(),
         levels=message_levels(),
         generators=_generators(),
@@ -56,13 +116,7 @@ def _generators() -> list[int]:
     return [int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little") for state in states]
 
 
-def own_argv() -> list[str]:
-    """The program's arguments, with its name; a program that embeds Python may have none."""
-    return [part for part in getattr(sys, "argv", []) if isinstance(part, str)]
-
-
 def own_flags() -> list[str]:
-    """The options of this program's interpreter."""
     return interpreter_flags(sys.flags, sys.warnoptions, sys._xoptions)
 
 
@@ -81,9 +135,6 @@ def by_value_if_unimportable(entry: str) -> Any:
     """Get the object that ``module:name`` names, if a worker does not find that module; else the text itself.
 
     A worker's main module is another one, and some modules have their names in this program only.
-
-    Raises:
-        AttributeError: the module has no such name.
     """
     module, _, name = entry.partition(":")
     if module in sys.modules and (module == "__main__" or not is_importable(module)):
@@ -95,15 +146,11 @@ def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
     """Make the spec that a worker has in place of a spec that cannot be sent; making its env raises the reason."""
     described, blob = _stand_ins.get(id(spec), (None, b""))
     if described is not spec:  # to look for what cannot be pickled takes long
-        blob = _unsendable(spec, error)
+        why = why_unpicklable(f"the spec of {spec.id}", spec, pickling.dumps, error)
+        unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
+        blob = pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))
         _stand_ins[id(spec)] = spec, blob
     return blob
 
 
 _stand_ins: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec of the registry, which has few
-
-
-def _unsendable(spec: EnvSpec, error: Exception) -> bytes:
-    why = why_unpicklable(f"the spec of {spec.id}", spec, pickling.dumps, error)
-    unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
-    return pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))

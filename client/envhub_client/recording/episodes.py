@@ -1,14 +1,123 @@
-"""Whole episodes, cut out of batches of steps."""
+"""Batches of steps in memory, and the episodes that are cut out of them.
+
+The memory has ``BATCHES`` batches. The program fills one and hands it over; the process reads it and gives it back. A
+step has the row of each recorded env in arrays as the vector env returned them, and a mark where these do not say what
+happened to the env.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import enum
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Dict, Text, Tuple
 
+from envhub.errors import UnsupportedSpace
 from envhub.film import Film
-from envhub_client.recording.batches import StepBatch, StepMark
+from envhub.values.leaf import OBJECT
+from envhub.values.spaces import leaves
+
+BATCHES = 8
+STEPS_MAX = 1024  # of a batch
+SIDE_MAX = 1 << 13  # pixels of a frame
+TEXT_CHARS_MAX = 1 << 20
+MADV_POPULATE_WRITE = 23  # of linux/mman.h; Python has no name for it
+
+
+class StepMark(enum.IntEnum):
+    """Mark of an env in a step; most often none, as its flags and the autoreset mode say what happened."""
+
+    STEPPED = 0
+    RESET = 1  # by the program: the observation is the first one of an episode, and the flags mean nothing
+    STILL = 2  # nothing, as only other envs were reset
+    FAILED = 3  # the env failed in this step, which is the last one of its episode
+    BROKEN_OFF = 4  # a reset or step had no result, so that the env may have moved unseen
+    MISSED = 5  # there was no room for the steps before
+
+
+class StepBatch:
+    """The arrays of a batch, each with a row for a step and in it one for an env; observations and actions by leaf."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        names = memory.dtype.names or ()
+        self.observations, self.finals, self.actions = (
+            [memory[name] for name in names if name.startswith(kind)] for kind in ("observation", "final", "action")
+        )
+        self.rewards, self.terminations, self.truncations = (memory[name] for name in FLAGS)
+        self.marks = memory["mark"]
+        self.frames = memory["frame"] if "frame" in names else memory["mark"][:, :0]
+
+
+FLAGS = "reward", "termination", "truncation"
+
+
+def step_of(spaces: Sequence[Space[Any]], num_envs: int, has_finals: bool, frames: Sequence[int]) -> np.dtype[Any]:
+    """One step, as a structured dtype.
+
+    Args:
+        spaces: of observations and of actions, of one env.
+        num_envs: the recorded ones.
+        has_finals: whether an episode's last observation comes with the first one of the next.
+        frames: the shape of all frames of the step; empty if none are recorded.
+    """
+    kinds = ["observation", "action", *(["final"] if has_finals else [])]
+    fields: list[Any] = [
+        (f"{kind}{number}", dtype, (num_envs, *shape))
+        for kind, space in zip(kinds, [*spaces, spaces[0]], strict=False)
+        for number, (dtype, shape) in enumerate(_columns(space))
+    ]
+    fields += [(name, "f8" if name == "reward" else "?", num_envs) for name in FLAGS]
+    fields.append(("mark", "u1", num_envs))
+    return np.dtype(fields + ([("frame", "u1", tuple(frames))] if frames else []), align=True)
+
+
+def batches_of(step: np.dtype[Any], queue_bytes: int) -> tuple[int, int]:
+    """The number of steps in a batch, at least one, and the bytes of all batches."""
+    steps = max(1, min(STEPS_MAX, queue_bytes // BATCHES // step.itemsize))
+    return steps, BATCHES * steps * step.itemsize
+
+
+def mapped(descriptor: int, step: np.dtype[Any], steps: int) -> list[StepBatch]:
+    memory = mmap.mmap(descriptor, BATCHES * steps * step.itemsize)
+    with contextlib.suppress(OSError):  # of a kernel before 5.14
+        # Else a step takes ten times as long where it is the first to write into a page.
+        memory.madvise(MADV_POPULATE_WRITE)
+    return [StepBatch(each) for each in np.frombuffer(memory, step).reshape(BATCHES, steps)]
+
+
+def check_recordable(space: Space[Any]) -> None:
+    for part in _parts(space):
+        (leaf,) = leaves(part)
+        if isinstance(part, Text) and part.max_length > TEXT_CHARS_MAX:
+            raise UnsupportedSpace(
+                f"{part} cannot be recorded: its texts may have more than {TEXT_CHARS_MAX} characters"
+            )
+        if leaf == OBJECT and not isinstance(part, Text):
+            raise UnsupportedSpace(f"{part} cannot be recorded: Minari stores arrays of a fixed size and texts")
+        if not leaf.items:
+            raise UnsupportedSpace(f"{part} cannot be recorded: Minari stores nothing that has no elements")
+
+
+def _parts(space: Any) -> Iterator[Any]:
+    if isinstance(space, (Dict, Tuple)):
+        for part in space.spaces.values() if isinstance(space, Dict) else space.spaces:
+            yield from _parts(part)
+    else:
+        yield space
+
+
+def _columns(space: Space[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The dtype and shape of each leaf; a text has as many characters as its space allows."""
+    for part in _parts(space):
+        (leaf,) = leaves(part)
+        yield (f"U{part.max_length}", ()) if isinstance(part, Text) else (leaf.dtype, leaf.shape)
+
 
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 
@@ -17,29 +126,16 @@ Note = int | str  # the seed of an episode, the text of a failure, or the number
 
 @dataclass
 class Episode:
-    """The steps of one env from a reset on.
-
-    Attributes:
-        env_id: of the session.
-        seed: that the reset was given, if any.
-        observations: for each leaf the parts of its column, which has one entry more than there are steps.
-        actions: for each leaf the parts of its column.
-        rewards: the parts of the column.
-        ended: ``"terminated"``, ``"truncated"``, ``"failed"``, ``"cut"`` by a reset or the end of the session, or
-            ``"dropped"``; empty as long as it is under way.
-        flags: the last step's.
-        failure: the text of the env's failure.
-        nbytes: of all parts.
-        film: of it, if it is filmed.
-    """
+    """The steps of one env from a reset on."""
 
     env_id: int
     seed: int | None
+    # For each leaf the parts of its column. That of observations has one entry more than there are steps.
     observations: list[list[np.ndarray]]
     actions: list[list[np.ndarray]]
     rewards: list[np.ndarray] = field(default_factory=list)
-    ended: str = ""
-    flags: tuple[bool, bool] = (False, False)
+    ended: str = ""  # terminated, truncated, failed, cut by a reset or the end of the session, or dropped
+    flags: tuple[bool, bool] = (False, False)  # the last step's
     failure: str = ""
     steps: int = 0
     nbytes: int = 0
@@ -47,18 +143,13 @@ class Episode:
 
 
 class EpisodeCourse:
-    """The course of one env: which of its steps begin and end episodes, of which every n-th is recorded.
-
-    Attributes:
-        begun: how many episodes have begun.
-        under_way: whether one that is recorded is under way.
-        shows: whether the last step that was followed shows something of an episode that is recorded.
-    """
+    """The course of one env: which of its steps begin and end episodes, of which every n-th is recorded."""
 
     def __init__(self, mode: str, every: int) -> None:
         self._mode, self._every = mode, every
-        self.begun = 0
-        self.under_way = self.shows = False
+        self.begun = 0  # episodes
+        self.under_way = False  # an episode that is recorded
+        self.shows = False  # whether the last step that was followed shows something of such an episode
         self.resets_next = False  # whether the next step is the reset after an episode
 
     def follow(self, mark: int, ended: bool) -> tuple[bool, bool, bool]:
@@ -99,35 +190,23 @@ class EpisodeCourse:
 
 
 class EpisodeCutter:
-    """Follows the recorded envs from batch to batch.
-
-    Args:
-        env_ids: the env of each row.
-        mode: the autoreset mode.
-        every: n, for every n-th episode of each env.
-        film_of: the place among a step's frames of each row that is filmed.
-        on_frames: called with an episode and its next frames.
-
-    Attributes:
-        dropped: how many episodes began, and may have ended, in steps that were missed.
-    """
+    """Follows the recorded envs from batch to batch."""
 
     def __init__(
         self,
         env_ids: Sequence[int],
         mode: str,
         every: int,
-        film_of: Mapping[int, int],
+        film_of: Mapping[int, int],  # the place among a step's frames of each row that is filmed
         on_frames: Callable[[Episode, np.ndarray], None],
     ) -> None:
         self._env_ids, self._film_of, self._on_frames = env_ids, film_of, on_frames
         self._courses = [EpisodeCourse(mode, every) for _ in env_ids]
         self._under_way: dict[int, Episode] = {}  # by row
-        self.dropped = 0
+        self.dropped = 0  # episodes that began, and may have ended, in steps that were missed
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the episodes under way."""
         return sum(episode.nbytes for episode in self._under_way.values())
 
     def take(self, batch: StepBatch, steps: int, notes: Mapping[tuple[int, int], Note]) -> list[Episode]:
@@ -165,7 +244,6 @@ class EpisodeCutter:
         return ended
 
     def miss(self, row: int, count: int) -> None:
-        """Count episodes of this row that began in steps that were missed."""
         self.dropped += self._courses[row].miss(count)
 
     def drop_smallest(self) -> Episode:
@@ -175,7 +253,6 @@ class EpisodeCutter:
         return self._end(row, "dropped")
 
     def end_all(self, how: str) -> list[Episode]:
-        """Every episode under way, which ends here."""
         return [self._end(row, how) for row in [*self._under_way]]
 
     def _begin(self, batch: StepBatch, row: int, step: int, seed: int | None) -> None:

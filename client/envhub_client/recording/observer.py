@@ -23,14 +23,12 @@ import numpy as np
 from envhub.errors import raised_by_env
 from envhub.protocol.messages import Reset
 from envhub.values import spaces
+from envhub_client.envs.arguments import Origin, environment
 from envhub_client.envs.batch_reader import StepReturn
-from envhub_client.envs.origin import Origin
-from envhub_client.envs.recoverable import environment
 from envhub_client.envs.vector_env import HubVectorEnv, StepObserver
 from envhub_client.record_options import Recorded, RecordOptions
-from envhub_client.recording.batches import SIDE_MAX, StepMark, check_recordable, step_of
-from envhub_client.recording.episodes import SAME_STEP, EpisodeCourse
-from envhub_client.recording.folder import claim
+from envhub_client.recording.episodes import SAME_STEP, SIDE_MAX, EpisodeCourse, StepMark, check_recordable, step_of
+from envhub_client.recording.process import claim
 from envhub_client.recording.step_writer import StepWriter
 
 NOTE_CHARACTERS = 300
@@ -43,13 +41,7 @@ class EpisodeRecording(StepObserver):
     """Writes the episodes of a vector env to disk."""
 
     def __init__(self, envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
-        """Begin to record these envs, and have them refuse rewards with axes.
-
-        Raises:
-            UnsupportedSpace: Minari has no form for a part of a space.
-            ValueError: the options do not fit the envs, or these have a ``reward_space`` with axes.
-            OSError: the folder cannot be written.
-        """
+        """Begin to record these envs, and have them refuse rewards with axes."""
         envs.refuse_reward_axes("a recording")
         if options.film and envs.render_mode != "rgb_array":
             raise ValueError(f'films need render_mode="rgb_array"; these envs have {envs.render_mode!r}')
@@ -93,20 +85,13 @@ class EpisodeRecording(StepObserver):
         atexit.register(self._at_exit)
 
     def count(self) -> Recorded:
-        """Counts of what is recorded so far, and what was dropped."""
         self._writer.read_answers()
         return self._writer.recorded
 
     def check_partial_batches(self) -> None:
-        """Refuse partial batches.
-
-        Raises:
-            ValueError: always.
-        """
         raise ValueError("parts of a batch are not recorded: step all envs, or make the envs without record=")
 
     def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
-        """Record the first observations of episodes."""
         if not self._writer.opened:
             self._open(envs)
         marks = np.full(len(self._env_ids), StepMark.STILL, np.uint8)
@@ -121,7 +106,6 @@ class EpisodeRecording(StepObserver):
         self._write(envs, marks, None, spaces.flatten(self._spaces[0], observations))
 
     def step_begun(self, actions: Any) -> None:
-        """Record the actions."""
         self._acted, writer = False, self._writer
         if not self._ready():
             return
@@ -136,7 +120,6 @@ class EpisodeRecording(StepObserver):
             self._acted = True
 
     def step_ended(self, envs: HubVectorEnv, result: StepReturn) -> None:
-        """Record the result of a step."""
         if not self._writer.records:
             return
         observations, rewards, terminations, truncations, infos = result
@@ -161,7 +144,6 @@ class EpisodeRecording(StepObserver):
         self._write(envs, marks, flags, leaves)
 
     def broken_off(self, error: BaseException | None) -> None:
-        """End the episodes: the envs may have moved unseen."""
         if not self._writer.opened or not self._ready():
             return
         raised = None if error is None else raised_by_env(error)
@@ -170,7 +152,6 @@ class EpisodeRecording(StepObserver):
         self._write(None, StepMark.BROKEN_OFF, None, ())
 
     def close(self) -> None:
-        """Write everything that is complete."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -186,7 +167,6 @@ class EpisodeRecording(StepObserver):
             self._writer.end(() if self._missed is None else self._missed.tolist())
 
     def _open(self, envs: HubVectorEnv) -> None:
-        """Have the process begin, once frames can be drawn."""
         films = self._setup["film"]
         if films:
             shape = np.shape(envs.render(films[:1])[0])
@@ -262,7 +242,6 @@ class EpisodeRecording(StepObserver):
                 column[self._writer.at, row] = part
 
     def _failed(self, infos: Mapping[Any, Any]) -> list[int]:
-        """The rows whose envs failed in this step."""
         if "invalid_transition" in infos:
             rows: list[int] = np.flatnonzero(self._of_chosen(np.asarray(infos["invalid_transition"], bool))).tolist()
             return rows
@@ -275,11 +254,7 @@ class EpisodeRecording(StepObserver):
 
 
 def record(envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
-    """Record these envs, which are closed where that cannot be.
-
-    Raises:
-        Exception: as of ``EpisodeRecording``.
-    """
+    """Record these envs, which are closed where that cannot be."""
     try:
         recording = EpisodeRecording(envs, options, origin)
         envs.add_observer(recording)
@@ -290,11 +265,6 @@ def record(envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
 
 
 def check_packages(films: bool) -> None:
-    """Refuse to record without what it needs.
-
-    Raises:
-        ModuleNotFoundError: Minari, or PyAV for films, is not installed.
-    """
     packages = {"minari": "minari", "pyarrow": "pyarrow", "PIL": "Pillow", **({"av": "av"} if films else {})}
     if missing := [name for module, name in packages.items() if find_spec(module) is None]:
         text = f'recording needs {" and ".join(missing)}: pip install "envhub-rl[record]"'
@@ -306,7 +276,6 @@ def _is_by_env(infos: Mapping[Any, Any]) -> bool:
 
 
 def _failure(infos: Mapping[Any, Any], env: int) -> str:
-    """Text of an env's failure."""
     failure = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
     return "failed" if failure is None else f"{failure.cause}: {failure.message}"[:NOTE_CHARACTERS]
 

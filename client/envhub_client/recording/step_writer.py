@@ -20,10 +20,8 @@ from envhub.transport.address import environment
 from envhub.transport.descriptors import new_memory
 from envhub.values import codec
 from envhub_client.record_options import Recorded
-from envhub_client.recording.batches import BATCHES, StepBatch, batches_of, mapped
-from envhub_client.recording.episodes import Note
-from envhub_client.recording.folder import give_up
-from envhub_client.recording.process import MESSAGE_BYTES_MAX, share_cpu
+from envhub_client.recording.episodes import BATCHES, Note, StepBatch, batches_of, mapped
+from envhub_client.recording.process import MESSAGE_BYTES_MAX, give_up, share_cpu
 
 START_S = 60.0  # for the process to import what it needs
 WRITE_S = 60.0  # for it to write what it has, once the recording is closed
@@ -37,23 +35,12 @@ log = logging.getLogger("envhub")
 
 
 class StepWriter:
-    """Writes batches for a process, which it starts. The caller fills row ``at`` of ``batch``, and completes it.
-
-    Attributes:
-        opened: whether the process was told what is recorded.
-        records: whether it takes steps: from ``open`` on, until it has said that nothing more is recorded.
-        batch: that is written; None for none.
-        at: the step of it that is written next.
-        recorded: the counts of the process, as it sent them last.
-    """
+    """Writes batches for a process, which it starts. The caller fills row ``at`` of ``batch``, and completes it."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the process, which is to write into this new folder.
-
-        Raises:
-            OSError: there is no process or descriptor left.
-        """
-        self.opened = self.records = False
+        """Start the process, which is to write into this new folder."""
+        self.opened = False  # the process was told what is recorded
+        self.records = False  # it takes steps, until it has said that nothing more is recorded
         self.batch: StepBatch | None = None
         self.at = 0
         self.recorded = Recorded(folder)
@@ -76,11 +63,7 @@ class StepWriter:
             raise
 
     def open(self, setup: Mapping[str, Any], step: np.dtype[Any], queue_bytes: int) -> None:
-        """Tell the process what is recorded, and wait until it is ready.
-
-        Raises:
-            OSError: there is no memory.
-        """
+        """Tell the process what is recorded, and wait until it is ready."""
         self._steps, nbytes = batches_of(step, queue_bytes)
         memory = new_memory("envhub-recording", nbytes)
         try:
@@ -105,17 +88,14 @@ class StepWriter:
         return self.batch is not None
 
     def note(self, row: int, note: Note) -> None:
-        """Add a note on this row to the step that is written."""
         self._notes.append((self.at, row, note))
 
     def complete_step(self) -> None:
-        """Go on to the next step; a batch that is full or old is handed over."""
         self.at += 1
         if self.at == self._steps or time.monotonic() > self._due_s:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the process the batch with the steps that are complete."""
         self._is_full = True
         order = {"number": self._number, "batch": self._index, "steps": self.at}
         self._send(codec.encode(order), codec.encode(self._notes))

@@ -3,21 +3,83 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import gymnasium
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from envhub import errors
+from envhub.errors import RemoteProtocolError
 from envhub.protocol.messages import Attach, Made, Make
+from envhub.protocol.prelude import Frame
+from envhub.registration import REMOTE
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_client.session.options import ObservationMode, SessionOptions
-from envhub_client.session.specs import inert_spec
-from envhub_client.session.value_codec import ValueCodec
+
+NOT_RUN = "envhub.registration:refuse_to_make"  # in place of an entry point that is the hub's choice
+GYMNASIUM_WRAPPER = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+
+
+def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
+    """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
+
+    It names that only where ``own_spec`` does. Of wrappers, Gymnasium's own are kept, without those that write files.
+    """
+    own = own_spec(spec, asked)
+    wrappers = tuple(
+        each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
+        for each in spec.additional_wrappers
+    )
+    inert = replace(spec, additional_wrappers=wrappers)
+    for name in ("entry_point", "vector_entry_point"):
+        if getattr(inert, name) != getattr(own, name, None):
+            setattr(inert, name, NOT_RUN if getattr(inert, name) else None)
+    return inert
+
+
+def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
+    """Spec of this program under the id of a hub's spec; None where it may not be made by that spec.
+
+    It may not be made with arguments that are neither registered nor ``asked`` for: they are the hub's choice, such as
+    the path of a file. EnvHub's own id is always refused: it makes any env of this machine, of any module, writes
+    recordings, and runs ssh.
+    """
+    own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
+    return own if own is not None and _is_part(spec.kwargs, {**own.kwargs, **asked}) else None
+
+
+def _is_part(part: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """True if all of ``some`` is in ``whole``, with equal values."""
+    try:
+        return all(name in whole and codec.encode(part[name]) == codec.encode(whole[name]) for name in part)
+    except codec.EncodeError:  # a registered argument is no data
+        return False
+
+
+class ValueCodec:
+    """Encodes values for one hub, and decodes its own."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.allow_pickle = allow_pickle  # the hub is this program's own, so that its values may be unpickled
+
+    def encode(self, value: object) -> bytes:
+        return codec.encode(value, codec.as_pickle if self.allow_pickle else codec.refuse)
+
+    def decode(self, blob: Frame) -> Any:
+        """The value that came from the hub."""
+        try:
+            return codec.decode(blob, self.allow_pickle)
+        except codec.DecodeError as error:
+            if self.allow_pickle:
+                raise
+            raise RemoteProtocolError(f"a value of the hub cannot be read: {error}") from error
+
 
 log = logging.getLogger("envhub")
 
@@ -36,40 +98,24 @@ class Sizing(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionDescription:
-    """Description of a session, which stays the same where it goes on with another hub.
-
-    Attributes:
-        num_envs: how many envs it has.
-        vector: whether each worker's envs are one vector env.
-        metadata, render_mode, env_spec, action_space, action_leaves: of one env.
-        observation_spaces: of each env, or of the first one for all.
-        observation_leaves: those of fixed size, of one env's observation.
-        autoreset_mode, observation_mode: of a session that was taken over, as the hub reports them.
-        named: the name and arguments by which a public hub makes another such env; None if they are not known.
-    """
+    """Description of a session, which stays the same where it goes on with another hub."""
 
     num_envs: int
-    vector: bool
+    vector: bool  # whether each worker's envs are one vector env
     metadata: dict[str, Any]
     render_mode: str | None
     env_spec: EnvSpec | None
     action_space: Space[Any]
     action_leaves: Sequence[Leaf]
-    observation_spaces: Sequence[Space[Any]]
-    observation_leaves: Sequence[Leaf]
-    autoreset_mode: AutoresetMode
-    observation_mode: ObservationMode
-    named: tuple[str, dict[str, Any]] | None
+    observation_spaces: Sequence[Space[Any]]  # of each env, or of the first one for all
+    observation_leaves: Sequence[Leaf]  # those of fixed size, of one env's observation
+    autoreset_mode: AutoresetMode  # of a session that was taken over, as the hub reports it
+    observation_mode: ObservationMode  # likewise
+    named: tuple[str, dict[str, Any]] | None  # by which a public hub makes another such env, if that is known
 
 
 def describe(made: Made, make: Make | Attach, options: SessionOptions, values: ValueCodec) -> SessionDescription:
-    """The description in a hub's reply to ``make``.
-
-    Raises:
-        UnsupportedSpace: a space is not carried, or too large.
-        RemoteProtocolError: a value cannot be read.
-        ValueError, TypeError: it is malformed.
-    """
+    """The description in a hub's reply to ``make``."""
     if made.autoreset_mode:  # it was taken over
         mode = cast(ObservationMode, made.observation_mode)  # which the options check
         options = replace(options, autoreset_mode=AutoresetMode(made.autoreset_mode), observation_mode=mode)
@@ -98,7 +144,6 @@ def describe(made: Made, make: Make | Attach, options: SessionOptions, values: V
 
 
 def space_of(blob: bytes, num_envs: int, values: ValueCodec) -> Space[Any]:
-    """The spaces of ``num_envs`` envs; errors as for ``describe``."""
     space: Space[Any] = spaces.build(values.decode(blob), spaces.SPACE_BYTES_MAX // num_envs)
     return space
 

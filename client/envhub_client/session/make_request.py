@@ -14,9 +14,8 @@ from envhub.values.compression import available
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.private_hub.program_environment import by_value_if_unimportable
-from envhub_client.session import hosting
 from envhub_client.session.factories import own_python, pickled_for_workers
-from envhub_client.session.options import SessionOptions
+from envhub_client.session.options import PRIVATE, SessionOptions
 
 
 def filled_in(
@@ -36,7 +35,7 @@ def filled_in(
         RequestRefused: an option is one for private hubs, or one side cannot compress so.
         TypeError: ``worker_setup`` cannot be pickled.
     """
-    chosen = [name for name in hosting.PRIVATE if getattr(options.hosting, name) is not None]
+    chosen = [name for name in PRIVATE if getattr(options.hosting, name) is not None]
     if chosen and world is None:
         text = "for private hubs (hub=None) only; its operator says it"
         raise errors.RequestRefused(f"{' and '.join(chosen)}: {text}")

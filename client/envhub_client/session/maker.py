@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from envhub import errors
 from envhub.protocol.messages import Attach, Close, Made, Make, Op, World
@@ -21,12 +22,14 @@ from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
+from envhub_client.private_hub import program_hub
 from envhub_client.private_hub.program_environment import program_environment
-from envhub_client.private_hub.program_hub import ProgramHub, program_hub
-from envhub_client.session.description import Sizing, describe
+from envhub_client.session.description import Sizing, ValueCodec, describe
 from envhub_client.session.make_request import chosen_compression, filled_in
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.value_codec import ValueCodec
+
+if TYPE_CHECKING:
+    from envhub_client.private_hub.process import PrivateHub
 
 KILL_TIMEOUT_S = 2.0
 LOOK_S = 0.25  # between looks at whether envs that are made again are still wanted
@@ -115,7 +118,7 @@ class SessionMaker:
 
     def _open_on(
         self,
-        private: ProgramHub | None,
+        private: PrivateHub | None,
         timeout: float,
         lost: bytes | None,
         num_workers: int | None,

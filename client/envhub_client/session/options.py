@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -15,13 +17,197 @@ from gymnasium.vector import AutoresetMode
 
 from envhub.arena.spin import checked_spin_us
 from envhub.errors import shown
+from envhub.protocol import messages
 from envhub.protocol.prelude import RECONNECT_S
-from envhub.protocol.validation import SECONDS_MAX
+from envhub.protocol.validation import COUNT, GPUS_MAX, RESTARTS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
 from envhub.secret import hidden
 from envhub.values.compression import METHODS
 from envhub_client.record_options import RecordOptions
-from envhub_client.session.faults import FaultOptions
-from envhub_client.session.hosting import HostingOptions
+
+Policy = Literal["truncate", "raise"]
+InvalidPolicy = Literal["truncate", "raise", "pass"]
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """Policies and deadlines, which ``make_vec`` takes as keywords.
+
+    With ``"truncate"`` the env's last observation is returned once more, with reward 0 and ``truncated``; its infos say
+    why (``env_failure``, an ``EnvFailure``) and that this is no transition of the env's (``invalid_transition``). The
+    env is restarted meanwhile. With ``"raise"`` the step raises; the session goes on with the next one. Times are in
+    seconds, and count for each env by itself.
+
+    Attributes:
+        on_crash: the policy when an env's process ends; ``"raise"`` raises ``WorkerDied``.
+        on_timeout: the policy when an env does not finish in time. Its process is ended, with all that it started;
+            ``"raise"`` raises ``EnvTimeout``.
+        on_exception: the policy when an env's ``step`` raises, autoreset included; with ``"truncate"`` it is made again
+            in its process. ``reset`` raises in any case.
+        on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
+        restart_wait: how long a step waits for an env that is being restarted, before it is truncated again.
+        restarts_max: how often the envs of one process are restarted within a minute. ``RestartsExhausted`` after that.
+        init_timeout: the time for making an env, and for its first step, in which much is compiled.
+        reset_timeout: the time for a reset.
+        step_timeout: the time for a step, also where that resets the env.
+        call_timeout: the time for a call.
+        close_timeout: the time for an env to close. The envs of a process close one after another. A hub that others
+            share allows 60 s, or what its operator says.
+    """
+
+    on_crash: Policy = "truncate"
+    on_timeout: Policy = "truncate"
+    on_exception: Policy = "raise"
+    on_invalid: InvalidPolicy = "pass"
+    restart_wait: float = 5.0
+    restarts_max: int = 5
+    init_timeout: float = 300.0
+    reset_timeout: float = 120.0
+    step_timeout: float = 300.0
+    call_timeout: float = 300.0
+    close_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
+            allowed = get_args(InvalidPolicy if name == "on_invalid" else Policy)
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(getattr(self, name))}"
+                )
+        for name in TIMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number of seconds, got {shown(value)}")
+            if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= SECONDS_MAX:
+                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
+        if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
+            raise TypeError(f"restarts_max must be an int, got {shown(self.restarts_max)}")
+        if not 0 <= self.restarts_max <= RESTARTS_MAX:
+            raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
+
+    def wire(self) -> messages.Faults:
+        fields: dict[str, Any] = {name: getattr(self, name) for name in FAULT_FIELDS if name not in TIMES}
+        fields.update({name.replace("_timeout", "") + "_s": float(getattr(self, name)) for name in TIMES})
+        return messages.Faults(**fields)
+
+
+FAULT_FIELDS = tuple(field.name for field in dataclasses.fields(FaultOptions))
+TIMES = tuple(name for name in FAULT_FIELDS if name.endswith(("_timeout", "_wait")) and not name.startswith("on_"))
+
+
+PRIVATE = ("python", "rendering")  # options for private hubs only
+Rendering = Literal["egl", "osmesa"]
+
+
+@dataclass(frozen=True)
+class HostingOptions:
+    """Options of workers, which ``make_vec`` takes as keywords; None, or no device, is what the hub's operator says.
+
+    Attributes:
+        gpus: numbers of devices, dealt to the workers in turn, by ``CUDA_VISIBLE_DEVICES``, ``MUJOCO_EGL_DEVICE_ID``
+            and ``EGL_DEVICE_ID``. A hub that others share allows those that its operator names.
+        memory_max: bytes of memory that each worker may have, with what it started, without files and shared memory.
+            A worker that has more is ended, with the cause ``memory``. 0 for no limit. A hub that others share allows
+            no more than its operator.
+        spares: the number of workers that each hub makes ahead, with their envs, for envs that take long. When a
+            worker ends, a spare takes its place at once. Where factories or ``env_kwargs`` differ, a spare fits the
+            worker that it was made for. A hub that others share makes up to 8 of a session.
+        recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs
+            together, after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of
+            them. A worker of one env is taken over from between two episodes. Of several envs, and with SAME_STEP,
+            those that are in an episode are truncated with the cause ``recycle``. Without ``num_workers`` every env
+            gets a process of its own then.
+        shared_process: True if several of the envs may share a process, which steps cheap envs faster. An env that
+            draws from ``numpy.random``, or keeps anything in a module or a library, gives other results there. Changes
+            of random numbers, ``os.environ`` and the working directory are warned of once.
+        one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
+            have only one. Where the second env of a process cannot be made, each gets its own without it, too.
+        python: the interpreter of the workers, for a simulator that needs another: a program, a virtual environment or
+            a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of
+            a hub that others share, its operator says it.
+        rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``: the workers' ``MUJOCO_GL`` and
+            ``PYOPENGL_PLATFORM``. Private hubs only, likewise.
+        worker_setup: a function that each worker calls once, before it makes its envs: one without arguments, which
+            travels by cloudpickle, or the name of one, ``"module:function"``. It sets up what a program has set and
+            workers do not have, such as ``np.seterr``; ``client/docs/workers.md`` lists that. A hub that others share
+            takes it only where it takes factories.
+    """
+
+    gpus: Sequence[int] = ()
+    memory_max: int | None = None
+    spares: int | None = None
+    recycle: Mapping[str, float] | None = None
+    shared_process: bool = False
+    one_per_process: bool = False
+    python: str | Path | None = None
+    rendering: Rendering | None = None
+    worker_setup: str | Callable[[], object] | None = None
+
+    def __post_init__(self) -> None:
+        gpus = self.gpus
+        if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
+            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {shown(gpus)}")
+        if not all(0 <= each < GPUS_MAX for each in gpus):
+            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {shown(gpus)}")
+        _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
+        _check_count("spares", "workers", self.spares, ROWS_MAX)
+        _check_recycle(self.recycle)
+        for name in ("shared_process", "one_per_process"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {shown(value)}")
+        if self.shared_process and self.one_per_process:
+            raise ValueError("shared_process=True and one_per_process=True exclude each other")
+        if not isinstance(self.python, (str, Path, type(None))):
+            raise TypeError(f"python must be the path of an interpreter, got {shown(self.python)}")
+        if self.rendering not in (None, *get_args(Rendering)):
+            raise ValueError(
+                f"rendering must be {' or '.join(map(repr, get_args(Rendering)))}, got {shown(self.rendering)}"
+            )
+        setup = self.worker_setup
+        if isinstance(setup, str) and not is_function_name(setup):
+            raise ValueError(
+                f"worker_setup={shown(setup)} is no name of a function, which is written 'module:function'"
+            )
+        if not (setup is None or isinstance(setup, str) or callable(setup)):
+            raise TypeError(
+                f"worker_setup must be a function, or the name of one, 'module:function'; got {shown(setup)}"
+            )
+
+    def wire(self) -> messages.Hosting:
+        recycle: dict[str, Any] = dict(self.recycle or {})
+        recycle["age_s"] = float(recycle.get("age_s", 0))
+        return messages.Hosting(
+            gpus=list(self.gpus),
+            memory_max=self.memory_max,
+            spares=self.spares,
+            recycle=messages.Recycle(**recycle),
+            shares_process=False if self.one_per_process else self.shared_process or None,
+        )
+
+
+def _check_recycle(recycle: object) -> None:
+    keys = ", ".join(vars(messages.Recycle()))
+    if recycle is None:
+        return
+    if not isinstance(recycle, Mapping) or not recycle or recycle.keys() - vars(messages.Recycle()).keys():
+        raise TypeError(f"recycle must be a dict with some of {keys}, got {shown(recycle)}")
+    for name, value in recycle.items():
+        if name != "age_s":
+            _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
+            raise ValueError(f"recycle's age_s must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
+
+
+def _check_count(name: str, unit: str, value: object, most: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{name} must be a number of {unit}, an int, got {shown(value)}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
+
+
+HOSTING_FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))
+
 
 ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
 ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
@@ -33,11 +219,6 @@ HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
 def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    """The mode of this value, or the mode itself.
-
-    Raises:
-        ValueError: there is no such mode; the message names those that exist.
-    """
     for each in AutoresetMode:
         if mode in (each, each.value):
             return each
@@ -46,22 +227,13 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
 
 
 def checked_info_mode(mode: InfoMode) -> InfoMode:
-    """The mode itself.
-
-    Raises:
-        ValueError: there is no such mode.
-    """
     if mode not in get_args(InfoMode):
         raise ValueError(f"info_mode must be 'batched' or 'by_env', got {shown(mode)}")
     return mode
 
 
 def checked_lane(lane: LaneName | None) -> LaneName:
-    """The lane itself; in place of None the one of ``ENVHUB_LANE``, or ``"auto"`` where that is not set.
-
-    Raises:
-        ValueError: there is no such lane; the message says where it was named.
-    """
+    """The lane itself; in place of None the one of ``ENVHUB_LANE``, or ``"auto"`` where that is not set."""
     name = lane if lane is not None else os.environ.get(LANE_VARIABLE) or "auto"
     if name not in get_args(LaneName):
         raise ValueError(f"{'lane' if lane is not None else LANE_VARIABLE} must be 'auto' or 'wire', got {shown(name)}")
@@ -95,11 +267,7 @@ class SessionOptions:
     hub_index: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            ValueError, TypeError: with Gymnasium's texts where it has them.
-        """
+        """Check every field, with Gymnasium's texts where it has them."""
         object.__setattr__(self, "autoreset_mode", checked_autoreset_mode(self.autoreset_mode))
         mode = self.observation_mode
         if isinstance(mode, tuple) and len(mode) == 2:

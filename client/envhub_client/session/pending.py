@@ -6,14 +6,18 @@ last of all. So a wait that a signal has broken off is called again, and returns
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from threading import get_ident
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
-from envhub.errors import ConnectionInUse, HubTimeout
-from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed
+from envhub.errors import ConnectionInUse, Forked, HubTimeout
+from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed, SessionInUse
 from envhub_client.frames import hide_frames
 
 Result = TypeVar("Result")
@@ -29,37 +33,25 @@ class Carrier(Protocol):
 
 
 class PendingRequest:
-    """Pending requests of a session.
-
-    Attributes:
-        state: which request is pending.
-        kept: the result of the pending request, or the error that it ended by, once it has come.
-        notified: number of observers that have seen it.
-        part: envs whose results, or error, ``recv`` is about to return or raise.
-        leaver: the thread whose wait is about to return, or raise, what is pending until then.
-        returned: envs of what it has returned or raised, which the lane is to be told of.
-        closed: whether the session is over, or left to another process.
-    """
+    """Pending requests of a session."""
 
     def __init__(self, class_name: str, carriers: Sequence[Carrier]) -> None:
         """Nothing pending, in an object of this class; a request is given up at each of its ``carriers``."""
         self.state = AsyncState.DEFAULT
-        self.kept: Any = None
-        self.notified = 0
-        self.part: np.ndarray | None = None
-        self.leaver: int | None = None
-        self.returned: np.ndarray | None = None
-        self.closed = False
+        self.kept: Any = None  # the result of the pending request, or the error that it ended by, once it has come
+        self.notified = 0  # observers
+        self.part: np.ndarray | None = None  # envs whose results, or error, ``recv`` is about to return or raise
+        self.leaver: int | None = None  # the thread whose wait is about to return, or raise, what is pending until then
+        self.returned: np.ndarray | None = None  # envs of what it has returned or raised; the lane is to be told
+        self.closed = False  # the session is over, or left to another process
         self._class_name = class_name
         self._carriers = carriers
 
     def busy_error(self, what: str) -> SessionBusy:
-        """The error of beginning ``what`` while something is pending."""
         name = str(self.state.value)
         return SessionBusy(f"Calling `{what}` while waiting for a pending call to `{name}` to complete.", name)
 
     def closed_error(self) -> SessionClosed:
-        """The error of any method after ``close``."""
         return SessionClosed(f"Trying to operate on `{self._class_name}`, after a call to `close()`.")
 
     def begin(self, state: AsyncState, begin: Callable[..., None], *args: Any) -> None:
@@ -74,12 +66,7 @@ class PendingRequest:
             raise
 
     def wait(self, state: AsyncState, wait: Callable[..., Result], *args: Any) -> Result:
-        """Wait for the pending request, which stays pending: ``repeatable`` ends it. The same again gives the same.
-
-        Raises:
-            NothingPending: ``state`` does not name the pending request.
-            SessionClosed: after ``close``.
-        """
+        """Wait for the pending request, which stays pending: ``repeatable`` ends it. The same again gives the same."""
         if self.closed:
             raise self.closed_error()
         if self.state is not state:
@@ -119,8 +106,105 @@ class PendingRequest:
             hide_frames(error)
 
     def drop(self) -> bool:
-        """Give up the request that was begun and not waited for; True if there was one."""
         pending = self.state is not AsyncState.DEFAULT and not self.closed
         if pending:
             self.give_up()
         return pending
+
+
+_Lock: Any = type(threading.RLock())
+
+
+class InUse(_Lock):  # type: ignore[misc]
+    """A lock, for ``with``, held by the thread that uses a session, which may nest its uses.
+
+    It outlives the connection of the session, which has a lock of its own: the thread that keeps it alive uses it, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # for locks that are written in Python, as gevent's are
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        if not self.acquire(blocking=False):
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Say why another thread has it."""
+        if os.getpid() != self._pid:
+            raise Forked("this vector env was made before a fork; make another in the child")
+        text = "another thread is using this vector env; give each thread a vector env of its own"
+        raise SessionInUse(text, "another thread's")
+
+
+Parameters = ParamSpec("Parameters")
+IDLE = AsyncState.DEFAULT
+
+
+def exclusive(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """The method of a vector env, which holds its session's ``in_use`` from its first look at it until its end.
+
+    So no other thread begins, receives or gives up anything in between: it is refused with ``SessionInUse``. Errors
+    come out as ``hide_frames`` leaves them.
+    """
+
+    @functools.wraps(method)
+    def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        in_use, its = self._session.in_use, self._session.pending
+        if not in_use.acquire(False):  # each step comes here: ``with in_use`` is one call more, a keyword 0.2 us
+            in_use.refuse()
+        if its.leaver is not None and its.leaver != get_ident():
+            in_use.release()
+            in_use.refuse()
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
+        finally:
+            in_use.release()
+
+    return called
+
+
+def repeatable(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """A wait of a vector env, otherwise as ``exclusive``: its request is pending until this has returned, or raised.
+
+    ``method`` returns, or raises, the same again where it is called again. Errors are told to ``_wait_failed``.
+    """
+
+    @functools.wraps(method)
+    def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        in_use, its = self._session.in_use, self._session.pending
+        if not in_use.acquire(False):
+            in_use.refuse()
+        if its.leaver not in (None, me := get_ident()):  # it has released the lock, and not ended its request yet
+            in_use.release()
+            in_use.refuse()
+        its.leaver = me
+        try:
+            try:
+                result = method(self, *args, **kwargs)
+            except Exception as error:
+                self._wait_failed(error)
+                raise
+            finally:
+                in_use.release()
+        except Exception as error:
+            if isinstance(error, STILL_PENDING):
+                its.leaver = None
+                raise
+            its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
+            raise
+        except BaseException:  # an interrupt
+            its.leaver = None
+            raise
+        # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
+        its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
+        return result
+
+    return called

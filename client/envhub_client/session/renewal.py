@@ -18,8 +18,8 @@ from envhub_client.lanes.base import HubLane
 from envhub_client.session.absence import Absence
 from envhub_client.session.attributes_set import AttributesSet
 from envhub_client.session.description import space_of
-from envhub_client.session.lane_session import SeedsGiven
 from envhub_client.session.maker import SessionMaker
+from envhub_client.session.vector_session import SeedsGiven
 
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
 RETRY_S = 0.2  # between tries where no hub answers; where one refuses, each pause is twice as long as the last

@@ -19,20 +19,17 @@ from envhub.transport.address import written
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
-from envhub_client.session.call_results import results_of
 from envhub_client.session.description import Sizing
-from envhub_client.session.in_use import InUse
-from envhub_client.session.lane_session import LaneSession, SeedsGiven
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.pending import PendingRequest
+from envhub_client.session.pending import InUse, PendingRequest
 from envhub_client.session.recovery import RENEWED, RecoveringLane
 from envhub_client.session.renewal import SessionRenewal
-from envhub_client.session.shares import Shares
+from envhub_client.session.vector_session import SeedsGiven, Shares, VectorSession, results_of
 
 
-class Session(LaneSession):
-    """A ``VectorSession`` on one hub; that Protocol describes its attributes, and each method without a docstring."""
+class Session(VectorSession):
+    """A ``VectorSession`` on one hub; that class describes its attributes, and methods without a docstring."""
 
     def __init__(
         self,
@@ -94,7 +91,6 @@ class Session(LaneSession):
         return self._maker.compression
 
     def hub_of(self, env: int) -> str | None:
-        """The name of the hub that has this env now; as ``VectorSession.hub_of``."""
         return self.connection.hub
 
     # --- calls --------------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ import itertools
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -23,8 +25,21 @@ from rich.table import Table
 
 import envhub
 from envhub.errors import RequestRefused
-from envhub_client.tools.named_function import named_function
 from envhub_client.tools.served_hub import ServedHub, served_hub
+
+
+def named_function(text: str, kind: str) -> Any:
+    """Import what ``module:function`` names; modules in the working directory come after those installed."""
+    module, _, name = text.partition(":")
+    if not (module and name):
+        raise RequestRefused(f"a {kind} is written module:function, got {text!r}")
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RequestRefused(f"there is no {kind} {text!r}: {error}") from error
+
 
 ASYNC, SYNC = "AsyncVectorEnv", "SyncVectorEnv"
 PRIVATE, IPC, TCP = "private hub", "hub over ipc", "hub over tcp"
@@ -38,31 +53,18 @@ Ways = Mapping[str, Callable[[], VectorEnv[Any, Any, Any]]]
 
 @dataclass(frozen=True)
 class Result:
-    """Measurements of one way.
+    """Measurements of one way."""
 
-    Attributes:
-        processes: the number of processes that the envs are in; 0 is this one.
-        rates: env-steps/s of each repeat.
-        batch_us: microseconds of a step of all envs.
-        envs_us: the part of it for which the envs run: those of the process that has most, or those of a CPU.
-    """
-
-    processes: int
-    rates: list[float]
-    batch_us: float
-    envs_us: float
+    processes: int  # that the envs are in; 0 is this one
+    rates: list[float]  # env-steps/s of each repeat
+    batch_us: float  # a step of all envs
+    envs_us: float  # of it the envs run: those of the process that has most, or those of a CPU
 
 
 def run(
     console: Console, entries: Sequence[str], sizes: Sequence[int], seconds: float, repeats: int, as_json: bool
 ) -> None:
-    """Time the ways to step each env, and print them with the fastest; arguments as of ``envhub bench``.
-
-    Raises:
-        RequestRefused: an entry is no env.
-        HubUnreachable: no hub can run here.
-        Exception: what Gymnasium raises for an env that it cannot make.
-    """
+    """Time the ways to step each env, and print them with the fastest; arguments as of ``envhub bench``."""
     machine = machine_line()  # before the bench itself is the load
     factories = {entry: factory(entry) for entry in entries}
     with served_hub(*entries) as hub:
@@ -79,11 +81,7 @@ def run(
 
 
 def factory(entry: str) -> Factory:
-    """The factory of the env that ``envhub serve`` offers by this entry.
-
-    Raises:
-        RequestRefused: the entry is no env, or has a factory that does not exist.
-    """
+    """The factory of the env that ``envhub serve`` offers by this entry."""
     name, is_factory, place = entry.partition("=")
     if not name or "*" in name:
         raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")
@@ -149,7 +147,6 @@ def _result(envs: VectorEnv[Any, Any, Any], repeated: list[np.ndarray], alone_us
 
 @contextmanager
 def ready(make: Callable[[], VectorEnv[Any, Any, Any]]) -> Iterator[VectorEnv[Any, Any, Any]]:
-    """A vector env that was reset."""
     envs = make()
     try:
         envs.reset(seed=SEED)
@@ -181,12 +178,10 @@ def times(step: Callable[[Any], object], actions: Sequence[Any], seconds: float)
 
 
 def rate(result: Result) -> float:
-    """Env-steps/s, the median of the repeats."""
     return float(np.median(result.rates))
 
 
 def fastest(results: Mapping[str, Result]) -> str:
-    """The way with the highest rate."""
     return max(results, key=lambda way: rate(results[way]))
 
 
@@ -212,7 +207,6 @@ def table(title: str, results: Mapping[str, Result]) -> Table:
 
 
 def verdict(num_envs: int, results: Mapping[str, Result]) -> str:
-    """The fastest way, and why it is fastest."""
     way = fastest(results)
     best = results[way]
     close = [other for other, result in results.items() if other != way and ratios(result, best)[2] >= 1.0]
@@ -227,13 +221,11 @@ def verdict(num_envs: int, results: Mapping[str, Result]) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds to three digits, in the unit that suits them."""
     value, unit = next(((us / size, unit) for unit, size in (("s", 1e6), ("ms", 1e3)) if us >= size), (us, "µs"))
     return f"{value:.3g} {unit}"
 
 
 def machine_line() -> str:
-    """The machine, its load average, and the versions of what was timed."""
     cores = f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()} cores ({platform.machine()})"
     load = "load before " + " ".join(f"{value:.1f}" for value in os.getloadavg())
     packages = (f"{package} {version(package)}" for package in ("gymnasium", "pyzmq", "numpy"))

@@ -20,12 +20,7 @@ SECONDS, REPEATS = 0.5, 3
 
 
 def run(console: Console) -> None:
-    """Serve, learn, compare; the hub is gone afterwards, however this ends.
-
-    Raises:
-        HubUnreachable: the hub did not start.
-        SystemExit: with status 1, where nothing was learned.
-    """
+    """Serve, learn, compare; the hub is gone afterwards, however this ends."""
     with served_hub(ENV) as hub:
         console.print(f"a hub serves {ENV} at {hub.tcp} and {hub.ipc}", soft_wrap=True)
         console.print(f"learning with {NUM_ENVS} envs over tcp:")

@@ -36,9 +36,6 @@ def served_hub(*envs: str) -> Iterator[ServedHub]:
     """Serve ``envs``, as for ``envhub serve``, on loopback tcp and on ipc until the block is left.
 
     The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP.
-
-    Raises:
-        HubUnreachable: it did not start; the message holds what it wrote to stderr.
     """
     with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
         folder = Path(name)

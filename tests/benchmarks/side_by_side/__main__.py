@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools.bench import machine_line
-from envhub_client.tools.progress import counting_bar
+from envhub_client.tools.console import counting_bar
 from envhub_client.tools.served_hub import ServedHub, served_hub
 from rich.console import Console
 from rich.progress import Progress

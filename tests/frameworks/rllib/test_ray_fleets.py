@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from envhub_client.connection.members import members
+from envhub_client.connection.known_hubs import members
 from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
@@ -97,7 +97,7 @@ def test_members_of_a_fleet_step_by_shared_memory_on_their_node_and_by_tcp(fleet
                 assert envs.lane == lane
 
     def names() -> list[str]:  # in here, since Ray's processes cannot import this module
-        from envhub_client.connection.members import members
+        from envhub_client.connection.known_hubs import members
 
         return [each.name for each in members("ray://sims")]
 
@@ -184,7 +184,7 @@ def test_no_key_is_in_an_argument_a_log_or_a_table_of_ray(fleet: Fleet) -> None:
 PROGRAM = """
 import sys
 import envhub, ray
-from envhub_client.connection.members import members
+from envhub_client.connection.known_hubs import members
 for member in members("ray://sims"):
     with envhub.connect(member.address) as hub:
         print(member.name, *hub.envs())

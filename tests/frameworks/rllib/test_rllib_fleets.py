@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import ray
-from envhub_client.tools.fleet_listing import reports
+from envhub_client.tools.console import reports
 from hubs import ServedHub, serve
 from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state

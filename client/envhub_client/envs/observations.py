@@ -1,15 +1,21 @@
-"""The infos of one reset or step, laid out as ``VectorEnv._add_info`` does, where possible a column at a time."""
+"""Observations and infos of a reset or a step, put together from what a lane brings and laid out as Gymnasium does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
+from envhub.env_failure import EnvFailure
+from envhub.errors import printable
+from envhub.values import codec, spaces
 from envhub.values.info_columns import UNBATCHED, VECTOR_REWARD, Column, Tree
-from envhub_client.batch import InfoGroup
+from envhub.values.leaf import OBJECT
+from envhub_client.batch import Batch, InfoGroup
 
 _ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
@@ -85,12 +91,7 @@ class Infos:
 
 
 def _added(envs: VectorEnv[Any, Any, Any], batch: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
-    """The batch with the info of one more env.
-
-    Raises:
-        OverflowError, TypeError, ValueError: as Gymnasium, where a value does not fit those of the envs before; the
-            text names the key and the env.
-    """
+    """The batch with the info of one more env; where a value does not fit, the error names its key and env."""
     try:
         return envs._add_info(batch, info, row)
     except (OverflowError, TypeError, ValueError) as error:
@@ -155,10 +156,123 @@ def _merged(tree: Tree, batch: dict[str, Any], rows: np.ndarray, records: np.nda
 def _assigned(
     array: np.ndarray | None, column: Column, rows: np.ndarray, values: np.ndarray, num_envs: int
 ) -> np.ndarray:
-    """The array of this column, made where there is none, with the values of these rows."""
     if array is None:
         array = np.zeros((num_envs, *column.shape), _form(column))
         if array.dtype == object:
             array[:] = None
     array[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if array.dtype == object else values
     return array
+
+
+REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
+
+log = logging.getLogger("envhub")
+
+
+class UnreadableRow(ValueError):
+    """A row of a reply does not hold what the space says."""
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(f"row {row} of a reply cannot be read: {why}")
+        self.row = row
+
+
+class Observations:
+    """The observations of one vector env, of which some leaves may be of no fixed size, and their infos."""
+
+    def __init__(
+        self,
+        single_space: Space[Any],
+        num_envs: int,
+        allow_pickle: bool,
+        same_step: bool = False,
+        hub_of: Callable[[int], str | None] = lambda env: None,
+    ) -> None:
+        """Prepare results of ``num_envs`` envs; with ``same_step`` infos have an episode's last observation, too.
+
+        ``hub_of`` returns the name of an env's hub, for its failures.
+        """
+        self.space = single_space
+        self._same_step, self._hub_of = same_step, hub_of
+        self._allow_pickle = allow_pickle
+        self.represented: dict[str, str] = {}  # places in the infos with a ``repr`` for a value, and the first one's
+        leaves = spaces.leaves(single_space)
+        self.leaves = [leaf for leaf in leaves if leaf != OBJECT]  # of fixed size, which come as arrays
+        self._is_object = [leaf == OBJECT for leaf in leaves]
+        self.loose = any(self._is_object)
+        self.flat = spaces.is_flat(single_space) and not self.loose  # a batch is one array
+        self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
+
+    def take(self, batch: Batch) -> Infos:
+        """Read the blobs of a batch: keep the observations in them, and return the infos."""
+        env_ids = None if batch.env_ids is None else batch.env_ids.tolist()
+        if self.loose and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
+            raise UnreadableRow(0, f"there are observations of no fixed size of {len(batch.rows)} envs")
+        infos, before = {}, [*self._objects] if self.loose else self._objects
+        for row, blob in batch.rows:
+            try:
+                encoded = self._take_objects(row, blob) if self.loose else blob
+                if encoded:
+                    infos[row] = info = self._info(row, encoded)
+                    if self._same_step and info.get("invalid_transition"):
+                        info.setdefault("final_obs", self._value(batch.observations, row, env_ids))
+                        info.setdefault("final_info", {})
+            except (ValueError, TypeError) as error:
+                self._objects = before
+                raise UnreadableRow(row, str(error)) from error
+        return Infos(infos, batch.groups)
+
+    def _take_objects(self, row: int, blob: bytes) -> bytes:
+        """Keep the row's observations of no fixed size, or its last ones where there are none; returns its info."""
+        objects, info = codec.decode_pair(blob)
+        if len(objects):
+            self._objects[row] = list(codec.decode(objects, self._allow_pickle))
+            if len(self._objects[row]) != sum(self._is_object):
+                raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
+        return bytes(info)
+
+    def _info(self, row: int, blob: bytes) -> dict[str, Any]:
+        info, represented = codec.decode_leniently(blob, self._allow_pickle)
+        if not isinstance(info, dict):
+            raise TypeError(f"an info that is a {type(info).__name__}")
+        if represented:
+            for place, represented_text in _places(info, "infos"):
+                text = printable(str(represented_text))
+                if place not in self.represented and len(self.represented) < REPRESENTED_MAX:
+                    self.represented[place] = text
+                    log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
+        failure = info.get("env_failure")
+        if isinstance(failure, dict) and "cause" in failure:
+            info["env_failure"] = EnvFailure.from_map(failure, self._hub_of(row))
+        return info
+
+    def _value(self, arrays: Sequence[np.ndarray], row: int, env_ids: Sequence[int] | None) -> Any:
+        place = row if env_ids is None else list(env_ids).index(row)
+        fixed, objects = iter(arrays), iter(self._objects[row])
+        parts = (next(objects) if is_object else next(fixed)[place].copy() for is_object in self._is_object)
+        return spaces.assemble(self.space, parts)
+
+    def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
+        """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
+        if self.flat:
+            return arrays[0]
+        if not self.loose:
+            return spaces.assemble(self.space, iter(arrays))
+        rows = self._objects if env_ids is None else [self._objects[row] for row in env_ids]
+        fixed, objects = iter(arrays), zip(*rows, strict=True)
+        parts = (next(objects) if is_object else next(fixed) for is_object in self._is_object)
+        return spaces.assemble(self.space, parts)
+
+
+def _places(value: object, place: str) -> Iterator[tuple[str, codec.Represented]]:
+    if isinstance(value, codec.Represented):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(item, f"{place}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _places(item, f"{place}[{index}]")
+    elif isinstance(value, (set, frozenset)):
+        for item in value:
+            yield from _places(item, place)

@@ -1,1 +1,0 @@
-"""Arrays and infos as the trainer gets them."""

@@ -1,0 +1,223 @@
+"""Output of the ``envhub`` command: the envs of a hub, the hubs of a fleet, and a bar while envs are made slowly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from envhub.errors import EnvHubError, printable
+from envhub.secret import Secret, hidden
+from envhub.transport import address as addresses
+from envhub_client.client import Client, connect
+from envhub_client.connection.known_hubs import Member, members
+from envhub_client.deadline import Deadline
+
+
+def print_rows(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on a terminal, else a line for each row, with tabs between its columns."""
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(row).rstrip(), file=console.file)  # rich would put spaces in place of tabs
+        return
+    if rows:
+        table = Table()
+        for number, heading in enumerate(headings):
+            table.add_column(heading, no_wrap=number == 0, overflow="fold")  # the first is a name to be copied
+        for row in rows:
+            table.add_row(*map(Text, row))  # no markup
+        console.print(table)
+
+
+SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
+ANSWER_MAX_S = 10.0  # a hub answers sooner than it makes some envs
+HEADINGS = ("env", "observation space", "action space")
+
+
+def print_envs(console: Console, errors: Console, address: str | None, patterns: Sequence[str], timeout: float) -> bool:
+    """Print the names that a hub offers, and the spaces of each where they are few enough to be made one by one.
+
+    Args:
+        console: where to print: a table on a terminal, else a line for each env, with tabs between its columns.
+        errors: where to print why there are no spaces.
+        address: the hub's, as for ``envhub.connect``.
+        patterns: which of its envs; all without any.
+        timeout: seconds to wait for each answer, at most ``ANSWER_MAX_S``, and for the making of each env.
+
+    Returns:
+        Whether there are any.
+
+    Raises:
+        EnvHubError: as of ``envhub.connect``.
+    """
+    with connect(address, min(timeout, ANSWER_MAX_S)) as client:
+        offered, unready = client.envs(), client.health()["unready"]
+        names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]
+        for name in sorted(unready.keys() - set(offered)):  # an id or a pattern that names nothing there
+            errors.print(hidden(printable(f"unready: {name}: {unready[name]}")), markup=False, soft_wrap=True)
+        if len(names) > SPACES_MAX:
+            for name in names:
+                console.print(name, markup=False, soft_wrap=True)
+            text = f"{len(names)} envs; of at most {SPACES_MAX} the spaces are listed, too: name them, or a pattern"
+            errors.print(text, markup=False, soft_wrap=True)
+            return True
+        print_rows(console, HEADINGS, [(name, *_spaces(client, name, timeout)) for name in names])
+    if not names:
+        text = f"of its {len(offered)} envs none matches {' or '.join(patterns)}" if offered else "it offers no env"
+        errors.print(text, markup=False, soft_wrap=True)
+    return bool(names)
+
+
+def _spaces(client: Client, name: str, timeout: float) -> tuple[str, str]:
+    try:
+        envs = client.make_vec(name, 1, num_workers=1, lane="wire", init_timeout=timeout)
+    except Exception as error:  # an env may raise anything
+        if not (isinstance(error, EnvHubError) or isinstance(error.__cause__, EnvHubError)):
+            raise
+        return f"cannot be made: {_in_a_line(str(error)) or type(error).__name__}", ""
+    try:
+        return _in_a_line(str(envs.single_observation_space)), _in_a_line(str(envs.single_action_space))
+    finally:
+        envs.close()
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(str(printable(text)).partition("\n\n")[0].split())
+
+
+ASKED_MAX = 64  # hubs that are asked at one time
+RATE_S = 0.5  # between two counts of steps, which give a rate
+
+
+@dataclass(frozen=True)
+class HubReport:
+    """State of a hub of a fleet; ``state`` is ``ok``, ``draining`` or ``unreachable``, and all after it None then."""
+
+    name: str
+    address: str  # without keys
+    state: str = "unreachable"
+    why: str = ""  # it does not answer
+    host: str | None = None
+    sessions: int | None = None
+    envs: int | None = None
+    envs_free: int | None = None  # that this client could still make
+    cpus: int | None = None
+    steps_per_s: float | None = None
+    losses: int | None = None  # restarts of workers
+
+    @property
+    def answers(self) -> bool:
+        return self.state != "unreachable"
+
+
+def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport]:
+    """Report all hubs that these names stand for, as of ``members``, in their order, within ``timeout`` seconds."""
+    asked = {(each.name, addresses.written(each.address)): each for hub in hubs for each in members(hub)}
+    deadline = Deadline(timeout)
+    with ThreadPoolExecutor(min(len(asked), ASKED_MAX) or 1) as threads:
+        return [*threads.map(partial(_report, deadline), asked.values())]
+
+
+def _report(deadline: Deadline, hub: Member) -> HubReport:
+    shown = hub.name, addresses.written(hub.address)
+    try:
+        with Client(hub.address, _left_s(deadline)) as client:
+            return _answer(client, deadline, *shown)
+    except EnvHubError as error:
+        return HubReport(*shown, why=str(error))
+
+
+def _left_s(deadline: Deadline) -> float:
+    return max(round(deadline.left_s(), 1), 0.1)
+
+
+def _answer(client: Client, deadline: Deadline, name: str, address: str) -> HubReport:
+    before, began_s = client.stats(), time.monotonic()
+    time.sleep(min(RATE_S, deadline.left_s() / 2))
+    client.timeout = _left_s(deadline)
+    counters, rate_s = client.stats(), time.monotonic() - began_s
+    client.timeout = _left_s(deadline)
+    health, capacity = client.health(), counters["capacity"]
+    return HubReport(
+        name,
+        address,
+        health["status"],
+        host=client.host,
+        sessions=health["sessions"],
+        envs=counters["envs"],
+        envs_free=capacity["envs_free"],
+        cpus=capacity["cpus"],
+        steps_per_s=(counters["steps"] - before["steps"]) / rate_s,
+        losses=counters["restarts"],
+    )
+
+
+def table(rows: Sequence[HubReport]) -> list[str]:
+    titles = "name", "address", "host", "state", "sessions", "envs", "free", "CPUs", "steps/s", "losses"
+    lines = [titles, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def _cells(row: HubReport) -> tuple[str, ...]:
+    rate = None if row.steps_per_s is None else round(row.steps_per_s)
+    numbers = row.sessions, row.envs, row.envs_free, row.cpus, rate, row.losses
+    texts = row.name, row.address, row.host or "-", row.state
+    return *map(printable, texts), *("-" if each is None else f"{each}" for each in numbers)
+
+
+class _Bar(logging.Handler):
+    """Shows the records of progress, and warnings."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+        self._task = progress.add_task("", visible=False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (counts := getattr(record, "progress", None)) is not None:
+            phase, built, num_envs = counts
+            self._progress.start()
+            self._progress.update(
+                self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs
+            )
+            self._progress.refresh()
+        elif record.levelno >= logging.WARNING:
+            self._progress.console.print(printable(record.getMessage()), markup=False, soft_wrap=True)
+
+
+def counting_bar(console: Console, text: str = "{task.description}") -> Progress:
+    """A bar with a count, gone when it has stopped. Its caller refreshes it.
+
+    A thread of its own would do that, too; but a program that forks meanwhile, as ``AsyncVectorEnv`` does, may hang.
+    """
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, auto_refresh=False, transient=True)
+
+
+@contextlib.contextmanager
+def making_bar(console: Console) -> Iterator[None]:
+    """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
+    logger = logging.getLogger("envhub")
+    level = logger.level
+    progress = counting_bar(console)
+    bar = _Bar(progress)
+    logger.addHandler(bar)
+    logger.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        logger.removeHandler(bar)
+        logger.setLevel(level)
+        if progress.live.is_started:  # else it would end a line that it did not begin
+            progress.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import subprocess
 import sys
@@ -106,55 +105,6 @@ def test_dm_control_by_shimmys_id_is_equal_to_shimmys_env(met: ServedHub) -> Non
 
 def equal_batches(found: Any, expected: Any) -> bool:
     return all(found[key].tobytes() == expected[key].tobytes() for key in expected)
-
-
-@pytest.mark.long
-def test_parallel_env_by_name_is_equal_to_the_env_itself(met: ServedHub) -> None:
-    env = other_sims.zombies()
-    agents = env.possible_agents
-    with closing(envhub.make("zombies", hub=met.tcp)) as hosted:
-        assert list(hosted.observation_space) == list(hosted.action_space) == agents
-        hosted.action_space.seed(1)
-        seen_dead = 0
-        for seed in SEEDS:
-            observed, info = hosted.reset(seed=seed)
-            assert equal_objects(observed, env.reset(seed=seed)[0])
-            assert info["alive"].all() and info["observed"].all()
-            while env.agents:
-                action, before = hosted.action_space.sample(), list(env.agents)
-                observed, reward, terminated, truncated, info = hosted.step(action)
-                each, paid, died, _, _ = env.step({agent: action[agent] for agent in before})
-                seen_dead += len(agents) - len(before)
-                assert equal_objects(observed, {agent: each.get(agent, np.zeros((27, 5))) for agent in agents})
-                assert reward == sum(paid.values())
-                assert info["rewards"] == {agent: paid.get(agent, 0.0) for agent in agents}
-                assert all(info["terminations"][agent] for agent in agents if died.get(agent, True)) or env.agents
-                assert (terminated or truncated) == (not env.agents)
-            assert terminated == all(info["terminations"].values())
-        assert seen_dead > 0
-        assert hosted.get_wrapper_attr("possible_agents") == agents
-
-
-@pytest.mark.long
-def test_parallel_env_renders(met: ServedHub) -> None:
-    with closing(envhub.make("zombies", hub=met.tcp, render_mode="rgb_array")) as env:
-        env.reset(seed=1)
-        frame = env.render()
-    assert frame.ndim == 3 and frame.any()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("turns", "returned a PettingZoo env whose agents take turns (AEC)"),
-        ("half", "which is no dm_env environment: it has no `step`"),
-    ],
-)
-def test_what_is_no_env_is_refused_with_the_factorys_name(met: ServedHub, name: str, problem: str) -> None:
-    with pytest.raises(TypeError) as caught, contextlib.closing(envhub.make_vec(name, 2, hub=met.tcp)):
-        pass
-    assert f"{other_sims.KINDS[name]} returned " in str(caught.value) and problem in str(caught.value)
 
 
 @pytest.mark.long

@@ -8,8 +8,6 @@ KINDS = {
     "swing": "other_sims:swing",
     "sphero": "other_sims:go_to_target",
     "zombies": "other_sims:zombies",
-    "turns": "other_sims:turns",
-    "half": "other_sims:Half",
 }
 
 
@@ -36,17 +34,3 @@ def zombies(**kwargs: Any) -> Any:
     from pettingzoo.butterfly import knights_archers_zombies_v11
 
     return knights_archers_zombies_v11.parallel_env(**{"max_cycles": 300, **kwargs})
-
-
-def turns() -> Any:
-    from pettingzoo.classic import tictactoe_v3
-
-    return tictactoe_v3.env()
-
-
-class Half:
-    """A dm_env environment that was never finished."""
-
-    def observation_spec(self) -> Any: ...
-    def action_spec(self) -> Any: ...
-    def reset(self) -> Any: ...

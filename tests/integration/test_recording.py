@@ -423,7 +423,7 @@ def test_recording_ends_at_its_limit_of_bytes(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", "wire"])
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 def test_vector_env_is_recorded_as_its_envs_are_used_directly(tmp_path: Path, lane: str) -> None:
     options: dict[str, Any] = {"vector": True, "num_workers": 2, "lane": lane}
     envs = envhub.make_vec("CartPole-v1", 4, record=tmp_path, **options)

@@ -326,8 +326,8 @@ def test_frames_of_the_library_are_shown_on_request(tmp_path: Path) -> None:
     ("offered", "named"),
     [
         (["no_such_module:Sim-v0", "sim=needy:factory", "Pendulum-v1", "CartPole-v1"], "Pendulum-v1"),
-        pytest.param(["counter=sims:counter"], "counter", marks=pytest.mark.long),
-        pytest.param(["Cart*"], "CartPole-v1", marks=pytest.mark.long),
+        pytest.param(["counter=sims:counter"], "counter", marks=pytest.mark.chaos),
+        pytest.param(["Cart*"], "CartPole-v1", marks=pytest.mark.chaos),
         pytest.param(["ALE/*"], "ALE/Pong-v5", marks=pytest.mark.long),
         pytest.param([], "CartPole-v1", marks=pytest.mark.long),
     ],

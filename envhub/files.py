@@ -40,17 +40,11 @@ _LINKS_MAX = 40  # in one path, as for Linux
 
 @dataclass(frozen=True)
 class Weakness:
-    """The reason why another user can write modules into a folder.
+    """The reason why another user can write modules into a folder."""
 
-    Attributes:
-        place: the folder, one above it, or a file.
-        why: who may write to it, in words.
-        open: whether its mode says so, which is an oversight; else it belongs to another user, as a volume of a
-            container does.
-    """
-
-    place: str
-    why: str
+    place: str  # the folder, one above it, or a file
+    why: str  # who may write to it, in words
+    # Whether its mode says so, which is an oversight; else it belongs to another user, as a volume of a container does.
     open: bool
 
     def __str__(self) -> str:

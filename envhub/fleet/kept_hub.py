@@ -45,9 +45,7 @@ class KeptHub:
     Attributes:
         pid: of its process; 0 without one.
         starts: number of times that it was started.
-        why: how it ended the last time; empty if it has not.
         failures: number of times in a row that it ended without listening.
-        lines: the last ones of its log.
     """
 
     def __init__(
@@ -58,8 +56,8 @@ class KeptHub:
         The first of ``binds`` may be on port 0, and is on the port that it got from then on.
         """
         self.pid = self.starts = self.failures = 0
-        self.why = ""
-        self.lines: deque[str] = deque(maxlen=LINES_MAX)
+        self.why = ""  # how it ended the last time; empty if it has not
+        self.lines: deque[str] = deque(maxlen=LINES_MAX)  # the last ones of its log
         self._arguments, self._binds, self._environ, self._files = arguments, binds, environ, files
         self._listening: list[str] = []
         self._lock = threading.Lock()  # while it is held, ``pid`` is the number of no other process

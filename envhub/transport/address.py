@@ -33,18 +33,13 @@ TICKET_BYTES = 16  # of what a client shows at a hub's side socket
 
 
 class Address(Frozen):
-    """A parsed address: ``host`` and ``port`` of TCP, or the ``path`` of IPC.
+    """A parsed address: ``host`` and ``port`` of TCP, or the ``path`` of IPC."""
 
-    Attributes:
-        text: the address for ZeroMQ, without keys.
-        keys: the client's keys; None if it presents none.
-    """
-
-    text: str
+    text: str  # the address for ZeroMQ, without keys
     host: str = ""
     port: int = -1
     path: str = ""
-    keys: HubKeys | None = None
+    keys: HubKeys | None = None  # the client's keys; None if it presents none
 
     @property
     def is_ipc(self) -> bool:

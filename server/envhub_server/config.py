@@ -160,14 +160,10 @@ class HubFileError(ValueError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """Content of a file.
+    """Content of a file."""
 
-    Attributes:
-        options: of the hub, those alone that the file has, by name.
-        envs: the settings of each environment, by the name under which it is offered.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the hub, those alone that the file has, by name
+    # The settings of each environment, by the name under which it is offered.
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)
 
 

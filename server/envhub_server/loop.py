@@ -29,14 +29,11 @@ class Clock:
 
     A hub that was stopped (SIGSTOP, a paused machine) must not find, when it wakes, that every lease and deadline has
     passed: it read no message of a client or worker meanwhile.
-
-    Attributes:
-        stopped_s: the seconds for which the process was stopped, in all.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
-        self.stopped_s = 0.0
+        self.stopped_s = 0.0  # the seconds for which the process was stopped, in all
         self._lags: deque[tuple[float, float]] = deque()  # time and lag, each lag larger than those after it
 
     def now_s(self) -> float:
@@ -111,14 +108,11 @@ class Schedule:
     """The next time of each function, and the time at which the loop has to wake.
 
     It owns the timers. A bound method is the same function whenever it is named.
-
-    Attributes:
-        wake_s: when the loop wakes at the latest; infinity where no function has a time.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._timers = clock, Timers[Act]()
-        self.wake_s = math.inf
+        self.wake_s = math.inf  # when the loop wakes at the latest; infinity where no function has a time
 
     def set(self, act: Act, at_s: float) -> None:
         """Replace the time at which ``act`` is called; infinity removes it."""

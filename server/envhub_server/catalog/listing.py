@@ -21,23 +21,18 @@ log = Logger("envhub.listing")
 
 
 class Listing:
-    """The names, which a short-lived worker of each interpreter finds once, and what is wrong with some.
-
-    Attributes:
-        names: that the hub offers; None before they are known.
-        refused: the error for the first entry that can never be made, from the hub's start.
-        unready: by name, the reason why an env could not be made when it was last tried.
-        starting: what an interpreter or a module is at that takes long to start, by the names of its envs.
-        undrawn: likewise, why envs of an interpreter cannot render as the operator says they do.
-    """
+    """The names, which a short-lived worker of each interpreter finds once, and what is wrong with some."""
 
     def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
-        self.names: list[str] | None = None
+        self.names: list[str] | None = None  # that the hub offers; None before they are known
+        # The error for the first entry that can never be made, from the hub's start.
         self.refused: EnvNotFound | None = None
         self._listed: set[int] = set()  # workers that have ended once
         self._modules_failed: set[int] = set()  # workers that could not import a module with ids
-        self.unready: dict[str, str] = {}
+        self.unready: dict[str, str] = {}  # by name, the reason why an env could not be made when it was last tried
+        # What an interpreter or a module is at that takes long to start, by the names of its envs.
         self.starting: dict[str, str] = {}
+        # Likewise, why envs of an interpreter cannot render as the operator says they do.
         self.undrawn: dict[InterpreterKey, str] = {}
         self._supervisor = supervisor
         self._registry = registry

@@ -300,15 +300,10 @@ ENVS_MAX = 512  # the one used longest ago is forgotten for a new one
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """Facts about an env that was made before.
+    """Facts about an env that was made before."""
 
-    Attributes:
-        libraries: the libraries that its workers share; None if unknown.
-        alone: True if a process could not make two of them.
-    """
-
-    libraries: tuple[str, ...] | None = None
-    alone: bool = False
+    libraries: tuple[str, ...] | None = None  # the libraries that its workers share; None if unknown
+    alone: bool = False  # True if a process could not make two of them
 
 
 def key(make: Make) -> str:

@@ -56,15 +56,13 @@ class Channel:
 
     Attributes:
         sent_bytes_max, received_bytes_max: of one message.
-        received_limits: of the items of one message.
-        received_bytes: how many have been received.
     """
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
-        self.received_bytes = 0
-        self.received_limits = codec.KNOWN
+        self.received_bytes = 0  # how many have been received
+        self.received_limits = codec.KNOWN  # of the items of one message
         self._pid = os.getpid()
         self._socket = connection
         self._reader = DescriptorReader(connection, descriptors_max)

@@ -159,23 +159,14 @@ class TakePlace(Frozen):
 
 
 class ArenaDescriptors(NamedTuple):
-    """The descriptors that come with ``MapArena``, in the order in which they are sent; -1 for one that does not come.
+    """The descriptors that come with ``MapArena``, in the order in which they are sent; -1 for one that is missing."""
 
-    Attributes:
-        memory: the arena.
-        hub_bell: the pipe by which the hub wakes the worker.
-        client_bell: the eventfd by which the client wakes the worker.
-        hub_done_bell: the eventfd by which the worker wakes the hub.
-        client_done_bell: the eventfd by which the worker wakes the client.
-        trace: the memory of the trace.
-    """
-
-    memory: int
-    hub_bell: int
-    client_bell: int
-    hub_done_bell: int
-    client_done_bell: int
-    trace: int = -1
+    memory: int  # the arena
+    hub_bell: int  # the pipe by which the hub wakes the worker
+    client_bell: int  # the eventfd by which the client wakes the worker
+    hub_done_bell: int  # the eventfd by which the worker wakes the hub
+    client_done_bell: int  # the eventfd by which the worker wakes the client
+    trace: int = -1  # the memory of the trace
 
     @property
     def sent(self) -> List[int]:

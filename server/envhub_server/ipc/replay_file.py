@@ -24,32 +24,25 @@ class Replay:
 
     Attributes:
         build, mapped: what its worker was told; without what is no plain data.
-        lacks: what is missing, because it is no plain data, in words; the env cannot be run again without it.
         python, variables, ld_library_path: the interpreter of its worker.
-        versions: of what is installed there.
         cause, message, exception: as of ``EnvFailure``.
-        ended: the signal that ended its process, or its exit status; empty where it did not end.
-        limits_s: ``init``, ``reset``, ``step``: how long a call may take.
-        memory_max: how many bytes of memory its worker was allowed; 0 for no limit.
-        spec: of the env, encoded, for an id that is registered by its program only; empty where it has none.
-        trace: what it was asked until the call that failed, as ``ipc.trace`` gives it.
     """
 
     build: Dict[str, Any]
     mapped: Dict[str, Any]
-    lacks: List[str]
+    lacks: List[str]  # what is missing, because it is no plain data, in words; the env cannot be run again without it
     python: str
     variables: Dict[str, str]
     ld_library_path: List[str]
-    versions: Dict[str, str]
+    versions: Dict[str, str]  # of what is installed there
     cause: str
     message: str
     exception: str
-    ended: str
-    limits_s: Dict[str, float]
-    memory_max: int
-    spec: bytes
-    trace: bytes
+    ended: str  # the signal that ended its process, or its exit status; empty where it did not end
+    limits_s: Dict[str, float]  # ``init``, ``reset``, ``step``: how long a call may take
+    memory_max: int  # how many bytes of memory its worker was allowed; 0 for no limit
+    spec: bytes  # of the env, encoded, for an id that is registered by its program only; empty where it has none
+    trace: bytes  # what it was asked until the call that failed, as ``ipc.trace`` gives it
 
     @property
     def cut(self) -> str:

@@ -56,13 +56,9 @@ class SessionMemory:
     """The arena, and the driver that steps in it while the hub drives.
 
     Attributes:
-        arena: the mapped memory.
         nbytes: how much of it was reserved.
         descriptor: of the memory, for workers and a client.
         client_bell: the eventfd by which workers wake the client.
-        slot_bells: by slot, the eventfd by which the client wakes its process.
-        driver: steps in the arena.
-        frames: reads the frames of steps, and makes those of replies.
     """
 
     def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
@@ -70,7 +66,7 @@ class SessionMemory:
 
         Raises ``OSError`` and leaves nothing behind.
         """
-        self.slot_bells: list[int] = []
+        self.slot_bells: list[int] = []  # by slot, the eventfd by which the client wakes its process
         self.client_bell = self.descriptor = -1
         nbytes = self.nbytes = layout.nbytes()  # the rooms, 8 bytes of a row, are not counted
         if nbytes > budget.left:
@@ -81,14 +77,14 @@ class SessionMemory:
                 self.slot_bells.append(new_bell())
             # A client of the shared lane may write to all of its places, whatever the hub has given rows there.
             self.descriptor = allocate(layout, max(0, budget.left - nbytes))
-            self.arena = Arena(layout, self.descriptor)
+            self.arena = Arena(layout, self.descriptor)  # the mapped memory
         except OSError:
             self.close()
             raise
         budget.use(nbytes)
         self.arena.format(epoch=1)
-        self.driver = ArenaDriver(self.arena)
-        self.frames = StepFrames(self.arena, self.driver)
+        self.driver = ArenaDriver(self.arena)  # steps in the arena
+        self.frames = StepFrames(self.arena, self.driver)  # reads the frames of steps, and makes those of replies
 
     def grow(self, row: int, nbytes: int, budget: ArenaBudget) -> None:
         """Give the row room for infos of this size; without memory for it, they come on the worker's channel."""

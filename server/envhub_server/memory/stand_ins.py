@@ -65,20 +65,15 @@ class StandIns:
     """Completes rows in place of the workers of one session that have ended.
 
     The stimuli that its methods return are for the session's state machine.
-
-    Attributes:
-        memory: the session's, with the rows.
-        copies: of the objects in observations; None where the observation space has no objects.
-        losses: by slot whose process has ended, the loss that its rows report.
-        unrung: whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
     """
 
     def __init__(self, memory: SessionMemory, copies: ObjectCopies | None, is_batch: bool = False) -> None:
         """Complete rows in this memory; ``is_batch`` if each worker's are those of one vector env."""
         self._is_batch = is_batch
-        self.memory = memory
-        self.copies = copies
-        self.losses: dict[int, WorkerLoss] = {}
+        self.memory = memory  # the session's, with the rows
+        self.copies = copies  # of the objects in observations; None where the observation space has no objects
+        self.losses: dict[int, WorkerLoss] = {}  # by slot whose process has ended, the loss that its rows report
+        # Whether rows are done that the driver was not woken for; the session's runtime wakes it and clears this.
         self.unrung = False
 
     def take(

@@ -38,14 +38,8 @@ class Access:
     """Client of each connection of one hub, and the connections to end.
 
     Attributes:
-        authenticator: answers libzmq for tcp addresses; None while there are none.
-        connections: those that there are.
         connections_ended: how many connections the hub has ended.
         handshakes_unfinished: how many clients have left before they had shown, or failed to show, a key.
-        entries: by the peer of each connection of which a message was read, what the proxy has of it; None where it
-            came by itself.
-        removed: clients that were removed; the caller ends their sessions, and empties it.
-        proxy: by which the connections to tcp addresses come that strangers may use; None where there is none.
     """
 
     def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
@@ -53,18 +47,21 @@ class Access:
         self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
-        self.authenticator: Authenticator | None = None
+        self.authenticator: Authenticator | None = None  # answers libzmq for tcp addresses; None while there are none
+        # By which the connections to tcp addresses come that strangers may use; None where there is none.
         self.proxy: ProxyHandle | None = None
+        # By the peer of each connection of which a message was read, what the proxy has of it; None where it came by
+        # itself.
         self.entries: dict[bytes, PageEntry | None] = {}
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self._server_key = b""
         self.connections_ended = self.handshakes_unfinished = 0
-        self.connections = Connections()
+        self.connections = Connections()  # those that there are
         self._check_keys_s = math.inf
         self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
         self._keys_changed = False
-        self.removed: list[str] = []
+        self.removed: list[str] = []  # clients that were removed; the caller ends their sessions, and empties it
 
     @property
     def open_to_all(self) -> bool:

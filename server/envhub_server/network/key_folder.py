@@ -50,17 +50,12 @@ log = Logger("envhub.hub")
 
 
 class KeyFolder:
-    """A folder of keys, and who is admitted by it.
-
-    Attributes:
-        path: of the folder.
-        holders: by public key.
-        passed_over: what is wrong with the names of files that were no client's when the folder was last looked at.
-    """
+    """A folder of keys, and who is admitted by it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.holders: Mapping[bytes, Holder] = {}
+        self.path = path  # of the folder
+        self.holders: Mapping[bytes, Holder] = {}  # by public key
+        # What is wrong with the names of files that were no client's when the folder was last looked at.
         self.passed_over: list[str] = []
         self._problem = ""  # why the folder could not be read, if that was reported
         self._read: dict[str, _File] = {}  # by name, as it was when it was read last

@@ -47,9 +47,6 @@ class Listener:
 
     libzmq binds an ipc path that another hub listens on without an error, and so steals it. A lock file keeps two hubs
     apart, and distinguishes the socket file of a dead hub from that of a living one.
-
-    Attributes:
-        proxied: the sockets that listen for the proxy.
     """
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
@@ -58,7 +55,7 @@ class Listener:
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
-        self.proxied: list[socket.socket] = []
+        self.proxied: list[socket.socket] = []  # the sockets that listen for the proxy
         # By path, for when the address is shut: a socket in place of the ROUTER's, and a client that fills its queue.
         self._blockers: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
@@ -284,19 +281,17 @@ class Router:
     """The ROUTER of one hub, and its monitor. It owns both, and their context.
 
     Attributes:
-        context: of libzmq.
-        socket: the ROUTER.
         descriptor: readable when the ROUTER may have a message.
         monitor_descriptor: likewise, of the monitor.
-        is_readable: called without arguments, returns a true value if a message can be read. ``getsockopt(zmq.EVENTS)``
-            would take twice the time to say it: pyzmq makes an enum of the option.
     """
 
     def __init__(self) -> None:
-        self.context: Any = None
-        self.socket: Any = None
+        self.context: Any = None  # of libzmq
+        self.socket: Any = None  # the ROUTER
         self._monitor: Any = None
         self.descriptor = self.monitor_descriptor = -1
+        # Called without arguments, returns a true value if a message can be read. ``getsockopt(zmq.EVENTS)`` would take
+        # twice the time to say it: pyzmq makes an enum of the option.
         self.is_readable: Callable[[], Sequence[Any]] = lambda: ()
 
     def open(self, message_bytes_max: int) -> None:

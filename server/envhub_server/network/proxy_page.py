@@ -23,21 +23,13 @@ FULL = FULL_FRAMES | FULL_BYTES | FULL_HANDSHAKE
 
 @dataclass(frozen=True)
 class EndedHandshake:
-    """A connection that ended before the hub had let its client in, as the proxy tells the hub.
+    """A connection that ended before the hub had let its client in, as the proxy tells the hub."""
 
-    Attributes:
-        host: the address of the client.
-        spoke: whether the client had said something.
-        answered: whether the hub had.
-        welcomed: whether the client had shown that it knows the hub's public key.
-        denied: whether it was told that its own key is not known.
-    """
-
-    host: str
-    spoke: bool
-    answered: bool
-    welcomed: bool
-    denied: bool
+    host: str  # the address of the client
+    spoke: bool  # whether the client had said something
+    answered: bool  # whether the hub had
+    welcomed: bool  # whether the client had shown that it knows the hub's public key
+    denied: bool  # whether it was told that its own key is not known
 
     @property
     def why_unfinished(self) -> str:

@@ -29,17 +29,11 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Holder:
-    """Holder of a key.
+    """Holder of a key."""
 
-    Attributes:
-        name: of the client; empty for this machine's own user, who needs no key.
-        right: one of ``RIGHTS``.
-        quotas: None for no limit but the hub's.
-    """
-
-    name: str
-    right: str = "use"
-    quotas: Quotas | None = field(default_factory=Quotas)
+    name: str  # of the client; empty for this machine's own user, who needs no key
+    right: str = "use"  # one of ``RIGHTS``
+    quotas: Quotas | None = field(default_factory=Quotas)  # None for no limit but the hub's
 
     def may(self, op: Op) -> bool:
         return self.right != "observe" or op in _OBSERVERS

@@ -59,23 +59,16 @@ OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
 
 @dataclass(frozen=True)
 class InterpreterKey:
-    """Settings with which the process of an environment's interpreter starts; equal keys share a zygote.
+    """Settings with which the process of an environment's interpreter starts; equal keys share a zygote."""
 
-    Attributes:
-        python: the interpreter's program, or the folder of a virtual environment or conda prefix; empty for the hub's.
-        variables: of its environment, besides those of the hub.
-        ld_library_path: where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
-        folder: its working directory; empty for the hub's.
-        libraries: that it imports for all workers that it forks (``ipc.packages``).
-        flags: options of the interpreter, those of the program whose private hub this is.
-    """
-
+    # The interpreter's program, or the folder of a virtual environment or conda prefix; empty for the hub's.
     python: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()  # of its environment, besides those of the hub
+    # Where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
     ld_library_path: tuple[str, ...] = ()
-    folder: str = ""
-    libraries: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
+    folder: str = ""  # its working directory; empty for the hub's
+    libraries: tuple[str, ...] = ()  # that it imports for all workers that it forks (``ipc.packages``)
+    flags: tuple[str, ...] = ()  # options of the interpreter, those of the program whose private hub this is
 
     @property
     def is_other(self) -> bool:
@@ -90,36 +83,22 @@ class InterpreterUnusable(Exception):
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of a bootstrap, in JSON.
+    """One line of a bootstrap, in JSON."""
 
-    Attributes:
-        python: the interpreter's version, in the first line.
-        importing: the module that it imports now.
-        problem: ``old``, ``missing``, ``broken`` or ``apart``, after which it exits.
-        module: that is missing or cannot be imported.
-        why: the exception, or the version that is too old.
-        ready: it forks workers from now on.
-    """
-
-    python: str = ""
-    importing: str = ""
-    problem: str = ""
-    module: str = ""
-    why: str = ""
-    ready: bool = False
+    python: str = ""  # the interpreter's version, in the first line
+    importing: str = ""  # the module that it imports now
+    problem: str = ""  # ``old``, ``missing``, ``broken`` or ``apart``, after which it exits
+    module: str = ""  # that is missing or cannot be imported
+    why: str = ""  # the exception, or the version that is too old
+    ready: bool = False  # it forks workers from now on
 
 
 @dataclass
 class Start:
-    """Progress of an interpreter's start, by the messages of its bootstrap.
+    """Progress of an interpreter's start, by the messages of its bootstrap."""
 
-    Attributes:
-        last: the last that it said; an empty one before the first.
-        python: its version, if it has said that.
-    """
-
-    last: Said = field(default_factory=Said)
-    python: str = ""
+    last: Said = field(default_factory=Said)  # the last that it said; an empty one before the first
+    python: str = ""  # its version, if it has said that
     _unread: bytes = b""
     _bytes: int = 0
 

@@ -42,10 +42,7 @@ class Supervisor:
     """Starts the zygotes and the workers, and ends all processes that they leave behind.
 
     Attributes:
-        hub: the hub's name in the marks of its processes.
-        private: whether the envs are those of its own program.
         message_bytes_max, message_limits: a worker that sends a larger message is ended.
-        memory_kills: tells whether the kernel killed a worker for lack of memory.
     """
 
     def __init__(
@@ -63,16 +60,17 @@ class Supervisor:
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self.message_limits = KNOWN if private else WORKER_LIMITS
-        self.private = private
+        self.private = private  # whether the envs are those of its own program
         self._events = events
         self._environ = environ
+        # The hub's name in the marks of its processes.
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub
         self._orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.poller = poller
         as_events = writes_json() and not private  # what envs print there is the program's own output
         self.streams = OutputStream(poller, 1, as_events), OutputStream(poller, 2, as_events)
-        self.memory_kills = MemoryKills(own_counters())
+        self.memory_kills = MemoryKills(own_counters())  # tells whether the kernel killed a worker for lack of memory
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end
         self._barred: deque[InterpreterKey] = deque(maxlen=BARRED_MAX)  # whose libraries could not be imported

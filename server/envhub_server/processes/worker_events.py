@@ -25,23 +25,14 @@ class OutOfMemory(enum.Enum):
 
 @dataclass(frozen=True)
 class ExitCause:
-    """The cause of a worker's exit.
+    """The cause of a worker's exit."""
 
-    Attributes:
-        how: words that follow the worker's name, such as "exited with status 3".
-        signal: the name of the signal that ended the worker; empty if it exited by itself.
-        status: the exit status, if it exited by itself.
-        log_tail: the last of its stdout, followed by the last of its stderr.
-        unready: why its interpreter cannot be used, to be told in a line; empty if it can.
-        started: whether there was a worker at all.
-    """
-
-    how: str
-    signal: str = ""
-    status: int | None = None
-    log_tail: str = ""
-    unready: str = ""
-    started: bool = True
+    how: str  # words that follow the worker's name, such as "exited with status 3"
+    signal: str = ""  # the name of the signal that ended the worker; empty if it exited by itself
+    status: int | None = None  # the exit status, if it exited by itself
+    log_tail: str = ""  # the last of its stdout, followed by the last of its stderr
+    unready: str = ""  # why its interpreter cannot be used, to be told in a line; empty if it can
+    started: bool = True  # whether there was a worker at all
 
 
 def counter(file: Path, name: str) -> int | None:
@@ -126,32 +117,20 @@ class WorkerStarted:
 
 @dataclass(frozen=True)
 class WorkerSaid:
-    """A process has sent a control message; it is well-formed, and its numbers are within their bounds.
+    """A process has sent a control message; it is well-formed, and its numbers are within their bounds."""
 
-    Attributes:
-        process: its number in its session.
-        message: the control message.
-        current: False for a message about a step or reset of a row that is not the row's last one.
-    """
-
-    process: int
-    message: Any
-    current: bool = True
+    process: int  # its number in its session
+    message: Any  # the control message
+    current: bool = True  # False for a message about a step or reset of a row that is not the row's last one
 
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """A process was reaped, or will never exist: its last event.
+    """A process was reaped, or will never exist: its last event."""
 
-    Attributes:
-        process: its number in its session.
-        cause: why it ended.
-        unread: the last message that was sent to it, if it is known that the worker had not read all of it.
-    """
-
-    process: int
-    cause: ExitCause
-    unread: Any = None
+    process: int  # its number in its session
+    cause: ExitCause  # why it ended
+    unread: Any = None  # the last message that was sent to it, if it is known that the worker had not read all of it
 
 
 WorkerEvent = WorkerStarted | WorkerSaid | WorkerExited

@@ -60,26 +60,20 @@ class WorkerSupervisor(Protocol):
 
 
 class WorkerHandle:
-    """The hub's side of one worker, from before its birth until it is reaped.
-
-    Attributes:
-        pid: the ids of its process and process group; None until it is born.
-        ended: whether it was reaped, or will never be born.
-        ring: wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
-    """
+    """The hub's side of one worker, from before its birth until it is reaped."""
 
     def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
 
         Raises ``OSError`` and leaves nothing behind.
         """
-        self.pid: int | None = None
+        self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.poller
         self._session, self._number = worker
         self._events = events
         self._supervisor = supervisor
         self._pidfd = -1
-        self.ended = False
+        self.ended = False  # whether it was reaped, or will never be born
         self._killed = False  # by the hub
         self._read_error = ""
         self._last_sent: object = None
@@ -93,6 +87,7 @@ class WorkerHandle:
             # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
             self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.pop_all()
+        # Wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give

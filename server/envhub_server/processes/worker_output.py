@@ -229,12 +229,7 @@ Streams = tuple[OutputStream, OutputStream]  # the hub's stdout and stderr
 
 
 class WorkerOutput:
-    """The stdout and stderr of one worker.
-
-    Attributes:
-        label: who it is, in events of what it prints; may change.
-        far_ends: the worker's ends of the pipes that this has made; closed by ``close_far_ends``.
-    """
+    """The stdout and stderr of one worker."""
 
     def __init__(self, streams: Streams, pipes: Sequence[int] = ()) -> None:
         """Read these pipes, whose owner this is from now on, or make one to each of the hub's two streams.
@@ -243,8 +238,8 @@ class WorkerOutput:
         """
         self._tails = bytearray(), bytearray()
         self._readers: list[tuple[OutputStream, int]] = [*zip(streams, pipes, strict=False)]
-        self.far_ends: list[int] = []
-        self.label: dict[str, Any] = {}
+        self.far_ends: list[int] = []  # the worker's ends of the pipes that this has made; closed by ``close_far_ends``
+        self.label: dict[str, Any] = {}  # who it is, in events of what it prints; may change
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             for stream in streams if not pipes else ():

@@ -50,14 +50,7 @@ class ZygoteSupervisor(Source, Protocol):
 
 
 class ZygoteHandle:
-    """The process that forks workers, of one interpreter, in one environment and working directory.
-
-    Attributes:
-        key: what it was started with.
-        environ: the environment of its program, before what the key says.
-        ready: whether it forks workers at once.
-        problem: why it cannot be used, to be told in a line, as far as that is known.
-    """
+    """The process that forks workers, of one interpreter, in one environment and working directory."""
 
     def __init__(
         self,
@@ -71,10 +64,10 @@ class ZygoteHandle:
 
         Raises ``InterpreterUnusable`` or ``OSError`` and leaves nothing behind.
         """
-        self.key = key
-        self.environ = environ
-        self.ready = False
-        self.problem = ""
+        self.key = key  # what it was started with
+        self.environ = environ  # the environment of its program, before what the key says
+        self.ready = False  # whether it forks workers at once
+        self.problem = ""  # why it cannot be used, to be told in a line, as far as that is known
         self._poller = poller = supervisor.poller
         self._channel_closed = False
         self._retiring = False

@@ -43,21 +43,14 @@ RINGS_BYTES = 1 << 16  # more than a pipe can hold
 
 
 class Bells:
-    """The bells of the arena.
-
-    Attributes:
-        waking: the hub's and the client's, which wake this worker.
-        hub_bell: the hub's; -1 before there is an arena.
-        serving: whether the rows in the arena are this worker's; only then the bells are watched.
-        spinner: spins before the worker parks; never before the worker serves.
-    """
+    """The bells of the arena."""
 
     def __init__(self, poller: WorkerPoller) -> None:
         self._poller = poller
-        self.waking: tuple[int, ...] = ()
-        self.hub_bell = -1
-        self.serving = False
-        self.spinner = Spinner(0, time.perf_counter_ns)
+        self.waking: tuple[int, ...] = ()  # the hub's and the client's, which wake this worker
+        self.hub_bell = -1  # the hub's; -1 before there is an arena
+        self.serving = False  # whether the rows in the arena are this worker's; only then the bells are watched
+        self.spinner = Spinner(0, time.perf_counter_ns)  # spins before the worker parks; never before the worker serves
         self._of_drivers: dict[int, int] = {}
 
     def attach(self, descriptors: ArenaDescriptors) -> None:

@@ -33,23 +33,15 @@ class SessionSpaces(NamedTuple):
 
 
 class HostedEnvs:
-    """The envs of one worker.
+    """The envs of one worker."""
 
-    Attributes:
-        number: the worker's number in its session; None if the worker only lists names.
-        build: the message by which the envs are built; None before it came.
-        groups: the envs; empty once another worker serves their rows.
-        trace: the requests of the envs, for replays; None for none.
-        spaces: of the session; only once an arena is mapped.
-    """
-
-    spaces: SessionSpaces
+    spaces: SessionSpaces  # of the session; only once an arena is mapped
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        self.build: Any = None
-        self.groups: list[RowGroup] = []
-        self.trace: TraceWriter | None = None
+        self.number: int | None = None  # the worker's number in its session; None if the worker only lists names
+        self.build: Any = None  # the message by which the envs are built; None before it came
+        self.groups: list[RowGroup] = []  # the envs; empty once another worker serves their rows
+        self.trace: TraceWriter | None = None  # the requests of the envs, for replays; None for none
 
     @property
     def indices(self) -> list[int]:
@@ -141,18 +133,10 @@ class FailureReports:
 
 
 class WorkerContext(NamedTuple):
-    """The objects that the subjects of one worker share.
+    """The objects that the subjects of one worker share."""
 
-    Attributes:
-        channel: to the hub.
-        envs: those of the worker.
-        host: the process in which they run.
-        reports: of what they raise.
-        progress: the worker's word in the arena.
-    """
-
-    channel: Channel
-    envs: HostedEnvs
-    host: Host
-    reports: FailureReports
-    progress: ProgressWord
+    channel: Channel  # to the hub
+    envs: HostedEnvs  # those of the worker
+    host: Host  # the process in which they run
+    reports: FailureReports  # of what they raise
+    progress: ProgressWord  # the worker's word in the arena

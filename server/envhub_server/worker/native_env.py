@@ -29,15 +29,10 @@ Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
 
 
 class Share(NamedTuple):
-    """Envs of a session that a vector env holds.
+    """Envs of a session that a vector env holds."""
 
-    Attributes:
-        rows: their indices in the session, ascending.
-        workers: how many workers have a share of the session's envs.
-    """
-
-    rows: Sequence[int]
-    workers: int
+    rows: Sequence[int]  # their indices in the session, ascending
+    workers: int  # how many workers have a share of the session's envs
 
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
         """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs.
@@ -61,13 +56,10 @@ class NativeEnv:
 
     Attributes:
         observation_space, action_space, metadata, render_mode, spec: of one of its envs.
-        autoreset_mode: its own.
         share: which envs of the session it has.
-        knows_masks: whether envs of its class take a mask of those that a reset is for.
-        takes_masks: whether some of its envs can be reset without the others.
     """
 
-    knows_masks = False
+    knows_masks = False  # whether envs of its class take a mask of those that a reset is for
 
     def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
         self.made, self.share, self._make = made, share, make
@@ -77,9 +69,10 @@ class NativeEnv:
         spec = getattr(made, "spec", None)
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
-        self.autoreset_mode = getattr(mode, "value", mode)
+        self.autoreset_mode = getattr(mode, "value", mode)  # its own
         self.num_envs = len(share.rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
+        # Whether some of its envs can be reset without the others.
         self.takes_masks = self.autoreset_mode == DISABLED or self.knows_masks or self.num_envs == 1
 
     @property

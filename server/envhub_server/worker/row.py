@@ -49,14 +49,9 @@ _NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # classes of r
 
 
 class Row:
-    """One env of this worker.
+    """One env of this worker."""
 
-    Attributes:
-        posted: whether the words of all of its rows are written, if that of the first is.
-        reward_shape: of the first reward with axes; empty before it.
-    """
-
-    posted = True
+    posted = True  # whether the words of all of its rows are written, if that of the first is
 
     def __init__(
         self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
@@ -79,7 +74,7 @@ class Row:
         self._pending_failure: Exception | None = None
         self._pending_info = b""
         self.trace: TraceWriter | None = None
-        self.reward_shape: tuple[int, ...] = ()
+        self.reward_shape: tuple[int, ...] = ()  # of the first reward with axes; empty before it
         self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
 
     @property

@@ -26,17 +26,13 @@ from envhub_server.worker.shared_process import SharedState, reseed
 
 
 class Departure:
-    """Decides when a worker leaves its rows.
-
-    Attributes:
-        awaited: whether a step may be the last before something is due: ``note_step`` has to follow each one.
-        left: the groups that another worker serves now.
-    """
+    """Decides when a worker leaves its rows."""
 
     def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
         self._channel, self._envs, self._bells = channel, envs, bells
+        # Whether a step may be the last before something is due: ``note_step`` has to follow each one.
         self.awaited = False
-        self.left: list[RowGroup] = []
+        self.left: list[RowGroup] = []  # the groups that another worker serves now
         self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
         self._leaving = self._cutting = False
 

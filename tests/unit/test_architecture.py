@@ -303,6 +303,20 @@ BUDGETS = {
     "client/envhub_client/recording": (1090, 5),
     "client/envhub_client/session": (2390, 13),
     "client/envhub_client/tools": (710, 6),
+    "envhub": (1680, 18),
+    "envhub/arena": (740, 5),
+    "envhub/cli": (970, 11),
+    "envhub/fleet": (720, 5),
+    "envhub/protocol": (1570, 6),
+    "envhub/transport": (800, 6),
+    "envhub/values": (2190, 9),
+    "server/envhub_server": (1280, 8),
+    "server/envhub_server/catalog": (930, 6),
+    "server/envhub_server/ipc": (1220, 8),
+    "server/envhub_server/memory": (660, 4),
+    "server/envhub_server/network": (2790, 13),
+    "server/envhub_server/processes": (1720, 9),
+    "server/envhub_server/worker": (5200, 26),
 }
 
 

@@ -98,8 +98,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         observation_mode: ``"same"``, ``"different"`` or ``(batched space, single space)``, as in Gymnasium. With
             ``"first"`` envs may differ in the bounds of their observations and actions: the spaces are the first env's
             then. With ``"any"`` envs also differ in shapes and keys, and an observation need not fit its space.
-            Observations are a tuple with each env's own, and the space is ``Anything``. So is the action space where
-            the envs' have different leaves: actions are a list with each env's own then, and ``send`` is refused.
+            Observations are a tuple with each env's own then; so are actions where they have different leaves.
         info_mode: the form of infos: ``"batched"``, an array of all envs for each key, as in Gymnasium, or
             ``"by_env"``, the dict that each env gave, by the number of the env. Wrappers of vector envs, such as
             ``RecordEpisodeStatistics``, need ``"batched"``.
@@ -117,8 +116,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             ``"auto"``, what both sides have.
         reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
-            at the same address, or on a new private hub. The step under way then returns every env truncated. Of
-            several hubs only the lost one's envs are; with ``"redistribute"`` any hub that has room makes them again.
+            at the same address, or on a new private hub. The step under way then returns every env truncated; of
+            several hubs the lost one's. With ``"redistribute"`` any hub that has room makes them again.
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend

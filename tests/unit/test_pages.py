@@ -270,11 +270,13 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "PiB": 1 << 50, "days":
 
 
 def limits(*titles: str) -> Iterator[tuple[str, float, str]]:
-    """The name, the default and the third cell of each limit in the tables of these sections."""
+    """The name, the default, and what changes it, of each limit in the tables of these sections."""
     for title in titles:
-        for row in table(SERVER / "limits.md", title):
-            number, _, unit = row[1].partition(" ")
-            yield re.split(r" \(|;", row[0])[0], float(number.replace(",", "")) * UNITS.get(unit, 1), row[2]
+        for name, text in table(SERVER / "limits.md", title):
+            default, _, changed_by = text.partition(" (")
+            number, _, unit = default.partition(" ")
+            size = float(number.replace(",", "")) * UNITS.get(unit, 1)
+            yield re.split(r" \(|;", name)[0], size, changed_by.rstrip(")")
 
 
 SECTIONS = (

@@ -109,18 +109,14 @@ class HostingOptions:
             A worker that has more is ended, with the cause ``memory``. 0 for no limit. A hub that others share allows
             no more than its operator.
         spares: the number of workers that each hub makes ahead, with their envs, for envs that take long. When a
-            worker ends, a spare takes its place at once. Where factories or ``env_kwargs`` differ, a spare fits the
-            worker that it was made for. A hub that others share makes up to 8 of a session.
+            worker ends, a spare takes its place at once. A hub that others share makes up to 8 of a session.
         recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}`` of its envs
             together, after ``{"age_s": 3600.0}`` seconds, or with more than ``{"memory_bytes": 2 << 30}``, or any of
-            them. A worker of one env is taken over from between two episodes. Of several envs, and with SAME_STEP,
-            those that are in an episode are truncated with the cause ``recycle``. Without ``num_workers`` every env
-            gets a process of its own then.
+            them. Without ``num_workers`` every env gets a process of its own then.
         shared_process: True if several of the envs may share a process, which steps cheap envs faster. An env that
-            draws from ``numpy.random``, or keeps anything in a module or a library, gives other results there. Changes
-            of random numbers, ``os.environ`` and the working directory are warned of once.
+            draws from ``numpy.random``, or keeps anything in a module or a library, gives other results there.
         one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
-            have only one. Where the second env of a process cannot be made, each gets its own without it, too.
+            have only one.
         python: the interpreter of the workers, for a simulator that needs another: a program, a virtual environment or
             a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of
             a hub that others share, its operator says it.

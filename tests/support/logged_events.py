@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     **{name: (name,) for name in ("debug", "info", "warning", "error")},
     "exception": ("error",),
-    "Warn": ("warning",),
-    "Notify": ("warning",),
+    "warn": ("warning",),
+    "notify": ("warning",),
     "json_line": ("info",),
     "tell": (),
 }

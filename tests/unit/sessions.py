@@ -1,4 +1,4 @@
-"""Sessions in the states that tests begin with, and what their workers say. After each stimulus they are validated."""
+"""Sessions in the states that tests begin with, and what their workers say. After each event they are validated."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
 from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
-from envhub_server.session import stimuli
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress
-from envhub_server.session.instructions import Instruction, Instructions, Tell
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, Phase
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Slot, Stage
-from envhub_server.session.table import TABLE
+from envhub_server.session.transitions import HANDLERS, TRANSITIONS
 from envhub_server.session.worker_count import Machine, WorkerCount
+from recorder import Effect, Recorder, Tell, events
 
 from envhub.protocol.messages import Failure, Make
 
@@ -36,39 +35,53 @@ KILLED = ExitCause("was ended by SIGKILL", "SIGKILL", log_tail="its last words")
 
 
 class Session(SessionMachine):
-    """A state machine that is asked by its stimuli only, and validated after each.
+    """A state machine that is validated after each event.
 
-    Every change of its phase must be one that the table declares.
+    Every change of its phase must be one that is declared.
     """
 
-    def handle(self, stimulus: Any, now_s: float = 0.0) -> Instructions:
-        before, kind = self.phase, type(stimulus)
-        if isinstance(stimulus, (stimuli.Requested, WorkerSaid)):
-            kind = type(stimulus.message)
-        instructions = super().handle(stimulus, now_s)
-        assert isinstance(instructions, list), "the hub carries out a list, however short"
+    effects: Recorder
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(Recorder(), *about)
+
+    def handle(self, event: Any, now_s: float = 0.0) -> list[Effect]:
+        """Tell the session what has happened; the calls of its effects."""
+        before, name = self.phase, self.tell(event, now_s)
         validate(self)
-        rule = TABLE.get(kind, {}).get(before)
-        declared = () if rule is None else rule.following
+        declared = TRANSITIONS.get(name, {}).get(before, ())
         draining = (Phase.CLOSING, Phase.ENDED)  # which may follow anything, once the hub shuts down
-        assert self.phase in (before, *declared, *draining), f"{kind.__name__} in {before} led to {self.phase}"
-        return instructions
+        assert self.phase in (before, *declared, *draining), f"{name} in {before} led to {self.phase}"
+        calls, self.effects.calls = self.effects.calls, []
+        return calls
+
+    def tell(self, event: Any, now_s: float) -> str:
+        """Effect the method of an event; its name, or that of the one that handles a message."""
+        handler = HANDLERS.get(type(getattr(event, "message", None)), {}).get(self.phase)
+        if isinstance(event, WorkerExited):
+            self.on_exited(now_s, event)
+            return "on_exited"
+        if isinstance(event, WorkerSaid):
+            self.on_said(now_s, event)
+        else:
+            getattr(self, event.method)(now_s, *vars(event).values())
+        return getattr(event, "method", "") if handler is None else handler.__name__
 
     def number(self, worker: int) -> int:
         """The number of the process that serves this slot, or is to; that of a spare is its own."""
         process = self.slots[worker].process if worker < len(self.slots) else None
         return worker if process is None else process.number
 
-    def said(self, worker: int, message: Any, now_s: float = 0.0) -> Instructions:
+    def said(self, worker: int, message: Any, now_s: float = 0.0) -> list[Effect]:
         """A call's answer repeats its number."""
         if isinstance(message, (CallResults, CallFailed)) and not message.number:
             message = replace(message, number=self.calls.number)
         return self.handle(WorkerSaid(self.number(worker), message), now_s)
 
-    def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
+    def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> list[Effect]:
         return self.ended(self.number(worker), cause, now_s)
 
-    def ended(self, process: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> Instructions:
+    def ended(self, process: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> list[Effect]:
         """What is done about the end of the process of this number, which may serve no slot."""
         return self.handle(WorkerExited(process, cause), now_s)
 
@@ -76,16 +89,16 @@ class Session(SessionMachine):
         """The process of this number says which rows it closes now; without any it has closed all."""
         assert self.handle(WorkerSaid(process, Closing([*rows])), now_s) == []
 
-    def closed(self, process: int, now_s: float = 0.0) -> Instructions:
+    def closed(self, process: int, now_s: float = 0.0) -> list[Effect]:
         """What is done once the process of this number has closed its envs and ended."""
         self.closes(process, now_s=now_s)
         return self.ended(process, ExitCause("exited with status 0"), now_s)
 
-    def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> Instructions:
-        return self.handle(stimuli.Requested(message, quiescent), now_s)
+    def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> list[Effect]:
+        return self.handle(events.Request(message, quiescent), now_s)
 
-    def rows_done(self) -> Instructions:
-        return self.handle(stimuli.RowsDone())
+    def rows_done(self) -> list[Effect]:
+        return self.handle(events.RowsDone())
 
     def elapsed(
         self,
@@ -93,43 +106,38 @@ class Session(SessionMachine):
         *progress: Progress | None,
         quiescent: bool = True,
         memory: Mapping[int, int] = MappingProxyType({}),
-    ) -> Instructions:
+    ) -> list[Effect]:
         found = progress or (None,) * len(self.slots)
-        return self.handle(stimuli.Elapsed(quiescent, found, memory), now_s)
+        return self.handle(events.Elapsed(quiescent, found, memory), now_s)
 
-    def sampled(
-        self, begin_s: float, end_s: float, *progress: Progress | None, quiescent: bool = True
-    ) -> list[Instruction]:
+    def sampled(self, begin_s: float, end_s: float, *progress: Progress | None, quiescent: bool = True) -> list[Effect]:
         """What is done in the samples after ``begin_s``, which are as often as planned, up to ``end_s``."""
-        instructions: list[Instruction] = []
+        calls: list[Effect] = []
         for number in range(round((end_s - begin_s) / SAMPLE_S)):
             now_s = begin_s + (number + 1) * SAMPLE_S
-            instructions += self.elapsed(now_s, *progress, quiescent=quiescent)
-        return instructions
+            calls += self.elapsed(now_s, *progress, quiescent=quiescent)
+        return calls
 
 
-Kind = TypeVar("Kind", bound=Instruction)
+def every(kind: type[Effect], calls: Iterable[Effect]) -> list[Any]:
+    """The calls of this kind, whatever comes between them."""
+    return [each for each in calls if isinstance(each, kind)]
 
 
-def every(kind: type[Kind], instructions: Iterable[Instruction]) -> list[Kind]:
-    """The instructions of this kind, whatever comes between them."""
-    return [each for each in instructions if isinstance(each, kind)]
-
-
-def only(kind: type[Kind], instructions: Iterable[Instruction]) -> Kind:
-    """The one instruction of this kind, whatever comes before and after it."""
-    (found,) = every(kind, instructions)
+def only(kind: type[Effect], calls: Iterable[Effect]) -> Any:
+    """The one call of this kind, whatever comes before and after it."""
+    (found,) = every(kind, calls)
     return found
 
 
-def only_tell(kind: type, instructions: Iterable[Instruction]) -> Tell:
-    """The one instruction that tells a process a message of this kind, whatever comes before and after it."""
-    (found,) = (each for each in every(Tell, instructions) if isinstance(each.message, kind))
+def only_tell(kind: type, calls: Iterable[Effect]) -> Any:
+    """The one call that tells a process a message of this kind, whatever comes before and after it."""
+    (found,) = (each for each in every(Tell, calls) if isinstance(each.message, kind))
     return found
 
 
 def validate(state: SessionMachine) -> None:
-    """Check what always holds between two stimuli."""
+    """Check what always holds between two events."""
     ownership, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
@@ -190,7 +198,7 @@ def begun(num_envs: int = 3, workers: int = 2, recipe: Recipe = RECIPE, **make: 
     """A session whose workers are building."""
     made = Make(num_envs, "CartPole-v1", **make)
     session = session_of(made, workers, recipe, restarts_max=made.faults.restarts_max)
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     return session
 
 
@@ -208,5 +216,5 @@ def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
 def shared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session whose client drives."""
     session = ready(num_envs, workers, **make)
-    session.handle(stimuli.SideConnected(quiescent=True))
+    session.handle(events.SideConnected(quiescent=True))
     return session

@@ -336,9 +336,7 @@ def test_every_class_has_a_name_of_its_own() -> None:
     assert not sorted(place for place in places if names[place[0]] > 1)
 
 
-SESSION_CORE = [
-    f"server/envhub_server/hub/{name}.py" for name in ("runtime", "holdings", "inputs", "executor", "replies")
-]
+SESSION_CORE = [f"server/envhub_server/hub/{name}.py" for name in ("runtime", "resources", "effects", "replies")]
 
 
 @of_each(SESSION_CORE)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import EnvFacts, Recipe
-from envhub_server.hub.executor import EXECUTED
-from envhub_server.hub.replies import REPLIES
+from envhub_server.hub.effects import SessionEffects
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -33,14 +32,23 @@ from envhub_server.ipc.control import (
     Suspicious,
 )
 from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
-from envhub_server.session import state, stimuli
+from envhub_server.session import state
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Late, Progress
-from envhub_server.session.instructions import (
+from envhub_server.session.phases import Driver, LaneName, Phase
+from envhub_server.session.sizing import SECOND_FAILED
+from envhub_server.session.supervision import STACKS_S
+from envhub_server.session.transitions import HANDLERS, TRANSITIONS, IllegalEvent, diagram
+from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorder import (
+    EFFECTS,
     Answer,
     AnswerAttach,
     CloseSide,
+    Effect,
     End,
     EndRecall,
     Fail,
@@ -50,8 +58,6 @@ from envhub_server.session.instructions import (
     Goodbye,
     Grant,
     HandOver,
-    Instruction,
-    Instructions,
     Kill,
     Learn,
     LeavePart,
@@ -73,15 +79,8 @@ from envhub_server.session.instructions import (
     Transfer,
     Warn,
     WindUp,
+    events,
 )
-from envhub_server.session.machine import IllegalStimulus
-from envhub_server.session.phases import Driver, LaneName, Phase
-from envhub_server.session.sizing import SECOND_FAILED
-from envhub_server.session.supervision import STACKS_S
-from envhub_server.session.table import TABLE, diagram
-from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sessions import (
     ACTION,
     INFO_BYTES,
@@ -131,7 +130,7 @@ from envhub.protocol.messages import (
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
 
-DRAINING = stimuli.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
+DRAINING = events.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
 SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
 
 
-def separated(session: Session, instructions: Instructions) -> None:
+def separated(session: Session, instructions: list[Effect]) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
     started = every(StartProcesses, instructions)
     assert Warn("envs_separated", {"worker": 0, "why": SECOND_FAILED}) in instructions
@@ -219,7 +218,7 @@ VECTOR = Recipe("CartPole-v1", settings=EnvSettings(vector=True))
 def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Recipe = RECIPE, **rules: Any) -> Session:
     """A session of three envs whose workers are building."""
     session = Session(Make(3, "CartPole-v1"), recipe, sizing, INFO_BYTES, machine, restarts(), WorkerRules(**rules))
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     return session
 
 
@@ -273,7 +272,7 @@ def undecided(num_envs: int = 16) -> Session:
     """A session whose first envs are being made, to decide how many workers it gets, and what they share."""
     make = Make(num_envs, "Ant-v5", pin=True)
     session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts(), WorkerRules(libraries=None))
-    begun = session.handle(stimuli.SessionMade())
+    begun = session.handle(events.Made())
     assert StartProcesses((0, 1, 2, 3)) in begun and len(every(Tell, begun)) == 4  # one for each CPU
     for cpu, build in enumerate(every(Tell, begun)):
         assert build.message.first_only
@@ -321,10 +320,10 @@ def test_client_is_told_that_its_envs_share_processes_for_want_of_room(known: bo
     machine = replace(MACHINE, workers_max=5)
     sizing = WorkerCount(5, "as the test wants it", crowded=True) if known else None
     session = Session(Make(16), RECIPE, sizing, INFO_BYTES, machine, restarts())
-    told = session.handle(stimuli.SessionMade())
+    notified = session.handle(events.Made())
     if not known:
-        told = [session.said(worker, UNKNOWN) for worker in range(4)][-1]
-    assert every(Notify, told) == [Notify("processes_shared", crowded_text(16, 5))]
+        notified = [session.said(worker, UNKNOWN) for worker in range(4)][-1]
+    assert every(Notify, notified) == [Notify("processes_shared", crowded_text(16, 5))]
 
 
 def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_made_but_no_more_than_it_may() -> None:
@@ -363,7 +362,7 @@ def told_to_share(libraries: tuple[str, ...] | None, workers: int = 2, gpus: Seq
 
 def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_what_they_share() -> None:
     session = told_to_share(None, workers=16)
-    instructions = session.handle(stimuli.SessionMade())
+    instructions = session.handle(events.Made())
     assert StartProcesses((0, 1, 2, 3)) in instructions
     assert all(build.message.says_imported for build in every(Tell, instructions))
     assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
@@ -375,7 +374,7 @@ def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_wha
 
 def test_one_worker_that_must_share_nothing_decides_for_all() -> None:
     session = told_to_share(None, workers=16)
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     for worker, found in enumerate([["torch"], None, ["torch"]]):
         assert session.said(worker, Imported(found)) == []
     assert StartProcesses(tuple(range(4, 16))) in session.said(3, Imported(["torch"]))
@@ -383,7 +382,7 @@ def test_one_worker_that_must_share_nothing_decides_for_all() -> None:
 
 def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> None:
     session = told_to_share(None, workers=16, gpus=[0])
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     started = [session.said(worker, Imported(["torch"])) for worker in range(4)][-1][0]
     assert started == StartProcesses(tuple(range(4, 16)))
     assert learned(session) == EnvFacts(("torch",))
@@ -392,7 +391,7 @@ def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> Non
 def sharing() -> Session:
     """A session of two workers that have PyTorch from their zygote, and make their envs."""
     session = told_to_share(("torch",))
-    assert StartProcesses((0, 1), libraries=("torch",)) in session.handle(stimuli.SessionMade())
+    assert StartProcesses((0, 1), libraries=("torch",)) in session.handle(events.Made())
     return session
 
 
@@ -421,7 +420,7 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
 @pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), ([], ()), (None, ())])
 def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None, noted: tuple[str, ...]) -> None:
     session = told_to_share(None)
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     for message in (Imported([]), replace(built(), libraries=found)):
         for worker in (0, 1):
             session.said(worker, message)
@@ -479,7 +478,7 @@ def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libr
 @pytest.mark.parametrize("tried", [False, True])
 def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_envs_with_them(tried: bool) -> None:
     session = told_to_share(("torch",) if tried else None)
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     for message in (Imported(["torch"]), replace(built(), libraries=["torch"]), Mapped()):
         for worker in (0, 1):
             session.said(worker, message)
@@ -522,7 +521,7 @@ def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None
 
 def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
     session = undecided()
-    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), *map(Kill, range(4))]
+    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), *map(Kill, range(4))]
     ends = [session.exited(worker, ExitCause("was ended by SIGKILL")) for worker in range(4)]
     assert ends == [[], [], [], [End()]]
 
@@ -532,7 +531,7 @@ def sized(workers: int, chosen: bool = False, alone: bool = False, factories: by
     sizing = WorkerCount(workers, "as the test wants it", chosen, alone)
     make = Make(16, factories=factories)
     session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
-    session.handle(stimuli.SessionMade())
+    session.handle(events.Made())
     return session
 
 
@@ -554,7 +553,7 @@ def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
 def test_every_worker_is_told_to_build_its_block() -> None:
     make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
     session = session_of(make, 2, Recipe("CartPole-v1", ("mine",), "m:f"))
-    instructions = session.handle(stimuli.SessionMade())
+    instructions = session.handle(events.Made())
     assert only(StartProcesses, instructions) == StartProcesses(tuple(range(2)))
     first, second = every(Tell, instructions)
     assert (first.process, first.message.rows, first.message.worker) == (0, [0, 2], 0)
@@ -580,8 +579,8 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
     world = World(["/x"], "/", {}, b"r")
-    private = only_tell(Build, session_of(Make(1, world=world), 1).handle(stimuli.SessionMade()))
-    public = only_tell(Build, session_of(Make(1), 1).handle(stimuli.SessionMade()))
+    private = only_tell(Build, session_of(Make(1, world=world), 1).handle(events.Made()))
+    public = only_tell(Build, session_of(Make(1), 1).handle(events.Made()))
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
 
@@ -663,7 +662,15 @@ def test_arena_that_cannot_be_had_fails_the_make() -> None:
     session = begun(1, 1)
     session.said(0, built())
     limit = Failure("limit", "hub", "no memory left")
-    assert session.handle(stimuli.ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
+    assert session.handle(events.ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
+
+
+def test_failures_of_memory_and_rows_are_nothing_to_a_session_that_closes() -> None:
+    session = begun(1, 1)
+    session.said(0, built())
+    session.handle(events.Abandoned(SHUTTING_DOWN))
+    assert session.handle(events.ArenaRefused("no memory left")) == []
+    assert session.handle(events.StandInFailed(RAISED)) == [] and session.requests.failure is None
 
 
 @pytest.mark.parametrize("mapping", [False, True])
@@ -1058,12 +1065,12 @@ def test_history_of_a_session_has_a_limit() -> None:
     for _ in range(state.HISTORY_MAX + 1):
         session.request(Step(b"\x04"))
         session.rows_done()
-    assert len(session.history) == state.HISTORY_MAX and session.history[-1] is stimuli.RowsDone
+    assert len(session.history) == state.HISTORY_MAX and session.history[-1] == "on_rows_done"
 
 
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
-    session.handle(stimuli.LeaseExpired(quiescent=True))
+    session.handle(events.LeaseExpired())
     fail = only(Fail, session.request(Step(b"\x04")))
     assert "closing" in fail.failure.message
 
@@ -1084,7 +1091,7 @@ def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> No
 def test_abandoned_session_tells_the_request_under_way_why() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
+    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
     session.exited(0)
     cut = "envs 0, 1, 2 ended before close was over: the hub is shutting down"
     assert session.exited(1) == [Notify("envs_cut_short", cut), End()]
@@ -1094,37 +1101,37 @@ def test_client_that_waits_for_the_end_of_an_abandoned_session_is_told_first_whi
     session = ready(2, 1)
     session.request(Close())
     session.closes(0, 0)
-    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Kill(0)]
+    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Kill(0)]
     cut = Notify("envs_cut_short", "envs 0, 1 ended before close was over: the hub is shutting down")
     assert session.exited(0) == [cut, Answer(Done()), End()]
 
 
 def test_idle_session_is_abandoned_without_a_word() -> None:
-    assert ready().handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Kill(0), Kill(1)]
+    assert ready().handle(events.Abandoned(SHUTTING_DOWN)) == [Kill(0), Kill(1)]
 
 
 def test_session_abandoned_while_building_fails_its_make() -> None:
     session = begun()
-    assert session.handle(stimuli.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
+    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
 
 
 ASKED = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
 
 
 def test_session_whose_lease_expires_closes_its_envs_and_kills_those_that_stay_at_work() -> None:
-    assert ready().handle(stimuli.LeaseExpired(quiescent=True)) == ASKED
-    assert shared().handle(stimuli.LeaseExpired(quiescent=False)) == [Revoke(), *ASKED]
+    assert ready().handle(events.LeaseExpired()) == ASKED
+    assert shared().handle(events.LeaseExpired()) == [Revoke(), *ASKED]
     session = ready()
     session.request(Step(b"\x04"))
-    ends = session.handle(stimuli.LeaseExpired(quiescent=False))
+    ends = session.handle(events.LeaseExpired())
     assert only(Fail, ends) and every(Tell, ends) == ASKED
     assert session.elapsed(1.0, None, Progress(7, 1, "step"), quiescent=False) == [Kill(1)]
 
 
 def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=True))
-    ended = session.handle(stimuli.LeaseExpired(quiescent=True))
+    session.handle(events.Attached(quiescent=True))
+    ended = session.handle(events.LeaseExpired())
     assert every(Tell, ended) == ASKED and only(FailAttach, ended) and not every(Transfer, ended)
 
 
@@ -1134,7 +1141,7 @@ def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() ->
 def test_broken_session_whose_lease_expires_closes_the_envs_that_are_left() -> None:
     session = ready(faults=Faults(restarts_max=0))
     session.exited(0)
-    assert session.handle(stimuli.LeaseExpired(quiescent=True)) == [Tell(1, CloseEnvs())]
+    assert session.handle(events.LeaseExpired()) == [Tell(1, CloseEnvs())]
 
 
 def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
@@ -1167,7 +1174,7 @@ def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_t
         session = ready(faults=Faults(close_s=close_s))
         session.request(Step(b"\x04"))
         session.handle(DRAINING)
-        session.handle(stimuli.Draining(by_s=100.0, end_by_s=200.0, quiescent=True))
+        session.handle(events.Draining(by_s=100.0, end_by_s=200.0, quiescent=True))
         assert session.elapsed(9.95, quiescent=False) == []
         assert session.next_deadline_s() == 10.0
         assert Goodbye(SHUTTING_DOWN) in session.rows_done()
@@ -1179,7 +1186,7 @@ def test_client_that_does_not_step_is_looked_after_soon_once_the_hub_shuts_down(
     session = shared()
     for now_s in range(20):
         session.elapsed(now_s)
-    session.handle(stimuli.Draining(by_s=100.0, end_by_s=200.0, quiescent=False), 19.0)
+    session.handle(events.Draining(by_s=100.0, end_by_s=200.0, quiescent=False), 19.0)
     assert session.next_deadline_s() == 19.0 + SAMPLE_S
 
 
@@ -1207,17 +1214,17 @@ def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
 def test_hub_that_shuts_down_begins_no_request() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     assert session.handle(DRAINING) == []
     assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
     assert session.request(Receive(1)) == [TakePart(1)]
-    ends = session.handle(stimuli.PartDone((0,)))
+    ends = session.handle(events.PartDone((0,)))
     assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
 
 
 def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
     session = shared()
-    assert session.handle(stimuli.Draining(10.0, 20.0, quiescent=False)) == [WindUp()]
+    assert session.handle(events.Draining(10.0, 20.0, quiescent=False)) == [WindUp()]
     assert session.elapsed(0.1, quiescent=False) == []
     assert Goodbye(SHUTTING_DOWN) in session.elapsed(0.2, quiescent=True)
 
@@ -1228,10 +1235,10 @@ def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
 def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
     session = ready()
     assert session.request(Send([0, 2], b"\x04")) == [PostPart()]
-    assert session.handle(stimuli.PartPosted(2)) == [Answer(Done())]
+    assert session.handle(events.PartPosted(2)) == [Answer(Done())]
     assert session.request(Receive(5)) == [TakePart(2)]  # not more than there are
     session.said(0, RowInfo(2, b"large"))
-    answer = session.handle(stimuli.PartDone((0, 2), ((0, b"small"),), (2,)))
+    answer = session.handle(events.PartDone((0, 2), ((0, b"small"),), (2,)))
     assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
     fail = only(Fail, session.request(Receive(1)))
     assert "no env is under way" in fail.failure.message
@@ -1240,26 +1247,26 @@ def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
 def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
     session = ready()
     assert session.next_deadline_s() == math.inf
-    assert session.handle(stimuli.PartDone((0,))) == []  # nobody receives
+    assert session.handle(events.PartDone((0,))) == []  # nobody receives
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     assert session.next_deadline_s() < math.inf
     assert session.request(Send([1], b"\x04"), quiescent=False) == [PostPart()]
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     for row in (0, 1):
         assert session.request(Receive(1)) == [TakePart(1)]
-        session.handle(stimuli.PartDone((row,)))
+        session.handle(events.PartDone((row,)))
     assert session.elapsed(60.0) == [] and session.next_deadline_s() == math.inf
 
 
 def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session = ready()
     session.request(Send([0, 1], b"\x04"))
-    session.handle(stimuli.PartPosted(2))
+    session.handle(events.PartPosted(2))
     session.said(1, RowInfo(1, b"of the step before"))
     session.said(1, RowFailed(RAISED))
     session.request(Receive(0))
-    assert session.handle(stimuli.PartDone((), raised=1)) == [Fail(RAISED)]
+    assert session.handle(events.PartDone((), raised=1)) == [Fail(RAISED)]
     assert session.request(Collect([0, 1])) == [Answer(Done())]
     assert session.request(Receive(5)) == [TakePart(1)]
 
@@ -1267,37 +1274,37 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
 def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     session.request(Receive(1))
     assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
-    assert session.handle(stimuli.PartPosted(1)) == [Answer(Done())]
+    assert session.handle(events.PartPosted(1)) == [Answer(Done())]
     assert session.request(Receive(2)) == [TakePart(2)]
-    assert session.handle(stimuli.PartDone((0, 1))) == [Answer(Done(), part=(0, 1))]
+    assert session.handle(events.PartDone((0, 1))) == [Answer(Done(), part=(0, 1))]
 
 
 def test_refused_send_ends_the_receive_that_waits_too() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
-    for refused in (stimuli.ActionsRefused("they do not fit"), stimuli.Draining(9.0, 9.0, False)):
+    session.handle(events.PartPosted(1))
+    for refused in (events.ActionsRefused("they do not fit"), events.Draining(9.0, 9.0, False)):
         session.request(Receive(1))
-        if isinstance(refused, stimuli.Draining):
+        if isinstance(refused, events.Draining):
             session.handle(refused)
             assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), Fail(SHUTTING_DOWN)]
         else:
             assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
             assert only(Fail, session.handle(refused)).failure.code == "bad_actions"
     assert session.request(Receive(1)) == [TakePart(1)]
-    assert Answer(Done(), part=(0,)) in session.handle(stimuli.PartDone((0,)))
+    assert Answer(Done(), part=(0,)) in session.handle(events.PartDone((0,)))
 
 
 def test_close_gives_up_the_receive_that_waits() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     session.request(Receive(1))
     session.request(Close())
-    assert session.handle(stimuli.PartDone((0,))) == []
+    assert session.handle(events.PartDone((0,))) == []
     session.closed(0)
     assert session.closed(1) == [Answer(Done()), End()]
 
@@ -1305,7 +1312,7 @@ def test_close_gives_up_the_receive_that_waits() -> None:
 def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
     session = ready()
     session.request(Send([0], b"\x04"))
-    session.handle(stimuli.PartPosted(1))
+    session.handle(events.PartPosted(1))
     for request in (Step(b"\x04"), Reset(), Call("x", b"")):
         fail = only(Fail, session.request(request))
         assert "RECEIVE" in fail.failure.message
@@ -1314,9 +1321,9 @@ def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
 def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.handle(stimuli.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
+    assert session.handle(events.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
     session.request(Send([0], b"\x04"))
-    assert session.handle(stimuli.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
+    assert session.handle(events.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -1325,7 +1332,7 @@ def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
 
 def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session = ready()
-    assert session.handle(stimuli.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
+    assert session.handle(events.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
     assert (session.ownership.lane, session.ownership.driver) == (LaneName.SHARED, Driver.CLIENT)
     called = session.request(Call("x", b""))
     assert TakeDrive() in called and len(every(Tell, called)) == 2 and session.ownership.driver is Driver.HUB
@@ -1350,9 +1357,9 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
 
 def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=False))
+    session.handle(events.Attached(quiescent=False))
     session.said(1, RowFailed(RAISED))
-    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
+    assert session.handle(events.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
     assert session.elapsed(0.0) == [TakeDrive(), TakeDrive(), AnswerAttach()]
     assert session.request(Collect([1])) == [Fail(RAISED)]
 
@@ -1376,22 +1383,22 @@ def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
     if why in ("sends", "by parts"):
         session.request(Send([0], b"\x04"))
     if why == "by parts":
-        session.handle(stimuli.PartPosted(1))
+        session.handle(events.PartPosted(1))
     if why == "broken":
         session.exited(0)
     if why == "busy":
         session.request(Step(b"\x04"))
     if why == "taken over":
         session.request(Step(b"\x04"))
-        session.handle(stimuli.Attached(quiescent=False))
-    assert session.handle(stimuli.SideConnected(quiescent=why != "not quiescent")) == [RefuseSide()]
+        session.handle(events.Attached(quiescent=False))
+    assert session.handle(events.SideConnected(quiescent=why != "not quiescent")) == [RefuseSide()]
 
 
 def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
     session = shared()
-    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide()]
+    assert session.handle(events.SideClosed(quiescent=False)) == [CloseSide()]
     assert session.ownership.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
-    assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
+    assert session.handle(events.SideConnected(quiescent=True)) == [RefuseSide()]
     assert session.elapsed(0.5, quiescent=False) == []
     assert session.elapsed(1.0, quiescent=True) == [TakeDrive()]
     assert session.ownership.driver is Driver.HUB
@@ -1402,12 +1409,12 @@ def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
 
 def test_client_without_the_memory_is_followed_at_once() -> None:
     session = ready()
-    assert session.handle(stimuli.Attached(quiescent=True)) == [Transfer(), TakeDrive(), AnswerAttach()]
+    assert session.handle(events.Attached(quiescent=True)) == [Transfer(), TakeDrive(), AnswerAttach()]
 
 
 def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_waits_for_them() -> None:
     session = begun(1, 1)
-    failed, transferred = session.handle(stimuli.Attached(quiescent=True))
+    failed, transferred = session.handle(events.Attached(quiescent=True))
     assert isinstance(failed, Fail) and transferred == Transfer() and failed.failure.code == "session_lost"
     session.said(0, built())
     done = session.said(0, Mapped())
@@ -1416,7 +1423,7 @@ def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_wait
 
 def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -> None:
     session = begun(1, 1)
-    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(events.Attached(quiescent=True))
     refused, *killed = session.request(Close(terminate=True))
     assert isinstance(refused, FailAttach) and killed == [Kill(0)]
     assert session.exited(0)[0] == Answer(Done()) and session.phase is Phase.ENDED
@@ -1424,14 +1431,14 @@ def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -
 
 def test_client_that_takes_over_before_the_envs_are_made_is_refused_if_they_cannot_be_made() -> None:
     session = begun(1, 1)
-    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(events.Attached(quiescent=True))
     refused, *_ = session.said(0, RowFailed(Failure("env_error", "env", "no licence", env_index=0)))
     assert isinstance(refused, FailAttach)
 
 
 def test_workers_are_looked_after_soon_once_a_client_drives() -> None:
     session = ready()
-    session.handle(stimuli.SideConnected(quiescent=True), 5.0)
+    session.handle(events.SideConnected(quiescent=True), 5.0)
     assert session.next_deadline_s() == 5.0 + SAMPLE_S
 
 
@@ -1443,7 +1450,7 @@ def test_worker_that_waits_for_the_others_is_never_late() -> None:
 def test_takeover_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.handle(stimuli.Attached(quiescent=False)) == [Transfer()]
+    assert session.handle(events.Attached(quiescent=False)) == [Transfer()]
     ended = session.rows_done()
     assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
@@ -1451,7 +1458,7 @@ def test_takeover_waits_for_the_request_under_way() -> None:
 def test_takeover_waits_for_the_call_under_way() -> None:
     session = ready(1, 1)
     session.request(Call("x", b""))
-    assert session.handle(stimuli.Attached(quiescent=False)) == [Transfer()]
+    assert session.handle(events.Attached(quiescent=False)) == [Transfer()]
     ended = session.said(0, CallResults([b""]))
     assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
@@ -1459,29 +1466,29 @@ def test_takeover_waits_for_the_call_under_way() -> None:
 def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sent() -> None:
     session = ready()
     session.request(Send([0, 1], b"\x04"))
-    session.handle(stimuli.PartPosted(2))
+    session.handle(events.PartPosted(2))
     session.request(Receive(1))
-    assert session.handle(stimuli.Attached(quiescent=True)) == [Transfer()]
+    assert session.handle(events.Attached(quiescent=True)) == [Transfer()]
     assert session.elapsed(1.0) == []
-    assert session.handle(stimuli.PartDone((0,))) == [Answer(Done(), part=(0,))]
+    assert session.handle(events.PartDone((0,))) == [Answer(Done(), part=(0,))]
     assert session.elapsed(2.0) == [TakeDrive(), AnswerAttach()]
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
 def test_client_that_has_the_memory_is_asked_to_let_go_before_another_has_the_session() -> None:
     session = shared(faults=Faults(restart_wait_s=5.0))
-    assert session.handle(stimuli.Attached(quiescent=True), 1.0) == [Recall()]
+    assert session.handle(events.Attached(quiescent=True), 1.0) == [Recall()]
     assert session.elapsed(5.9) == [] and session.ownership.lane is LaneName.SHARED
-    followed = session.handle(stimuli.SideClosed(quiescent=True), 5.9)
+    followed = session.handle(events.SideClosed(quiescent=True), 5.9)
     assert followed == [CloseSide(), Transfer(), TakeDrive(), TakeDrive(), AnswerAttach()]
     assert session.elapsed(6.1) == []
 
 
 def test_takeover_waits_for_rows_that_a_client_which_let_go_has_posted() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=False))
-    assert session.handle(stimuli.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
-    assert session.handle(stimuli.SideConnected(quiescent=True)) == [RefuseSide()]
+    session.handle(events.Attached(quiescent=False))
+    assert session.handle(events.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
+    assert session.handle(events.SideConnected(quiescent=True)) == [RefuseSide()]
     assert session.elapsed(1.0, quiescent=False) == []
     assert only(AnswerAttach, session.elapsed(2.0))
 
@@ -1490,10 +1497,10 @@ def test_takeover_waits_for_rows_that_a_client_which_let_go_has_posted() -> None
 @pytest.mark.parametrize("draining", [False, True])
 def test_client_that_does_not_let_go_keeps_its_session_and_is_named(process: int, draining: bool) -> None:
     session = ready(faults=Faults(restart_wait_s=5.0))
-    session.handle(stimuli.SideConnected(quiescent=True, process=process))
-    session.handle(stimuli.Attached(quiescent=True), 1.0)
+    session.handle(events.SideConnected(quiescent=True, process=process))
+    session.handle(events.Attached(quiescent=True), 1.0)
     if draining:
-        session.handle(stimuli.Draining(by_s=20.0, end_by_s=30.0, quiescent=False), 2.0)
+        session.handle(events.Draining(by_s=20.0, end_by_s=30.0, quiescent=False), 2.0)
     kept = session.elapsed(6.0, quiescent=False)
     assert [type(each) for each in kept] == [EndRecall, FailAttach, *[WindUp] * draining]
     failure = only(FailAttach, kept).failure
@@ -1504,42 +1511,40 @@ def test_client_that_does_not_let_go_keeps_its_session_and_is_named(process: int
 
 def test_holder_goes_on_where_the_client_that_attaches_is_gone() -> None:
     session = shared()
-    session.handle(stimuli.Attached(quiescent=True))
-    assert [type(each) for each in session.handle(stimuli.AttachGivenUp())] == [EndRecall, FailAttach]
-    assert session.handle(stimuli.AttachGivenUp()) == []
+    session.handle(events.Attached(quiescent=True))
+    assert [type(each) for each in session.handle(events.AttachGivenUp())] == [EndRecall, FailAttach]
+    assert session.handle(events.AttachGivenUp()) == []
 
 
 def test_takeover_of_a_session_that_breaks_is_told() -> None:
     session = shared(faults=Faults(restarts_max=0))
-    session.handle(stimuli.Attached(quiescent=True))
+    session.handle(events.Attached(quiescent=True))
     ends = session.exited(0)
     assert session.phase is Phase.BROKEN and only(FailAttach, ends).failure.code == "session_lost"
-    assert [type(each) for each in session.handle(stimuli.Attached(quiescent=True))] == [Transfer, FailAttach]
+    assert [type(each) for each in session.handle(events.Attached(quiescent=True))] == [Transfer, FailAttach]
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the phases -------------------------------------------------------------------------------------------------------
 
 
-def test_stimulus_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
-    with pytest.raises(IllegalStimulus, match="SessionMade in phase ready"):
-        ready().handle(stimuli.SessionMade())
-    with pytest.raises(IllegalStimulus, match="EnvNames in phase ready"):
+def test_event_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
+    with pytest.raises(IllegalEvent, match="on_made in phase ready"):
+        ready().handle(events.Made())
+    with pytest.raises(IllegalEvent, match="EnvNames in phase ready"):
         ready().request(EnvNames([]))  # which is no request
 
 
-def test_every_stimulus_and_instruction_has_its_place() -> None:
-    assert {*stimuli.SessionStimulus.__subclasses__()} - {stimuli.Requested} <= TABLE.keys()
-    assert {*Instruction.__subclasses__()} == EXECUTED.keys() | REPLIES.keys()
-    assert not EXECUTED.keys() & REPLIES.keys()
-    assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= TABLE.keys()
-    for kind, rules in TABLE.items():
-        assert Phase.ENDED not in rules, kind
+def test_every_request_and_every_effect_has_its_method() -> None:
+    assert EFFECTS.keys() <= {*dir(SessionEffects)}
+    assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= HANDLERS.keys()
+    for name, following in TRANSITIONS.items():
+        assert Phase.ENDED not in following, name
 
 
-def test_documented_diagram_is_that_of_the_table() -> None:
+def test_documented_diagram_is_that_of_the_methods() -> None:
     document = Path(state.__file__).with_name("PHASES.md").read_text()
     assert f"```mermaid\n{diagram()}\n```\n" in document
-    assert "    READY --> MOVING: Step, Reset\n" in document and "ENDED --> READY" not in document
+    assert "    READY --> MOVING: reset, step\n" in document and "ENDED --> READY" not in document
     for phase in Phase:
         assert f"| `{phase.name}` |" in document
 
@@ -1584,8 +1589,8 @@ def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
 def test_second_client_that_takes_over_waits_like_the_first() -> None:
     session = ready(3, 2)
     session.request(Step(b"\x04"))
-    session.handle(stimuli.Attached(quiescent=False))
-    again = session.handle(stimuli.Attached(quiescent=False))
+    session.handle(events.Attached(quiescent=False))
+    again = session.handle(events.Attached(quiescent=False))
     assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.claimed
 
 

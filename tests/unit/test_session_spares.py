@@ -18,25 +18,25 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.processes.worker_events import WorkerSaid
-from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.instructions import (
+from envhub_server.session.phases import Phase
+from envhub_server.session.slots import Stage
+from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
+from envhub_server.session.supervision import MEMORY_S, STACKS_S
+from recorder import (
     Assign,
+    Effect,
     End,
     GiveArena,
     HandOver,
-    Instruction,
     Kill,
     Notify,
     ReportLate,
     StartProcesses,
     TakeRows,
     Tell,
+    events,
 )
-from envhub_server.session.phases import Phase
-from envhub_server.session.slots import Stage
-from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
-from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of
 
 from envhub.env_failure import reseeded
@@ -55,7 +55,7 @@ def spared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     return session
 
 
-def places(instructions: list[Instruction]) -> list[tuple[int, list[int]]]:
+def places(instructions: list[Effect]) -> list[tuple[int, list[int]]]:
     """The workers that spares are made as, with their rows."""
     told = (each.message for each in instructions if isinstance(each, Tell))
     return [(message.worker, message.rows) for message in told if isinstance(message, Build)]
@@ -278,7 +278,7 @@ def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() 
 def test_draining_hub_makes_no_more_spares() -> None:
     session = spared()
     session.request(Call("pid", b"", []))
-    session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
+    session.handle(events.Draining(10.0, 20.0, quiescent=True))
     assert not every(StartProcesses, session.exited(1, KILLED))
 
 
@@ -287,16 +287,16 @@ def test_draining_hub_does_not_wake_for_a_spare_that_it_does_not_make(drains_fir
     session = ready(**SPARES)
     session.request(Call("pid", b"", []))
     if drains_first:
-        session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
+        session.handle(events.Draining(10.0, 20.0, quiescent=True))
     session.exited(2)
     if not drains_first:
-        session.handle(stimuli.Draining(10.0, 20.0, quiescent=True))
+        session.handle(events.Draining(10.0, 20.0, quiescent=True))
     assert session.elapsed(SPARE_RETRY_S) == [] and session.next_deadline_s() > SPARE_RETRY_S
 
 
 def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
     session = ready(**SPARES)
-    assert session.handle(stimuli.WorkersNotStarted((2,), "no memory")) == []
+    assert session.handle(events.NotStarted((2,), "no memory")) == []
     assert not session.slots.spares and session.next_deadline_s() == SPARE_RETRY_S
 
 
@@ -305,7 +305,7 @@ def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
 WORN = {"hosting": Hosting(recycle=Recycle(episodes=10))}
 
 
-def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut: bool = False) -> list[Instruction]:
+def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut: bool = False) -> list[Effect]:
     """Have the worker leave once the spare of this number has made its envs; the spare serves then."""
     leaving = session.number(worker)
     told = session.said(number, built(), now_s)
@@ -320,7 +320,7 @@ def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut
 
 def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
     session = session_of(Make(3, "CartPole-v1", **WORN), 2)
-    builds = every(Tell, session.handle(stimuli.SessionMade()))
+    builds = every(Tell, session.handle(events.Made()))
     assert [build.message.episodes_max for build in builds] == [10, 10]
 
 

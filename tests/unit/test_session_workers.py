@@ -30,12 +30,16 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
-from envhub_server.session import stimuli
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.failure_text import MIB, WorkerLoss
 from envhub_server.session.hang_detector import Progress
 from envhub_server.session.infos import KEPT_TEMPLATES_MAX
-from envhub_server.session.instructions import (
+from envhub_server.session.phases import Driver, LaneName, Phase
+from envhub_server.session.slots import Stage
+from envhub_server.session.supervision import MEMORY_S, STACKS_S
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorder import (
     Answer,
     AnswerAttach,
     Assign,
@@ -61,12 +65,8 @@ from envhub_server.session.instructions import (
     TakeRows,
     Tell,
     Warn,
+    events,
 )
-from envhub_server.session.phases import Driver, LaneName, Phase
-from envhub_server.session.slots import Stage
-from envhub_server.session.supervision import MEMORY_S, STACKS_S
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sessions import (
     KILLED,
     RAISED,
@@ -309,7 +309,7 @@ def test_failure_that_the_hub_tells_in_place_of_a_worker_fails_the_step_and_no_m
     session = ready(faults=Faults(on_crash="raise"))
     session.request(Step(b"\x04"))
     taken = only(TakeRows, session.exited(0))
-    session.handle(stimuli.StandInFailed(taken.loss.failure))
+    session.handle(events.StandInFailed(taken.loss.failure))
     assert session.rows_done() == [Fail(taken.loss.failure)]
     assert taken.loss.failure.code == "worker_died" and taken.loss.failure.scope == "request"
     assert session.phase is Phase.READY
@@ -541,7 +541,7 @@ def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_
 def test_large_info_in_place_of_a_worker_takes_the_place_of_the_rows_last_failure() -> None:
     session = shared()
     session.said(1, RowFailed(RAISED))
-    assert session.handle(stimuli.StandInInfo(1, b"info")) == []
+    assert session.handle(events.StandInInfo(1, b"info")) == []
     assert session.request(Collect([0, 1])) == [Answer(Done(), rows=((1, b"info"),))]
 
 
@@ -623,15 +623,15 @@ def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> 
 def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
     session = ready(faults=Faults(restart_wait_s=5.0))
     session.exited(0)
-    session.handle(stimuli.RowsWaiting(0), 100.0)
-    session.handle(stimuli.RowsWaiting(0), 103.0)  # the first one counts
+    session.handle(events.RowsWaiting(0), 100.0)
+    session.handle(events.RowsWaiting(0), 103.0)  # the first one counts
     finished = [[each.slot for each in every(FinishSteps, session.elapsed(at))] for at in (104, 105, 106)]
     assert finished == [[], [0], []]
 
 
 def test_processes_that_cannot_be_started_fail_the_make() -> None:
     session = begun()
-    ends = session.handle(stimuli.WorkersNotStarted((0, 1), "no descriptors"))
+    ends = session.handle(events.NotStarted((0, 1), "no descriptors"))
     assert "cannot be started: no descriptors" in only(Fail, ends).failure.message
     assert every(Kill, ends) == [Kill(0), Kill(1)] and End() in ends
 
@@ -640,7 +640,7 @@ def test_process_that_cannot_be_started_again_is_tried_later() -> None:
     session = ready()
     session.exited(0, now_s=0.0)
     session.elapsed(0.1)
-    session.handle(stimuli.WorkersNotStarted((2,), "no descriptors"), 0.1)
+    session.handle(events.NotStarted((2,), "no descriptors"), 0.1)
     assert session.slots[0].process is None and 0.1 < session.next_deadline_s() <= 0.4
 
 
@@ -730,7 +730,7 @@ def test_session_that_is_made_or_taken_over_is_looked_after_as_often_all_the_tim
     if taken_over:
         for now_s in range(10):
             session.elapsed(now_s)  # the client does not step
-        session.handle(stimuli.Attached(quiescent=True), 10.0)
+        session.handle(events.Attached(quiescent=True), 10.0)
         assert session.next_deadline_s() == 10.0 + SAMPLE_S
     for now_s in range(11, 20):
         session.elapsed(now_s)
@@ -760,9 +760,9 @@ def test_last_env_of_a_worker_that_says_nothing_of_its_envs_is_late() -> None:
 
 
 class FakeHub:
-    """Carries out instructions against fake workers and a fake client, and counts what the session says.
+    """Effects on fake workers and a fake client, which count what the session says.
 
-    Its queue is the hub's: what comes of an instruction is handled after those that came before.
+    Its queue is the hub's: what comes of an effect is handled after those events that came before.
     """
 
     def __init__(self, session: Session) -> None:
@@ -778,18 +778,17 @@ class FakeHub:
         self.parts = 0
         self.serving: dict[int, int] = {}  # which process serves a slot
         self.holds = False  # whether a client has the arena
-        self.deliver(stimuli.SessionMade())
+        session.effects.listener = self.carry_out
+        self.deliver(events.Made())
 
     @property
     def quiescent(self) -> bool:
         return not self.posted
 
-    def deliver(self, stimulus: Any) -> None:
-        self.queue.append(stimulus)
+    def deliver(self, event: Any) -> None:
+        self.queue.append(event)
         while self.queue:
-            instructions = self.session.handle(self.queue.popleft(), self.now_s)
-            for instruction in instructions:
-                self.carry_out(instruction)
+            self.session.handle(self.queue.popleft(), self.now_s)
         closing = self.session.phase is Phase.CLOSING  # whose time may be over when it begins
         assert closing or self.session.next_deadline_s() >= self.now_s, "a deadline that is past"
 
@@ -821,14 +820,14 @@ class FakeHub:
                 assert not self.posted and self.session.ownership.driver is Driver.HUB
                 self.posted = set(self.serving)
                 if not self.posted:
-                    self.queue.append(stimuli.RowsDone())
+                    self.queue.append(events.RowsDone())
             case PostPart():
                 self.parts += 1
-                self.queue.append(stimuli.PartPosted(1))
+                self.queue.append(events.PartPosted(1))
             case TakePart(rows):
                 assert rows == 1 and self.parts
                 self.parts -= 1
-                self.queue.append(stimuli.PartDone((0,)))
+                self.queue.append(events.PartDone((0,)))
             case GiveDrive():
                 assert not self.posted and not self.parts
             case TakeDrive():
@@ -882,11 +881,11 @@ class FakeHub:
     def finish(self) -> None:
         """Every row is done."""
         self.posted.clear()
-        self.deliver(stimuli.RowsDone())
+        self.deliver(events.RowsDone())
 
     def ask(self, request: Any) -> None:
         self.asked += 1
-        self.deliver(stimuli.Requested(request, self.quiescent))
+        self.deliver(events.Request(request, self.quiescent))
 
     def act(self, what: str, data: st.DataObject) -> None:
         state = self.session
@@ -910,21 +909,21 @@ class FakeHub:
                 self.hear(0)
             case "tick":
                 self.now_s += data.draw(st.sampled_from([0.1, 10.0]))
-                self.deliver(stimuli.Elapsed(self.quiescent, (None,) * len(state.slots)))
+                self.deliver(events.Elapsed(self.quiescent, (None,) * len(state.slots)))
             case "connect":
-                self.deliver(stimuli.SideConnected(self.quiescent))
+                self.deliver(events.SideConnected(self.quiescent))
             case "leave" if state.ownership.lane is LaneName.SHARED:
-                self.deliver(stimuli.SideClosed(self.quiescent))
+                self.deliver(events.SideClosed(self.quiescent))
             case "drive" if state.ownership.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)
             case "done" if state.ownership.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
                 self.heirs += not self.session.ownership.claimed  # the last of several is told
-                self.deliver(stimuli.Attached(self.quiescent))
+                self.deliver(events.Attached(self.quiescent))
             case "end":
-                ends = [stimuli.Abandoned(SHUTTING_DOWN), stimuli.LeaseExpired(self.quiescent)]
-                ends.append(stimuli.Draining(self.now_s + 5.0, self.now_s + 9.0, self.quiescent))
+                ends = [events.Abandoned(SHUTTING_DOWN), events.LeaseExpired()]
+                ends.append(events.Draining(self.now_s + 5.0, self.now_s + 9.0, self.quiescent))
                 self.deliver(data.draw(st.sampled_from(ends)))
 
 
@@ -951,7 +950,7 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
         assert hub.told in (hub.asked, hub.asked - 1)
         assert hub.session.requests.asked == (hub.told != hub.asked) or hub.ends
     if not hub.ends:
-        hub.deliver(stimuli.Abandoned(SHUTTING_DOWN))
+        hub.deliver(events.Abandoned(SHUTTING_DOWN))
     while hub.inbox:
         hub.hear(0)
     assert hub.ends == 1 and hub.session.phase is Phase.ENDED
@@ -1011,7 +1010,7 @@ def recorded(**make: Any) -> Session:
 def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
     session = recorded()
     ended = session.exited(0, now_s=100.0)
-    kept = only(KeepReplay, ended)
+    kept = only(KeepReplay, ended).order
     assert (kept.slot, kept.process, kept.row, kept.trace) == (0, 0, None, b"")
     assert only(TakeRows, ended).loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
@@ -1028,7 +1027,7 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     if not trace:
         assert found == []
         return
-    kept = only(KeepReplay, found)
+    kept = only(KeepReplay, found).order
     assert (kept.row, kept.trace) == (2, trace)
     told = kept.failure
     assert (told.cause, told.message, told.exception, told.traceback) == (
@@ -1097,9 +1096,9 @@ def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
 
 def test_rows_that_wait_are_nothing_to_be_done() -> None:
     session = ready()
-    assert session.handle(stimuli.RowsWaiting(0)) == []
+    assert session.handle(events.RowsWaiting(0)) == []
     session.exited(0)
-    assert session.handle(stimuli.RowsWaiting(0), 1.0) == []
+    assert session.handle(events.RowsWaiting(0), 1.0) == []
 
 
 @pytest.mark.parametrize("kind", ["init", "step", "reset"])
@@ -1116,7 +1115,7 @@ def test_envs_that_close_have_their_time_and_a_hub_that_shuts_down_gives_them_no
     session = ready(faults=Faults(close_s=5.0))
     session.request(Close())
     assert not every(Kill, session.elapsed(4.9)) and session.next_deadline_s() == 5.0
-    session.handle(stimuli.Draining(100.0, 200.0, quiescent=True))
+    session.handle(events.Draining(100.0, 200.0, quiescent=True))
     assert session.next_deadline_s() == 5.0
-    session.handle(stimuli.Draining(2.0, 3.0, quiescent=True))
+    session.handle(events.Draining(2.0, 3.0, quiescent=True))
     assert session.next_deadline_s() == 3.0

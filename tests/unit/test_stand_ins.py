@@ -11,7 +11,8 @@ from envhub_server.ipc.control import RowInfo
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo
+from envhub_server.session.process_events import ProcessEvents
+from envhub_server.session.transitions import Event
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
@@ -34,6 +35,12 @@ ROWS, WORKERS = 4, 2
 FAILURE = Failure("worker_died", "request", "worker 0 was ended", env_index=0, worker=0)
 TRUNCATED = WorkerLoss(FAILURE, raises=False, info=b"what happened")
 RAISED = WorkerLoss(FAILURE, raises=True, info=b"what happened")
+WAITING = (ProcessEvents.on_rows_waiting, (0,))
+
+
+def failures(reports: list[Event]) -> list[Failure]:
+    """Those with which rows were completed."""
+    return [facts[0] for method, facts in reports if method is ProcessEvents.on_stand_in_failed]
 
 
 def memory_of(info_bytes: int = 64) -> SessionMemory:
@@ -148,8 +155,8 @@ def test_step_raises_where_that_is_the_policy(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, None), memory.arena
     step(memory)
     finish(memory, 1, 2, 3)
-    failed = [report for report in stand_ins.take(0, RAISED, None) if isinstance(report, StandInFailed)]
-    assert [report.failure.env_index for report in failed] == [0]
+    failed = failures(stand_ins.take(0, RAISED, None))
+    assert [failure.env_index for failure in failed] == [0]
     assert arena.status[0] == STATUS_RAISED and arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]
     assert arena.quiescent()
 
@@ -172,7 +179,7 @@ def test_loss_is_reported_by_the_next_step_and_later_steps_wait(memory: SessionM
     step(memory)
     finish(memory, 1, 3)
     stand_ins.unrung = False
-    assert stand_ins.posted(0) == [RowsWaiting(0)] and not arena.quiescent() and not stand_ins.unrung
+    assert stand_ins.posted(0) == [WAITING] and not arena.quiescent() and not stand_ins.unrung
     assert stand_ins.finish(0, TRUNCATED) == [] and arena.quiescent() and stand_ins.unrung
 
 
@@ -217,8 +224,10 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     assert stand_ins.objects(0) == [b"a text that was shown"] * 2
     step(memory)
     reports = stand_ins.take(0, TRUNCATED, None)
-    assert [(type(report), report.row) for report in reports] == [(StandInInfo, 0), (StandInInfo, 2)]  # type: ignore[union-attr]
-    assert reports[0] == StandInInfo(0, with_objects(b"a text that was shown", TRUNCATED.info))
+    assert [(method, facts[0]) for method, facts in reports] == [
+        (ProcessEvents.on_stand_in_info, row) for row in (0, 2)
+    ]
+    assert reports[0][1] == (0, with_objects(b"a text that was shown", TRUNCATED.info))
     assert arena.info_length[0] == len(with_objects(b"a text that was shown", TRUNCATED.info)) > 16
     assert stand_ins.objects(0) == [b"a text that was shown"] * 2  # also after that
     memory.close()
@@ -232,7 +241,7 @@ def test_steps_of_a_worker_that_has_left_wait_but_those_of_rows_that_were_cut(me
     arena.needs_reset[[0, 2]] = FRESH, REPORT_PENDING
     step(memory)  # by a client, before the worker has left
     reports = stand_ins.take(0, TRUNCATED, None, has_left=True)
-    assert reports[-1] == RowsWaiting(0) and arena.truncations[[0, 2]].tolist() == [False, True]
+    assert reports[-1] == WAITING and arena.truncations[[0, 2]].tolist() == [False, True]
     assert arena.done[[0, 2]].tolist() == [arena.request[0] - 1, arena.request[2]]
     assert arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH] and stand_ins.unrung
     assert stand_ins.objects(0) == [b"shown"] * 2
@@ -333,7 +342,7 @@ def test_objects_of_rows_that_were_done_are_kept_when_their_worker_ends(memory: 
     leave(arena, 0, with_objects(b"done", b""))
     stand_ins.take(0, TRUNCATED, None)
     step(memory)
-    assert stand_ins.posted(0) == [RowsWaiting(0)]  # row 2 has told of the loss
+    assert stand_ins.posted(0) == [WAITING]  # row 2 has told of the loss
     assert bytes(arena.infos[0, : arena.info_length[0]]) == with_objects(b"done", TRUNCATED.info)
 
 
@@ -366,7 +375,7 @@ def test_each_row_that_raises_is_named_shows_its_last_observation_and_is_reset_n
     finish(memory, *range(ROWS), seen=7.0)
     step(memory)
     reports = stand_ins.take(0, RAISED, None)
-    assert [report.failure.env_index for report in reports if isinstance(report, StandInFailed)] == [0, 2]
+    assert [failure.env_index for failure in failures(reports)] == [0, 2]
     assert [shown(memory, row) for row in (0, 2)] == [7.0, 7.0]
     stand_ins.take(1, TRUNCATED, None)
     step(memory)
@@ -380,7 +389,7 @@ def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memor
         stand_ins.take(0, TRUNCATED, None)
         arena.needs_reset[0], arena.needs_reset[2] = FRESH, REPORT_PENDING
         step(memory)
-        assert stand_ins.posted(0) == ([] if is_batch else [RowsWaiting(0)])
+        assert stand_ins.posted(0) == ([] if is_batch else [WAITING])
         stand_ins.finish(0, TRUNCATED)
         stand_ins.release(0)
         finish(memory, *range(ROWS))
@@ -388,7 +397,7 @@ def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memor
     default.take(0, TRUNCATED, None)
     memory.arena.needs_reset[0], memory.arena.needs_reset[2] = FRESH, REPORT_PENDING
     step(memory)
-    assert default.posted(0) == [RowsWaiting(0)]
+    assert default.posted(0) == [WAITING]
 
 
 def test_loss_that_is_raised_by_a_later_step_has_the_env_reset_next(memory: SessionMemory) -> None:
@@ -400,5 +409,5 @@ def test_loss_that_is_raised_by_a_later_step_has_the_env_reset_next(memory: Sess
     assert arena.needs_reset[[0, 2]].tolist() == [REPORT_PENDING] * 2
     step(memory)
     reports = stand_ins.posted(0)
-    assert [report.failure.env_index for report in reports if isinstance(report, StandInFailed)] == [0, 2]
+    assert [failure.env_index for failure in failures(reports)] == [0, 2]
     assert arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]

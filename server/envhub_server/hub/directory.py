@@ -10,14 +10,13 @@ from typing import Any
 
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
-from envhub_server.hub.holdings import Attaching
+from envhub_server.hub.resources import Attaching
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.log import Logger
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.access import Access
 from envhub_server.network.rights import Holder
-from envhub_server.processes.worker_events import Events
-from envhub_server.session import stimuli
+from envhub_server.session.machine import SessionMachine
 
 NAME_BYTES = 4  # of a session's token, by which an administrator may call it
 
@@ -38,15 +37,14 @@ class Directory:
         steps_before: how many steps and resets the envs of sessions that have ended did.
     """
 
-    def __init__(self, protocol: HubProtocol, access: Access, events: Events) -> None:
+    def __init__(self, protocol: HubProtocol, access: Access) -> None:
         """Begin without a session.
 
         Args:
             protocol: which is told of tokens that are not used any more.
             access: which knows the clients.
-            events: the queue of what happens to sessions.
         """
-        self._protocol, self._access, self._events = protocol, access, events
+        self._protocol, self._access = protocol, access
         self.by_number: dict[int, SessionRuntime] = {}
         self.by_token: dict[bytes, SessionRuntime] = {}
         self.next_number = 1
@@ -136,7 +134,7 @@ class Directory:
         """Give the connection to the session of this ticket, or close it."""
         for runtime in self.sessions:
             if secrets.compare_digest(runtime.ticket, ticket):
-                runtime.inputs.connect_side(side)
+                runtime.connect_side(side)
                 return
         side.close()
 
@@ -158,7 +156,7 @@ class Directory:
         if runtime is None:
             return
         if runtime.token == token:
-            self._events.append((runtime.number, stimuli.LeaseExpired(runtime.quiescent)))
+            runtime.report(SessionMachine.on_lease_expired)
         else:
             runtime.give_up_attach()
 
@@ -168,14 +166,14 @@ class Directory:
             if runtime.owner and runtime.owner in clients:
                 # Event: A session is ended, since the key of its client was removed.
                 runtime.log.warning("session_revoked", client=runtime.owner, why=_KEY_REMOVED.message)
-                self._events.append((runtime.number, stimuli.Abandoned(_KEY_REMOVED)))
+                runtime.report(SessionMachine.on_abandoned, _KEY_REMOVED)
 
     def drain(self, by_s: float, end_by_s: float) -> None:
         """Have each session answer what is under way, until ``by_s``, and close its envs until ``end_by_s``."""
         for runtime in self.sessions:
-            self._events.append((runtime.number, stimuli.Draining(by_s, end_by_s, runtime.quiescent)))
+            runtime.report(SessionMachine.on_draining, by_s, end_by_s, runtime.quiescent)
 
     def abandon_all(self, why: Failure) -> None:
         """End each session at once."""
-        for number in self.by_number:
-            self._events.append((number, stimuli.Abandoned(why)))
+        for runtime in self.sessions:
+            runtime.report(SessionMachine.on_abandoned, why)

@@ -3,10 +3,10 @@
 ::
 
     ROUTER ──frames──▶ HubProtocol ──requests──┐
-    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──stimuli──▶ SessionMachine
+    workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──methods──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
-    ROUTER ◀──frames── HubProtocol ◀──answers── Replies ◀───────────────────┬───instructions◀───┘
-    workers, arena ◀─────────────────────────── Executor ◀──────────────────┘
+    ROUTER ◀──frames── HubProtocol ◀──answers── SessionReplies ◀────────────┬─────effects◀──────┘
+    workers, arena ◀─────────────────────────── SessionEffects ◀────────────┘
 
 Everything that happens to a session goes through one queue of events, in the order in which it happened. Nothing here
 blocks but the wait itself, so sessions never wait for each other's envs.
@@ -41,12 +41,11 @@ from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
-from envhub_server.hub.holdings import Services
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests
-from envhub_server.hub.inputs import ROWS_DONE, STEP_REQUESTED
 from envhub_server.hub.leases import Leases
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.proxy_runner import ProxyRunner
+from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.session_features import SessionFeatures
 from envhub_server.hub.session_starter import SessionStarter
@@ -63,7 +62,7 @@ from envhub_server.processes.interpreter import clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_events import Events, WorkerEvent
 from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.session import stimuli
+from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Phase
 
 UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
@@ -136,7 +135,7 @@ class Hub:
         headers = codec.KNOWN if config.private else codec.STRANGERS
         lease_s = config.lease
         protocol = self._protocol = HubProtocol(self.id, lease_s, config.sessions_max, headers)
-        directory = self._directory = Directory(protocol, access, self._events)
+        directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
         leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
@@ -343,7 +342,7 @@ class Hub:
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
-            runtime.inputs.request(request)
+            runtime.request(request)
         except Exception as error:
             runtime.broke(error)
 
@@ -362,14 +361,14 @@ class Hub:
                 continue  # it has ended
             try:
                 runtime.handle(event)
-                if runtime.replies.compressing is not None:  # its next stimuli wait until the reply is sent
+                if runtime.compressing is not None:  # its next events wait until the reply is sent
                     continue
                 # Between two steps the deadline is not planned again: a timer that comes too early does no harm.
                 steps = (event is STEP_REQUESTED or event is ROWS_DONE) and runtime.state.phase in _STEPPING
                 if not steps or runtime.deadline_s == math.inf:
                     self._after(runtime)
             except Exception as error:  # what a client wrote into its memory may raise, too
-                if not isinstance(event, stimuli.Abandoned):
+                if not isinstance(event, tuple) or event[0] is not SessionMachine.on_abandoned:
                     runtime.broke(error)
                     continue
                 log.exception("internal_error", once_per=("error",))
@@ -383,16 +382,17 @@ class Hub:
         """Plan the session's next deadline, or remove a session that has ended."""
         if runtime.state.phase is not Phase.ENDED:
             runtime.deadline_s = runtime.state.next_deadline_s()
-            self._schedule.set(runtime.inputs.elapse, runtime.deadline_s)
+            self._schedule.set(runtime.elapse, runtime.deadline_s)
             return
         self._spinner = self._next_spinner
         self._gateway.send()
         self._directory.remove(runtime)
         self._unread.release()
         self._connections.plan_unread()
-        self._schedule.set(runtime.inputs.elapse, math.inf)
+        self._schedule.set(runtime.elapse, math.inf)
         # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
+        runtime.release()
 
     def _on_listing(self, event: WorkerEvent) -> None:
         self._offers.handle(event)

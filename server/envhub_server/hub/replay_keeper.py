@@ -19,7 +19,7 @@ from envhub_server.log import Logger
 from envhub_server.loop import Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.session.instructions import KeepReplay
+from envhub_server.session.effects import ReplayOrder
 
 WAITING_MAX = 16  # replays to be written
 CLOSE_S = 2.0  # for what waits to be written when the hub ends
@@ -123,7 +123,7 @@ class ReplayKeeper(SessionObserver):
         self.traces.pop(process, None)
         self.built.pop(process, None)
 
-    def env_failed(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory) -> None:
+    def env_failed(self, wanted: ReplayOrder, rows: Sequence[int], memory: SessionMemory) -> None:
         """Have the file of an env of this process, which has these rows, written soon; what is not is logged."""
         row, trace = memory.progress(wanted.slot).row if wanted.row is None else wanted.row, wanted.trace
         if wanted.process not in self.traces:

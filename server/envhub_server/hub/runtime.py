@@ -1,221 +1,200 @@
-"""A session's I/O: what it holds, the machine that decides about it, and the objects that report to it and obey it.
+"""One session of a hub: its state machine, what tells the machine, and what the machine has the hub do.
 
-What is to be done is decided by the state machine. What comes of an instruction is put into the hub's queue of events
-as another stimulus; so the state machine is never re-entered, and a session's events are handled in their order.
+Everything is decided by the state machine, by calls of its effects. What comes of one is put into the hub's queue of
+events; so the state machine is never re-entered, and a session's events are handled in their order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import socket
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
+from envhub.arena.layout import Layout
+from envhub.errors import shortened
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
-from envhub_server.hub.executor import EXECUTED, Executor
-from envhub_server.hub.holdings import Attaching, Holdings
-from envhub_server.hub.inputs import ROWS_STOOD_IN, Inputs
-from envhub_server.hub.replies import COMPRESSED, REPLIES, Compression, Replies
-from envhub_server.hub.session_observer import SessionObserver
-from envhub_server.log import Logger
-from envhub_server.processes.interpreter import InterpreterKey
+from envhub.protocol.messages import Failure, Op
+from envhub.values import codec
+from envhub_server.hub.effects import SessionEffects
+from envhub_server.hub.replies import COMPRESSED
+from envhub_server.hub.resources import ROWS_STOOD_IN, STEP_REQUESTED, Attaching
+from envhub_server.ipc import control
+from envhub_server.memory.session_memory import process_of
 from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
-from envhub_server.session import instructions, stimuli
-from envhub_server.session.instructions import Instruction
-from envhub_server.session.stimuli import Requested, Stimulus
+from envhub_server.session.machine import SessionMachine
+from envhub_server.session.phases import Driver
 
-_OVERTAKEN = messages.Failure("session_lost", "session", "another client took the session over")
+_OVERTAKEN = Failure("session_lost", "session", "another client took the session over")
 # From these on a client may see no more of what the rows have shown: its step failed, or it was interrupted.
-_KEEPING = (stimuli.RowsDone, Requested)
+_KEEPING = (SessionMachine.on_rows_done, SessionMachine.on_request)
+# What a client asks for while it drives; what its workers have said by then belongs to the answer.
+_SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest)
 
 
-class SessionRuntime:
+class SessionRuntime(SessionEffects):
     """One session with everything it holds.
 
     Attributes:
-        number: the session's, which never changes; its events carry it.
-        origin: from where its client made it or took it over, as in the audit.
-        state: its state machine.
-        heard_ns: when its last request arrived, whatever came of it.
-        deadline_s: when the hub calls ``inputs.elapse``.
-        inputs: what the machine is told.
-        replies: what the client is told.
+        deadline_s: when the hub calls ``elapse``.
     """
 
-    def __init__(self, held: Holdings) -> None:
-        """Run the state machine of what is ``held``, which has handled nothing yet."""
-        self.number = held.number
-        self.state = held.state
-        self.heard_ns = 0
-        self.deadline_s = math.inf
-        self._held = held
-        self.inputs = Inputs(held)
-        self.replies = Replies(held)
-        self._executor = Executor(held, self.inputs)
+    deadline_s = math.inf
 
-    # --- what others see ----------------------------------------------------------------------------------------------
-
-    @property
-    def token(self) -> bytes:
-        """Its token, another one after each takeover."""
-        return self._held.token
-
-    @property
-    def owner(self) -> str:
-        """The name of the client that it belongs to, see ``network.rights``; empty for the hub's user."""
-        return self._held.owner
-
-    @property
-    def ticket(self) -> bytes:
-        """The ticket for the side socket, once; empty where there is none."""
-        return self._held.ticket
-
-    @property
-    def connections(self) -> set[int]:
-        """The connections by which replies were sent under an earlier token, or were before the session ended."""
-        return self._held.connections
-
-    @property
-    def interpreter(self) -> InterpreterKey:
-        """The interpreter of its workers."""
-        return self._held.interpreter
-
-    @property
-    def log(self) -> Logger:
-        """The log, with the session's name."""
-        return self._held.log
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
-        return self._held.pool.pids
-
-    @property
-    def arena_bytes(self) -> int:
-        """Amount of shared memory the session holds."""
-        return 0 if self._held.memory is None else self._held.memory.nbytes
-
-    @property
-    def steps(self) -> int:
-        """Number of steps and resets of its envs."""
-        return self._held.steps if self._held.memory is None else self._held.memory.steps
-
-    @property
-    def quiescent(self) -> bool:
-        """True if every row is done."""
-        return self._held.quiescent
-
-    @property
-    def observed_bytes(self) -> int:
-        """The size of what ``observe`` copies."""
-        memory = self._held.memory
-        return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
-
-    def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
-        """Last observations of its envs, once they are made."""
-        memory, made = self._held.memory, self.state.made
-        assert memory is not None and made is not None
-        steps, given, observations = memory.arena.last_observations()
-        spaces = [] if described else made.observation_spaces
-        return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), observations
-
-    def observe_by(self, observer: SessionObserver | None) -> None:
-        """Have an observer, if there is one, learn of what happens from now on; of several the first learns first."""
-        if observer is not None:
-            self._held.observers = (*self._held.observers, observer)
-
-    # --- what becomes a stimulus --------------------------------------------------------------------------------------
+    # --- what the machine is told -------------------------------------------------------------------------------------
 
     def start(self, request: Incoming) -> None:
         """Report that the session was made, by this request, which is answered once its envs exist."""
-        self._held.under_way = request
-        self._held.report(stimuli.SessionMade())
+        self.under_way = request
+        self.report(SessionMachine.on_made)
 
     def attach(self, attaching: Attaching) -> None:
         """Report that another client is to get the session; one that waits for it already gets it no more."""
-        held, waits = self._held, self._held.attaching is not None
+        waits = self.attaching is not None
         if waits:
-            self.replies.fail_attach(instructions.FailAttach(_OVERTAKEN))
-        held.attaching = attaching
+            self.refuse_attach(_OVERTAKEN)
+        self.attaching = attaching
         # While a reply is compressed, the event of an earlier request still waits; it is answered in this one's place.
-        if not (waits and self.replies.compressing is not None):
-            held.report(stimuli.Attached(held.quiescent))
+        if not (waits and self.compressing is not None):
+            self.report(SessionMachine.on_attached, self.quiescent)
 
     def give_up_attach(self) -> None:
         """Report that the client that is to get the session is gone."""
-        self._held.report(stimuli.AttachGivenUp())
+        self.report(SessionMachine.on_attach_given_up)
 
-    def broke(self, error: Exception) -> None:
-        """Report a bug of the hub, or what a client has written into its memory: no other session pays for it."""
-        self._held.broke(error)
+    def request(self, request: Incoming) -> None:
+        """Report the client's next request, after what workers said that belongs to its answer."""
+        self.arrived = request
+        if request.op is Op.STEP and self.state.ownership.driver is Driver.HUB:
+            self.services.events.append((self.number, STEP_REQUESTED))
+            return
+        drives = self.state.ownership.driver is Driver.CLIENT
+        if self.stand_ins is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
+            self.pool.read()
+        self.report(SessionMachine.on_request, request.message, self.quiescent)
+
+    def connect_side(self, side: socket.socket) -> None:
+        """Report that the client is behind this socket."""
+        self.refuse_side()
+        self.side = side
+        self.report(SessionMachine.on_side_connected, self.quiescent, process_of(side))
+
+    def elapse(self) -> None:
+        """Report that the time of the next deadline has come, with what the workers are at."""
+        try:
+            self._elapse()
+        except Exception as error:
+            self.broke(error)
+
+    def _elapse(self) -> None:
+        memory = self.memory
+        slots = range(len(self.state.slots))
+        progress = tuple(None if memory is None else memory.progress(slot) for slot in slots)
+        if self.stand_ins is not None:
+            self.post_to_stand_ins()  # a client that ended may have posted rows and not have rung
+        self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
+        used = self.pool.memory() if self.state.supervision.measures(self.services.clock.now_s()) else {}
+        self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
-    def handle(self, stimulus: Stimulus | WorkerStarted) -> None:
-        """Have the state machine handle the stimulus, and carry out what it says."""
-        held = self._held
-        if self.replies.compressing is not None:
-            self._while_compressing(self.replies.compressing, stimulus)
+    def handle(self, event: Any) -> None:
+        """Tell the state machine what has happened; while a reply is compressed, it is told nothing."""
+        if self.compressing is not None:
+            self._keep(event)
             return
-        if stimulus is ROWS_STOOD_IN:
-            self.inputs.on_bell()
+        if not isinstance(event, tuple):
+            self._handle_other(event)
             return
-        if isinstance(stimulus, Requested):
-            held.under_way = request = held.arrived
-            heir = held.attaching and held.attaching.request.token
-            if heir and request is not None and request.token == heir != held.token:
-                held.transfer()  # for a CLOSE of the client that attaches, which does not wait for its answer
-        elif isinstance(stimulus, WorkerStarted):
-            # Event: A worker process runs.
-            held.log.info("worker_started", worker=self.state.slots.worker(stimulus.process), pid=stimulus.pid)
-            return
-        elif isinstance(stimulus, WorkerExited):
-            self._on_exited(stimulus)
-            return
-        elif isinstance(stimulus, WorkerSaid):
-            stimulus = self.inputs.hear(stimulus)
-        stand_ins = held.stand_ins
-        if stand_ins is not None and stand_ins.copies is not None and isinstance(stimulus, _KEEPING):
+        method, facts = event
+        if method is SessionMachine.on_request:
+            self.under_way = request = self.arrived
+            heir = self.attaching and self.attaching.request.token
+            if heir and request is not None and request.token == heir != self.token:
+                self.transfer()  # for a CLOSE of the client that attaches, which does not wait for its answer
+        stand_ins = self.stand_ins
+        if stand_ins is not None and stand_ins.copies is not None and method in _KEEPING:
             stand_ins.keep_objects()
-        self._carry_out(self.state.handle(stimulus, held.services.clock.now_s()))
+        method(self.state, self.services.clock.now_s(), *facts)
+
+    def _keep(self, event: Any) -> None:
+        """Keep an event until the reply that is compressed is sent; or send it, and go on with those that were kept."""
+        if event is COMPRESSED:
+            self.send_compressed()
+        else:
+            assert self.compressing is not None
+            self.compressing.events.append(event)
+
+    def _handle_other(self, event: Any) -> None:
+        """Handle an event of a process, or one in place of a ring."""
+        if event is ROWS_STOOD_IN:
+            self.on_bell()
+        elif isinstance(event, WorkerSaid):
+            self.handle((SessionMachine.on_said, (self._hear(event),)))
+        elif isinstance(event, WorkerStarted):
+            # Event: A worker process runs.
+            self.log.info("worker_started", worker=self.state.slots.worker(event.process), pid=event.pid)
+        else:
+            self._on_exited(event)
 
     def _on_exited(self, exited: WorkerExited) -> None:
-        held, state, number = self._held, self.state, exited.process
-        held.pool.remove(number)
+        state, number = self.state, exited.process
+        self.pool.remove(number)
         expected, reason = state.expects_end(number), state.supervision.reason(number)
-        tell = held.log.info if expected else held.log.warning
+        tell = self.log.info if expected else self.log.warning
         why = {"why": reason} if reason else {}
         tell("worker_exited", worker=state.slots.worker(number), how=exited.cause.how, **why)
-        self._carry_out(state.handle(exited, held.services.clock.now_s()))
-        for observer in held.observers:
+        self.handle((SessionMachine.on_exited, (exited,)))
+        for observer in self.observers:
             observer.process_ended(number, "" if expected else f"its worker {exited.cause.how}")
-
-    def _carry_out(self, wanted: Sequence[Instruction]) -> None:
-        for number, instruction in enumerate(wanted):
-            kind = type(instruction)
-            if kind in REPLIES:
-                REPLIES[kind](self.replies, instruction)
-            else:
-                EXECUTED[kind](self._executor, instruction)
-            if self.replies.compressing is not None:
-                self.replies.compressing.following = wanted[number + 1 :]
-                return
-
-    def _while_compressing(self, reply: Compression, stimulus: Stimulus | WorkerStarted) -> None:
-        """Keep the stimulus until the reply is sent; or send it, and go on as if that had taken no time."""
-        if stimulus is not COMPRESSED:
-            reply.stimuli.append(stimulus)
-            return
-        self.replies.compressing = None
-        self._held.services.events.extendleft((self.number, each) for each in reversed(reply.stimuli))
-        if reply.error is not None:
-            raise reply.error
-        self.replies.send_answer(reply.request, reply.answer, reply.frames)
-        self._carry_out(reply.following)
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
-        self._held.pool.kill_all()
+        self.pool.kill_all()
         self.state.discard()
-        self._executor.end(instructions.End())
+        self.compressing = None
+        self.end()
+
+    def release(self) -> None:
+        """Let go of the machine of an ended session, which refers to this."""
+        del self.state
+
+    # --- messages of processes ----------------------------------------------------------------------------------------
+
+    def _hear(self, said: WorkerSaid) -> WorkerSaid:
+        """Log and note what a worker said; returns it with what the arena knows of it."""
+        match said.message:
+            case control.Suspicious(row, what):
+                # Event: An env does what it should not; it goes on.
+                self.log.warning("env_suspicious", env=row, why=what)
+            case control.Faulted(row, what):
+                # Event: An env raised, or gave what is invalid: it is built again in its worker.
+                self.log.warning("env_rebuilt", once_per=("session",), env=row, why=shortened(what, 200))
+            case control.Built() as built:
+                for observer in self.observers:
+                    observer.worker_built(said.process, built)
+            case control.RowInfo(row=row) as info if self.memory is not None and self.stand_ins is not None:
+                info = self._limited(info, self.memory.arena.layout)
+                said = replace(said, message=info, current=self._is_current(said.process, row, info.number))
+                if said.current:
+                    self.stand_ins.note(info)
+                    self.memory.grow(row, len(info.info), self.budget)
+            case control.RowFailed(failure=Failure(env_index=row)) as failed if self.memory is not None:
+                said = replace(said, current=self._is_current(said.process, row, failed.number))
+        return said
+
+    def _is_current(self, number: int, row: int | None, request: int) -> bool:
+        """True if this request is the last one of the row, which the process serves."""
+        process, memory = self.state.slots.process(number), self.memory
+        return process is not None and memory is not None and memory.is_current(process.place, row, request)
+
+    def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
+        """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
+        loose = self.stand_ins is None or self.stand_ins.copies is not None
+        bytes_max = self.state.launcher.rules.info_bytes_max
+        if self.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
+            return info
+        # Event: An info of an env was larger than allowed, and was replaced.
+        self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)
+        return replace(info, info=codec.encode({control.INFO_DROPPED: True}))

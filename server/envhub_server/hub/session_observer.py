@@ -9,7 +9,7 @@ from envhub.arena.layout import Layout
 from envhub_server.ipc import control
 from envhub_server.log import Logger
 from envhub_server.memory.session_memory import SessionMemory
-from envhub_server.session.instructions import KeepReplay
+from envhub_server.session.effects import ReplayOrder
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SessionObserver:
         """
         return message, {}
 
-    def env_failed(self, wanted: KeepReplay, rows: Sequence[int], memory: SessionMemory) -> None:
+    def env_failed(self, wanted: ReplayOrder, rows: Sequence[int], memory: SessionMemory) -> None:
         """Note that an env has failed, of a process with these rows."""
 
     def rows_lost(self, process: int, why: str) -> None:

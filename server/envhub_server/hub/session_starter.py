@@ -13,9 +13,9 @@ from envhub_server.config import HubConfig, has_quota, memory_available_bytes, p
 from envhub_server.hub import planner
 from envhub_server.hub.client_usage import ClientUsage
 from envhub_server.hub.directory import Directory
-from envhub_server.hub.holdings import Holdings, Services
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.planner import SessionPlan
+from envhub_server.hub.resources import Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.session_features import SessionFeatures
 from envhub_server.ipc.factories_memory import held
@@ -99,24 +99,24 @@ class SessionStarter:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.Random())
         make, factories = held(planned.make)
         try:
-            state = SessionMachine(
-                make, planned.recipe, planned.count, INFO_BYTES, planned.machine, restarts, planned.rules
-            )
-            holdings = Holdings(
+            runtime = SessionRuntime(
                 self._directory.next_number,
                 request.token,
-                state,
+                make,
+                planned.recipe,
                 self._services,
-                tickets=self._side_socket.open,
-                owner=holder.name,
-                budget=self._usage.budget(holder),
-                factories=factories,
+                self._side_socket.open,
+                holder.name,
+                self._usage.budget(holder),
+                factories,
             )
-            return SessionRuntime(holdings)
         except OSError:
             if factories >= 0:
                 os.close(factories)
             raise
+        count, machine, rules = planned.count, planned.machine, planned.rules
+        runtime.state = SessionMachine(runtime, make, planned.recipe, count, INFO_BYTES, machine, restarts, rules)
+        return runtime
 
 
 def _machine(cpus_max: int | None) -> Machine:

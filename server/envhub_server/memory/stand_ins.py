@@ -22,7 +22,8 @@ from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.session import failover
 from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.stimuli import RowsWaiting, StandInFailed, StandInInfo, Stimulus
+from envhub_server.session.process_events import ProcessEvents
+from envhub_server.session.transitions import Event
 
 
 class ObjectCopies:
@@ -64,7 +65,7 @@ class ObjectCopies:
 class StandIns:
     """Completes rows in place of the workers of one session that have ended.
 
-    The stimuli that its methods return are for the session's state machine.
+    The events that its methods return are for the session's state machine.
     """
 
     def __init__(self, memory: SessionMemory, copies: ObjectCopies | None, is_batch: bool = False) -> None:
@@ -78,7 +79,7 @@ class StandIns:
 
     def take(
         self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None, has_left: bool = False
-    ) -> list[Stimulus]:
+    ) -> list[Event]:
         """Complete the step of a slot whose process has ended; its rows are the hub's from now on.
 
         One that ``has_left`` has stored what it has done, and whether the next step of a row is a truncation.
@@ -100,21 +101,21 @@ class StandIns:
         self.unrung = True  # it may have ended after its last row was done and before it rang
         return [*self._lose(plan.lost, loss), *self._keep(plan.kept)]
 
-    def posted(self, slot: int) -> list[Stimulus]:
+    def posted(self, slot: int) -> list[Event]:
         """Complete the steps posted since to the rows of a slot whose process has ended, where they report the loss."""
         loss = self.losses.get(slot)
         if loss is None:
             return []
         lost, waiting = failover.posted(self.memory.words(slot), self._is_batch)
         reports = self._lose(lost, loss)
-        return [*reports, RowsWaiting(slot)] if waiting.size else reports
+        return [*reports, (ProcessEvents.on_rows_waiting, (slot,))] if waiting.size else reports
 
-    def finish(self, slot: int, loss: WorkerLoss) -> list[Stimulus]:
+    def finish(self, slot: int, loss: WorkerLoss) -> list[Event]:
         """Complete every step that waits for the slot's next process."""
         rows, request, done, op, _ = self.memory.words(slot)
         return self._lose(rows[(request != done) & (op != OP_RESET)], loss)
 
-    def keep(self, slot: int) -> list[Stimulus]:
+    def keep(self, slot: int) -> list[Event]:
         """Complete the slot's share of a reset that has none of its rows."""
         words = self.memory.words(slot)
         return self._keep(words.rows[words.request != words.done])
@@ -123,13 +124,13 @@ class StandIns:
         """Give the slot's process its rows back."""
         self.losses.pop(slot, None)
 
-    def _lose(self, rows: np.ndarray, loss: WorkerLoss) -> list[Stimulus]:
+    def _lose(self, rows: np.ndarray, loss: WorkerLoss) -> list[Event]:
         arena = self.memory.arena
-        reports: list[Stimulus] = []
+        reports: list[Event] = []
         for row in rows.tolist():
             if loss.raises:
                 reports += self._leave(row)
-                reports.append(StandInFailed(replace(loss.failure, env_index=row)))
+                reports.append((ProcessEvents.on_stand_in_failed, (replace(loss.failure, env_index=row),)))
                 arena.needs_reset[row] = FRESH
                 arena.status[row] = STATUS_RAISED
             else:
@@ -139,7 +140,7 @@ class StandIns:
         self._done(rows)
         return reports
 
-    def _keep(self, rows: np.ndarray) -> list[Stimulus]:
+    def _keep(self, rows: np.ndarray) -> list[Event]:
         reports = [report for row in rows.tolist() for report in self._leave(row)]
         self._done(rows)
         return reports
@@ -152,16 +153,16 @@ class StandIns:
         if self.copies is not None:
             self.copies.keep(arena, rows.tolist())
 
-    def _leave(self, row: int) -> list[Stimulus]:
+    def _leave(self, row: int) -> list[Event]:
         length, template, reports = self._put_info(row, b"")
         mark_no_step(self.memory.arena, row, length, template)
         return reports
 
-    def _put_info(self, row: int, info: bytes) -> tuple[int, int, list[Stimulus]]:
+    def _put_info(self, row: int, info: bytes) -> tuple[int, int, list[Event]]:
         """Store an info, with the objects of the observation that the row repeats.
 
         Returns:
-            Its length and ``info_template``, and a stimulus with the info if it is too large for the arena.
+            Its length and ``info_template``, and an event with the info if it is too large for the arena.
         """
         arena = self.memory.arena
         if self.copies is not None:
@@ -170,7 +171,7 @@ class StandIns:
             return len(info), template, []
         if self.copies is not None:
             self.copies.note_large(row, int(arena.request[row]), info)
-        return len(info), 0, [StandInInfo(row, info)]
+        return len(info), 0, [(ProcessEvents.on_stand_in_info, (row, info))]
 
     # --- objects in observations --------------------------------------------------------------------------------------
 

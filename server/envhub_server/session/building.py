@@ -12,10 +12,9 @@ from envhub_server.catalog.registry import EnvFacts, Recipe
 from envhub_server.ipc import control
 from envhub_server.processes.worker_events import WorkerExited
 from envhub_server.session import failure_text
-from envhub_server.session import instructions as do
+from envhub_server.session.effects import Effects
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.sizing import SECOND_FAILED, WorkerSizing
@@ -24,7 +23,7 @@ from envhub_server.session.worker_count import Machine
 
 
 class EnvBuilding:
-    """Makes the envs of one session. A handler returns a ``Failure`` if they cannot be made."""
+    """Makes the envs of one session. A method returns a ``Failure`` if they cannot be made."""
 
     def __init__(
         self,
@@ -36,9 +35,11 @@ class EnvBuilding:
         launcher: Launcher,
         sizing: WorkerSizing,
         restarts: Restarts,
+        effects: Effects,
     ) -> None:
         self._make, self._recipe, self._info_bytes, self._machine = make, recipe, info_bytes, machine
         self._slots, self._launcher, self._sizing, self._restarts = slots, launcher, sizing, restarts
+        self._effects = effects
 
     @property
     def description(self) -> messages.HeartbeatReply:
@@ -59,50 +60,51 @@ class EnvBuilding:
 
     # --- envs ---------------------------------------------------------------------------------------------------------
 
-    def on_session_made(self, now_s: float) -> Instructions:
+    def on_session_made(self, now_s: float) -> None:
         """Start the first processes."""
         self._wait_for_all()
         count = len(self._slots)
         if self._launcher.rules.libraries is None:
             count = min(count, self._machine.cpus)  # the others start once the libraries that they can share are known
-        started = self._launcher.start([*self._slots][:count], now_s)
-        return [*started, *self._sizing.notify_if_crowded()]
+        self._launcher.start([*self._slots][:count], now_s)
+        self._sizing.notify_if_crowded()
 
-    def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> Instructions:
+    def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> None:
         """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
         if self._sizing.count is not None:
-            return []
+            return
         process.first, process.built, process.stage = built, 1, Stage.BUILT
         self._launcher.note_libraries(process, built.libraries)
         begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
         if len(begun) < len(self._slots):
-            return []
+            return
         self._sizing.decide()
         self._wait_for_all()
         for each in begun:
             each.stage = Stage.BUILDING
-        rest = [do.Tell(each.number, self._launcher.order_rest(self._slots[each.place])) for each in begun]
-        started = self._launcher.start_missing(now_s)
-        return [*started[:1], *rest, *started[1:], *self._sizing.notify_if_crowded()]
+        self._launcher.start_missing(now_s)
+        for each in begun:
+            self._effects.tell(each.number, self._launcher.order_rest(self._slots[each.place]))
+        self._sizing.notify_if_crowded()
 
-    def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> Instructions:
+    def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> None:
         """Start the other workers, once each of the first has loaded the code that makes its envs."""
         libraries, wanted = imported.libraries, set(self._launcher.rules.libraries or ())
         if process.shares and (libraries is None or not wanted <= set(libraries)):
-            return self._rebuild(process)  # the env or its program has changed since its libraries were recorded
+            self._rebuild(process)  # the env or its program has changed since its libraries were recorded
+            return
         process.imported = True
         self._launcher.note_libraries(process, libraries)
-        if not all(slot.process.imported for slot in self._slots if slot.process is not None):
-            return []
-        return self._launcher.start_missing(now_s)
+        if all(slot.process.imported for slot in self._slots if slot.process is not None):
+            self._launcher.start_missing(now_s)
 
-    def _rebuild(self, process: Process) -> Instructions:
+    def _rebuild(self, process: Process) -> None:
         """Rebuild the envs of a process in a new one that shares no libraries; later processes share none either."""
         process.rebuild = True
         self._launcher.share(())
-        return [do.Kill(process.number)]
+        self._effects.kill(process.number)
 
-    def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> Instructions:
+    def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> None:
         """Give each env its own process, since those of this slot cannot share one."""
         begun = [each.process for each in self._slots if each.process is not None]
         self._sizing.separate(why)
@@ -110,24 +112,26 @@ class EnvBuilding:
         for process in begun:
             process.rebuild = True
         # Event: A second env could not be made in a process: each env gets its own.
-        warned = do.Warn("envs_separated", {"worker": slot.index, "why": why})
-        kills = [do.Kill(process.number) for process in begun]
-        return [warned, *kills, *self._launcher.start_missing(now_s)]
+        self._effects.warn("envs_separated", {"worker": slot.index, "why": why})
+        for process in begun:
+            self._effects.kill(process.number)
+        self._launcher.start_missing(now_s)
 
-    def on_built(self, process: Process, built: control.Built, now_s: float) -> Instructions | Failure:
+    def on_built(self, process: Process, built: control.Built, now_s: float) -> Failure | None:
         """Make the arena once all envs are made."""
         slot = self._slots[process.place]
         fits = built.fit or self._launcher.rules.hosting.shares_process
         if self._sizing.separable(slot) and not fits:
-            return self._separate(slot, now_s, "not all of its envs are known to share one well")
+            self._separate(slot, now_s, "not all of its envs are known to share one well")
+            return None
         process.made, slot.waiting = built, False
         process.stage, process.built = Stage.BUILT, len(slot.rows)
         self._launcher.sharing_tried |= process.shares
         if not process.shares:
             self._launcher.note_libraries(process, built.libraries)
-        return self._make_arena() if self.complete else []
+        return self._make_arena() if self.complete else None
 
-    def _make_arena(self) -> Instructions | Failure:
+    def _make_arena(self) -> Failure | None:
         launcher, made = self._launcher, self._made
         launcher.share(launcher.rules.libraries or ())  # an empty list means that there are none to share
         first = made[0]
@@ -149,8 +153,10 @@ class EnvBuilding:
         except ValueError as error:
             return Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
         self._wait_for_all()
-        given = [launcher.map(slot.process) for slot in self._slots if slot.process is not None]
-        return [do.MakeArena(layout, first.loose, self._recipe.settings.vector), *given]
+        self._effects.make_arena(layout, first.loose, self._recipe.settings.vector)
+        for process in [slot.process for slot in self._slots if slot.process is not None]:
+            launcher.map(process)
+        return None
 
     @property
     def _made(self) -> list[control.Built]:
@@ -187,34 +193,35 @@ class EnvBuilding:
             vector=self._recipe.settings.vector,
         )
 
-    def serve(self, now_s: float) -> Instructions:
+    def serve(self, now_s: float) -> None:
         """Have all processes serve their rows."""
-        served: Instructions = []
         for slot in self._slots:
             process = slot.process
             assert process is not None
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
             seeds = [self._make.seeds[row] for row in slot.rows] if self._make.seeds else []
-            served.append(do.HandOver(slot.index, process.number, control.Serve(seeds, info=self._make.lost)))
+            self._effects.hand_over(slot.index, process.number, control.Serve(seeds, info=self._make.lost))
         rules, count = self._launcher.rules, self._sizing.count
         # Where no process had to make two envs, what an earlier session has found holds.
         alone = (count is not None and count.alone) or (rules.alone and len(self._slots) == self._make.num_envs)
-        return [*served, do.Learn(EnvFacts(rules.libraries, alone))]
+        self._effects.learn(EnvFacts(rules.libraries, alone))
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
-    def on_failed(self, process: Process, failure: Failure, now_s: float) -> Instructions | Failure:
+    def on_failed(self, process: Process, failure: Failure, now_s: float) -> Failure | None:
         """Make the envs in another way, if that may help."""
         slot, building = self._slots[process.place], self._launcher.arena is None
         if process.shares and building:
-            return self._rebuild(process)
-        if building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
-            return self._separate(slot, now_s)
-        return failure
+            self._rebuild(process)
+        elif building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
+            self._separate(slot, now_s)
+        else:
+            return failure
+        return None
 
     def on_exited(
         self, process: Process, exited: WorkerExited, why: Late | Overrun | None, now_s: float
-    ) -> Instructions | Failure:
+    ) -> Failure | None:
         """Make the envs of an ended process in another way, if that may help."""
         slot, launcher, building = self._slots[process.place], self._launcher, self._launcher.arena is None
         unshared = process.shares and (why is None or not process.imported)
@@ -222,11 +229,13 @@ class EnvBuilding:
             if process.shares:
                 launcher.share(())
             slot.waiting = True
-            return launcher.start([slot], now_s)
+            launcher.start([slot], now_s)
+            return None
         # SIGKILL comes from a person, or from the kernel without memory, and says nothing about the envs.
         by_itself = isinstance(why, Late) or (why is None and exited.cause.signal != "SIGKILL")
         if building and self._sizing.separable(slot) and process.built and by_itself:
-            return self._separate(slot, now_s)
+            self._separate(slot, now_s)
+            return None
         if exited.cause.unready:
             return failure_text.unready(self._make, exited.cause.unready, launcher.rules)
         hides = launcher.rules.hide_folders

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from envhub.protocol import messages
 from envhub.protocol.messages import Call, Failure, Make, SetAttr
 from envhub_server.ipc import control
-from envhub_server.session import instructions as do
+from envhub_server.session.effects import Effects
 from envhub_server.session.env_history import EnvHistory
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.requests import Requests, refusal
 from envhub_server.session.slots import Slot, SlotTable
 
@@ -27,8 +25,9 @@ class Calls:
         number: the number of the last call, which its answers repeat.
     """
 
-    def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory) -> None:
+    def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory, effects: Effects) -> None:
         self._make, self._slots, self._requests, self._history = make, slots, requests, history
+        self._effects = effects
         self.number = 0
 
     @property
@@ -59,22 +58,20 @@ class Calls:
         by_row = dict(zip(rows, values, strict=True))
         return lambda rows: control.SetAttrRows(rows, name, each=[by_row[row] for row in rows])
 
-    def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> Instructions:
+    def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> None:
         """Send the call to each slot that has wanted rows; an empty list means all rows."""
         chosen = set(wanted or range(self._make.num_envs))
-        instructions: Instructions = []
         self.number += 1
         for slot in self._slots:
             if rows := [row for row in slot.rows if row in chosen]:
                 slot.waiting = True
-                instructions += self._requests.tell(slot, replace(question(rows), number=self.number))
-        return instructions
+                self._requests.tell(slot, replace(question(rows), number=self.number))
 
-    def on_answered(self, slot: Slot, answer: Answer) -> Instructions | None:
-        """Note the answer of a slot; None if it is stale."""
+    def on_answered(self, slot: Slot, answer: Answer) -> bool:
+        """Note the answer of a slot; False if it is stale."""
         asked = slot.pending
         if not isinstance(asked, QUESTIONS) or asked.number != answer.number:
-            return None
+            return False
         slot.pending, slot.waiting = None, False
         if isinstance(answer, control.CallFailed):
             self._requests.note_failure(answer.failure)
@@ -85,8 +82,8 @@ class Calls:
             slot.results = tuple(zip(asked.rows, answer.values, strict=True))
         if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
             # Event: The values of an attribute are too large to be set on new envs again.
-            return [do.Warn("attribute_not_kept", {"name": asked.name[:200]})]
-        return []
+            self._effects.warn("attribute_not_kept", {"name": asked.name[:200]})
+        return True
 
     def on_lost(self, slot: Slot, failure: Failure) -> None:
         """Give up the results of a slot whose process ended during the call."""
@@ -94,10 +91,9 @@ class Calls:
         self._requests.failure = self._requests.failure or during
         slot.waiting, slot.pending = False, None
 
-    def result(self) -> do.Answer | do.Fail:
-        """The answer to the complete call."""
+    def result(self) -> tuple[tuple[int, bytes], ...] | Failure:
+        """The results of the complete call by row, or its failure."""
         pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
         for slot in self._slots:
             slot.results = ()
-        failure = self._requests.failure
-        return do.Answer(messages.Done(), rows=pairs) if failure is None else do.Fail(failure)
+        return pairs if self._requests.failure is None else self._requests.failure

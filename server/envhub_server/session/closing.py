@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from envhub.protocol.messages import Make
 from envhub_server.ipc import control
-from envhub_server.session import instructions as do
 from envhub_server.session.deadlines import Deadlines
+from envhub_server.session.effects import Effects
 from envhub_server.session.failure_text import envs
 from envhub_server.session.hang_detector import Late, Progress
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.slots import Process, SlotTable, Stage
 
 AT_WORK_S = 1.0  # for the step, reset or call that a process is at when it is asked
@@ -21,8 +20,8 @@ LOOK_S, TELL_S = 4.0, 5.0  # from the end's beginning until slow processes write
 class EnvClosing:
     """Has the processes of one session close their envs, and says which envs were cut short."""
 
-    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines) -> None:
-        self._make, self._slots, self._deadlines = make, slots, deadlines
+    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines, effects: Effects) -> None:
+        self._make, self._slots, self._deadlines, self._effects = make, slots, deadlines, effects
         self._at_work_until_s = self._look_at_s = self._tell_at_s = math.inf
         self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
 
@@ -36,11 +35,11 @@ class EnvClosing:
         """True if a process has time left."""
         return any(process.kill_at_s < math.inf for process in self._slots.processes)
 
-    def ask(self, process: Process, now_s: float) -> Instructions:
+    def ask(self, process: Process, now_s: float) -> None:
         """Ask a process to close its envs and end."""
         self._note_unclosed(process)
         process.kill_at_s = self._until_s(now_s, 1)
-        return [do.Tell(process.number, control.CloseEnvs())]
+        self._effects.tell(process.number, control.CloseEnvs())
 
     def _note_unclosed(self, process: Process) -> None:
         process.is_ending, served = True, process.stage is Stage.SERVING  # else its envs were not used
@@ -49,16 +48,14 @@ class EnvClosing:
     def _until_s(self, now_s: float, num_envs: int) -> float:
         return min(now_s + num_envs * self._make.faults.close_s, self._deadlines.end_by_s)
 
-    def ask_all(self, now_s: float) -> Instructions:
+    def ask_all(self, now_s: float) -> None:
         """Ask all processes; one that makes its envs would read that only afterwards, and is killed."""
         self._at_work_until_s, self._look_at_s, self._tell_at_s = now_s + AT_WORK_S, now_s + LOOK_S, now_s + TELL_S
-        instructions: Instructions = []
         for process in self._slots.processes:
             if process.stage is Stage.BUILDING:
-                instructions.append(do.Kill(process.number))
+                self._effects.kill(process.number)
             elif process.stage is not Stage.LEAVING:
-                instructions += self.ask(process, now_s)
-        return instructions
+                self.ask(process, now_s)
 
     def hurry(self) -> None:
         """Heed that a draining hub gives envs no time after ``end_by_s``."""
@@ -74,29 +71,24 @@ class EnvClosing:
         if process.closing:
             process.kill_at_s = self._until_s(now_s, len(process.closing))
 
-    def on_elapsed(self, progress: Sequence[Progress | None], now_s: float) -> Instructions:
+    def on_elapsed(self, progress: Sequence[Progress | None], now_s: float) -> None:
         """Kill the processes whose time is up, and report those that take long."""
-        instructions: Instructions = []
         looks_at_work, self._at_work_until_s = _due(self._at_work_until_s, now_s)
         for process in self._slots.processes:
             if now_s >= process.kill_at_s:
                 limit = f"each env has close_timeout={self._make.faults.close_s:g} s"
                 if now_s >= self._deadlines.end_by_s:
                     limit = "the hub is shutting down, which gives envs drain_close_timeout"
-                instructions += self.kill([process], limit)
+                self.kill([process], limit)
             elif looks_at_work and self._is_at_work(process, progress):
-                why = f"an env was still at its step, reset or call after {AT_WORK_S:g} s"
-                instructions += self.kill([process], why)
+                self.kill([process], f"an env was still at its step, reset or call after {AT_WORK_S:g} s")
         slow = [(each, each.closing or each.unclosed) for each in self._slots.processes if each.unclosed]
         looks, self._look_at_s = _due(self._look_at_s, now_s)
-        if looks:
-            limit_s = self._make.faults.close_s
-            late = ((each.number, Late("close", rows[0], LOOK_S, limit_s)) for each, rows in slow)
-            instructions += [do.ReportLate(*each) for each in late]
+        for each, rows in slow if looks else ():
+            self._effects.report_late(each.number, Late("close", rows[0], LOOK_S, self._make.faults.close_s))
         tells, self._tell_at_s = _due(self._tell_at_s, now_s)
         if tells and slow:
-            instructions.append(do.ReportClosing(tuple((each.number, each.stacks, tuple(rows)) for each, rows in slow)))
-        return instructions
+            self._effects.report_closing(tuple((each.number, each.stacks, tuple(rows)) for each, rows in slow))
 
     def _is_at_work(self, process: Process, progress: Sequence[Progress | None]) -> bool:
         slot = self._slots.of(process)
@@ -105,16 +97,14 @@ class EnvClosing:
         at = progress[slot.index]
         return slot.waiting or (at is not None and bool(at.kind))
 
-    def kill(self, processes: Iterable[Process], why: str) -> Instructions:
+    def kill(self, processes: Iterable[Process], why: str) -> None:
         """Kill these processes; without a reason it is not told that their envs are cut short."""
-        killed: Instructions = []
         for process in processes:
             if not process.is_ending:
                 self._note_unclosed(process)
             process.kill_at_s = math.inf
             self.on_ended(process, why)
-            killed.append(do.Kill(process.number))
-        return killed
+            self._effects.kill(process.number)
 
     def on_ended(self, process: Process, why: str) -> None:
         """Note that a process has closed no more envs than it has said."""
@@ -122,12 +112,14 @@ class EnvClosing:
             self._cut.setdefault(why, []).extend(process.unclosed)
         process.unclosed = []
 
-    def tell(self) -> Instructions:
+    def tell(self) -> None:
         """Tell which envs were cut short since the last time."""
         cut, self._cut = self._cut, {}
-        by_reason = ((envs(sorted(rows), self._make.first_env), why) for why, rows in cut.items())
-        # Event: The processes of envs ended before these had closed; `note` says which, and why. Their client is told.
-        return [do.Notify("envs_cut_short", f"{which} ended before close was over: {why}") for which, why in by_reason]
+        for why, rows in cut.items():
+            text = f"{envs(sorted(rows), self._make.first_env)} ended before close was over: {why}"
+            # Event: The processes of envs ended before these had closed; `note` says which, and why. Their client is
+            # told.
+            self._effects.notify("envs_cut_short", text)
 
 
 def _due(at_s: float, now_s: float) -> tuple[bool, float]:

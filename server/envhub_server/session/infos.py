@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
-from envhub_server.session import instructions as do
 from envhub_server.session.slots import Slot, SlotTable
 
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
@@ -52,7 +50,7 @@ class RowInfos:
         if len(templates) > KEPT_TEMPLATES_MAX:
             del templates[next(iter(templates))]
 
-    def collect(self, wanted: Collection[int]) -> do.Answer | do.Fail:
+    def collect(self, wanted: Collection[int]) -> tuple[tuple[int, bytes], ...] | Failure:
         """The first failure among these rows, else their infos.
 
         They are not removed, because a client that was interrupted asks again; a row's next info or failure
@@ -61,7 +59,7 @@ class RowInfos:
         rows = sorted(wanted)
         failures = [self.failures[row] for row in rows if row in self.failures]
         infos = tuple((row, self.large[row]) for row in rows if row in self.large)
-        return do.Fail(failures[0]) if failures else do.Answer(messages.Done(), rows=infos)
+        return failures[0] if failures else infos
 
     def templates(self, numbers: Sequence[int]) -> Templates:
         """The examples of these numbers, as far as they are kept."""

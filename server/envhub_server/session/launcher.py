@@ -9,10 +9,9 @@ from envhub.protocol.messages import Make
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import shared
-from envhub_server.session import instructions as do
 from envhub_server.session.build_order import Place, WorkerRules, build, build_rest, variables
 from envhub_server.session.deadlines import Deadlines
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.effects import Effects
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Process, Slot, SlotTable, Stage
 from envhub_server.session.worker_count import Machine
@@ -24,6 +23,7 @@ class Launcher:
     """Starts the processes of a session.
 
     Attributes:
+        effects: the session's.
         rules: the settings of all of its workers.
         decided: True if the number of workers is decided.
         arena: the order to map the arena; None until all envs are made.
@@ -39,42 +39,42 @@ class Launcher:
         slots: SlotTable,
         deadlines: Deadlines,
         restarts: Restarts,
+        effects: Effects,
         decided: bool,
     ) -> None:
         self._make, self._recipe, self._machine = make, recipe, machine
-        self._slots, self._deadlines, self._restarts = slots, deadlines, restarts
+        self._slots, self._deadlines, self._restarts, self.effects = slots, deadlines, restarts, effects
         self._spares = 0  # that were started
         self.rules = rules
         self.decided = decided
         self.arena: control.MapArena | None = None
         self.sharing_tried = False
 
-    def start(self, slots: Collection[Slot], now_s: float) -> Instructions:
+    def start(self, slots: Collection[Slot], now_s: float) -> None:
         """Start a process for each of these slots, which must have none."""
         if not slots:
-            return []
+            return
         self._deadlines.plan_sample(now_s)
         libraries = self._libraries
         started = [self._slots.begin(slot) for slot in slots]
         for process in started:
             process.shares = bool(libraries)
-        numbers = tuple(process.number for process in started)
-        return [do.StartProcesses(numbers, libraries=libraries), *map(self._tell_order, started)]
+        self.effects.start_processes(tuple(process.number for process in started), libraries=libraries)
+        for process in started:
+            self.effects.tell(process.number, self.order(self._slots[process.place]))
 
-    def start_missing(self, now_s: float) -> Instructions:
+    def start_missing(self, now_s: float) -> None:
         """Start a process for each slot that has none."""
-        return self.start([slot for slot in self._slots if slot.process is None], now_s)
+        self.start([slot for slot in self._slots if slot.process is None], now_s)
 
-    def start_spare(self, slot: Slot, now_s: float) -> Instructions:
+    def start_spare(self, slot: Slot, now_s: float) -> None:
         """Start a spare whose envs are like those of this slot."""
         self._deadlines.plan_sample(now_s)
         process = self._slots.begin_spare(slot.index)
         self._spares += 1
         order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
-        return [do.StartProcesses((process.number,), True, self._libraries), do.Tell(process.number, order)]
-
-    def _tell_order(self, process: Process) -> do.Tell:
-        return do.Tell(process.number, self.order(self._slots[process.place]))
+        self.effects.start_processes((process.number,), True, self._libraries)
+        self.effects.tell(process.number, order)
 
     def order(self, slot: Slot) -> control.Build:
         """The order to make the envs of this slot."""
@@ -92,18 +92,18 @@ class Launcher:
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 
-    def tell_place(self, process: Process) -> do.Tell:
+    def tell_place(self, process: Process) -> None:
         """Tell a spare the slot that it serves now or will serve."""
         slot = self._slots[process.place]
         place = self._place(slot)
         order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
-        return do.Tell(process.number, order)
+        self.effects.tell(process.number, order)
 
-    def map(self, process: Process) -> do.GiveArena:
+    def map(self, process: Process) -> None:
         """Hand the arena to a process that has made its envs."""
         process.stage = Stage.MAPPING
         assert self.arena is not None
-        return do.GiveArena(process.number, process.place, self.arena)
+        self.effects.give_arena(process.number, process.place, self.arena)
 
     # --- libraries ----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """The client of a session: its lane, the driver, and the takeover by another client.
 
-A client on the shared lane has the arena until it lets go: ``SideClosed`` is the sign of that. A client that attaches
-meanwhile waits for it; the hub asks the holder to let go (``Recall``). Only then the session changes hands
-(``Transfer``).
+A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client that
+attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import math
 
 from envhub.protocol.messages import Failure
-from envhub_server.session import instructions as do
-from envhub_server.session import stimuli
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.effects import Effects
 from envhub_server.session.phases import Driver, LaneName
 
 LOST = Failure("session_lost", "session", "the session has broken; make another")
@@ -29,7 +26,8 @@ class Ownership:
         let_go_by_s: time until which the client that attaches waits for the holder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
         self.lane = LaneName.WIRE
         self.driver = Driver.HUB
         self.holder = 0
@@ -43,50 +41,55 @@ class Ownership:
         """True if no client drives or was told to."""
         return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.claimed
 
-    def lend(self, holder: int) -> Instructions:
+    def lend(self, holder: int) -> None:
         """Let the client drive, which is this process."""
         self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, holder
-        return [do.Grant(), do.GiveDrive()]
+        self._effects.grant()
+        self._effects.give_drive()
 
-    def on_side_closed(self, closed: stimuli.SideClosed) -> Instructions:
+    def on_side_closed(self, quiescent: bool) -> None:
         """Continue on the wire lane: the client has let go of the arena, or has ended."""
         self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
-        transferred: Instructions = [do.Transfer()] if self.claimed else []
-        return [do.CloseSide(), *transferred, *(self.take_drive() if closed.quiescent else [])]
+        self._effects.close_side()
+        if self.claimed:
+            self._effects.transfer()
+        if quiescent:
+            self.take_drive()
 
-    def take_drive(self) -> Instructions:
+    def take_drive(self) -> None:
         """Have the hub drive; every row is done."""
-        if self.driver is Driver.HUB:
-            return []
-        self.driver = Driver.HUB
-        return [do.TakeDrive()]
+        if self.driver is Driver.CLIENT:
+            self.driver = Driver.HUB
+            self._effects.take_drive()
 
-    def revoke(self) -> Instructions:
+    def revoke(self) -> None:
         """Revoke the session of a client that drives; the client then asks the hub why."""
-        return [do.Revoke()] if self.lane is LaneName.SHARED else []
+        if self.lane is LaneName.SHARED:
+            self._effects.revoke()
 
     # --- takeover -----------------------------------------------------------------------------------------------------
 
-    def recall(self, until_s: float) -> Instructions:
+    def recall(self, until_s: float) -> None:
         """Ask the holder to let go of the session until then."""
         self.let_go_by_s = until_s
-        return [do.Recall()]
+        self._effects.recall()
 
-    def keep_holder(self, waited_s: float) -> Instructions:
+    def keep_holder(self, waited_s: float) -> None:
         """Let the holder, which has not let go, keep the session, and refuse the other client."""
         by = f"process {self.holder}" if self.holder else "a process of another container"
         text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
         refusal = Failure("refused", "request", f"{text}: it is stopped, or too busy; attach again, or end the session")
-        return [do.EndRecall(), *self.refuse(refusal)]
+        self._effects.end_recall()
+        self.refuse(refusal)
 
-    def grant(self) -> Instructions:
+    def grant(self) -> None:
         """Give the session to its new client; no other client has its memory."""
         self.claimed, self.driver = False, Driver.HUB
-        return [do.TakeDrive(), do.AnswerAttach()]
+        self._effects.take_drive()
+        self._effects.answer_attach()
 
-    def refuse(self, why: Failure = LOST) -> Instructions:
+    def refuse(self, why: Failure = LOST) -> None:
         """Refuse a client that takes over, with the reason."""
-        if not self.claimed:
-            return []
-        self.claimed, self.let_go_by_s = False, math.inf
-        return [do.FailAttach(why)]
+        if self.claimed:
+            self.claimed, self.let_go_by_s = False, math.inf
+            self._effects.fail_attach(why)

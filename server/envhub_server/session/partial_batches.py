@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from envhub.arena.layout import split_share, whole_shares
-from envhub.protocol import messages
 from envhub.protocol.messages import Failure, Make, Receive, Send
-from envhub_server.session import instructions as do
-from envhub_server.session import stimuli
+from envhub_server.session.effects import Effects
 from envhub_server.session.infos import RowInfos
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.requests import refusal
 from envhub_server.session.slots import SlotTable
 
@@ -21,8 +20,8 @@ class PartialBatches:
         receiving: the number of rows that RECEIVE waits for; 0 without a pending RECEIVE.
     """
 
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos) -> None:
-        self._make, self._is_vector, self._slots, self._infos = make, is_vector, slots, infos
+    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
+        self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
         self.rows_out = self.receiving = 0
 
     def problem(self, send: Send) -> Failure | None:
@@ -32,35 +31,31 @@ class PartialBatches:
             return refusal(split_share(*shares))
         return None
 
-    def on_posted(self, posted: stimuli.PartPosted) -> do.Answer:
-        """Count the rows of SEND."""
-        self.rows_out += posted.rows
-        return do.Answer(messages.Done())
-
-    def on_receive(self, receive: Receive) -> do.TakePart | do.Fail:
-        """Wait for the wanted number of rows, at most for all that are out."""
+    def on_receive(self, receive: Receive) -> Failure | None:
+        """Wait for the wanted number of rows, at most for all that are out; a failure if there are none."""
         if not self.rows_out:
-            return do.Fail(refusal("no env is under way"))
+            return refusal("no env is under way")
         self.receiving = max(1, min(receive.min_envs, self.rows_out))
-        return do.TakePart(self.receiving)
+        self._effects.take_part(self.receiving)
+        return None
 
-    def end_receive(self) -> Instructions:
+    def end_receive(self) -> None:
         """End the pending RECEIVE, if there is one; the next RECEIVE returns its rows."""
-        if not self.receiving:
-            return []
-        self.receiving = 0
-        return [do.LeavePart()]
+        if self.receiving:
+            self.receiving = 0
+            self._effects.leave_part()
 
-    def on_done(self, done: stimuli.PartDone) -> do.Answer | do.Fail | None:
-        """The answer of RECEIVE; None without a pending RECEIVE."""
-        if not self.receiving:
-            return None
-        if done.raised is not None:
-            self.rows_out -= 1
-            number = self._make.first_env + done.raised
-            unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
-            return do.Fail(self._infos.failures.pop(done.raised, unknown))
-        self.rows_out -= len(done.rows)
-        large = [(row, self._infos.large.pop(row)) for row in done.large if row in self._infos.large]
-        rows = tuple(sorted([*done.small, *large]))
-        return do.Answer(messages.Done(), rows=rows, part=done.rows)
+    def on_raised(self, row: int) -> Failure:
+        """The answer of RECEIVE for a row that raised."""
+        self.rows_out -= 1
+        number = self._make.first_env + row
+        unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
+        return self._infos.failures.pop(row, unknown)
+
+    def on_done(
+        self, rows: Collection[int], small: Iterable[tuple[int, bytes]], large: Iterable[int]
+    ) -> tuple[tuple[int, bytes], ...]:
+        """The infos of these done rows for RECEIVE: those in the arena, and those that came on the channel."""
+        self.rows_out -= len(rows)
+        sent = [(row, self._infos.large.pop(row)) for row in large if row in self._infos.large]
+        return tuple(sorted([*small, *sent]))

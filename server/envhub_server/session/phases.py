@@ -8,7 +8,7 @@ import enum
 class Phase(enum.Enum):
     """The state of a session."""
 
-    __hash__ = object.__hash__  # Enum's own is a slow Python function, and every stimulus is looked up by its phase
+    __hash__ = object.__hash__  # Enum's own is a slow Python function, and every event is looked up by its phase
 
     BUILDING = "building"  # its workers build the envs
     MAPPING = "mapping"  # its workers map the arena
@@ -22,6 +22,7 @@ class Phase(enum.Enum):
 
 MAKING = (Phase.BUILDING, Phase.MAPPING)
 SERVING = (Phase.READY, Phase.MOVING, Phase.CALLING)
+LIVE = (*MAKING, *SERVING, Phase.BROKEN, Phase.CLOSING)
 OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
 
 

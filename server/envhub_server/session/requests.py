@@ -7,21 +7,13 @@ from typing import Any
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure, Make, Reset
 from envhub_server.ipc import control
-from envhub_server.session import instructions as do
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Slot, SlotTable
 
 
 def refusal(text: str) -> Failure:
     """The failure of a refused request."""
     return Failure("refused", "request", text)
-
-
-def stale(slot: Slot, message: Any) -> do.Warn:
-    """Report a stale answer of the process of this slot."""
-    fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
-    # Event: A worker answered a request that has ended; it is ignored.
-    return do.Warn("stale_answer_dropped", fields)
 
 
 class Requests:
@@ -33,8 +25,8 @@ class Requests:
         has_pending: True if a slot has a ``pending`` message.
     """
 
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable) -> None:
-        self._make, self._is_vector, self._slots = make, is_vector, slots
+    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
+        self._make, self._is_vector, self._slots, self._effects = make, is_vector, slots, effects
         self.asked = True
         self.failure: Failure | None = None
         self.has_pending = False
@@ -50,15 +42,20 @@ class Requests:
         if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
             self.failure = failure
 
-    def tell(self, slot: Slot, message: Any) -> Instructions:
+    def tell(self, slot: Slot, message: Any) -> None:
         """Send a slot its message of the request, now or once its next process serves."""
         slot.pending, self.has_pending = message, True
         if process := slot.serving:
-            return [do.Tell(process.number, message)]
-        if isinstance(message, control.ResetRows) and not message.rows:
+            self._effects.tell(process.number, message)
+        elif isinstance(message, control.ResetRows) and not message.rows:
             slot.pending = None
-            return [do.KeepRows(slot.index)]
-        return []
+            self._effects.keep_rows(slot.index)
+
+    def report_stale(self, slot: Slot, message: Any) -> None:
+        """Report a stale answer of the process of this slot."""
+        fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
+        # Event: A worker answered a request that has ended; it is ignored.
+        self._effects.warn("stale_answer_dropped", fields)
 
     # --- requests that are refused ------------------------------------------------------------------------------------
 
@@ -97,12 +94,10 @@ class Requests:
             return refusal("a vector env takes options for all of its envs, and not for each")
         return None
 
-    def tell_reset(self, reset: Reset, seeds: list[int | None], mask: list[bool]) -> Instructions:
+    def tell_reset(self, reset: Reset, seeds: list[int | None], mask: list[bool]) -> None:
         """Send each slot the rows that it must reset."""
-        instructions: Instructions = []
         for slot in self._slots:
             rows = [row for row in slot.rows if mask[row]]
             options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
             message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each)
-            instructions += self.tell(slot, message)
-        return instructions
+            self.tell(slot, message)

@@ -6,8 +6,7 @@ from envhub.arena.spin import spin_us
 from envhub.protocol.messages import Make
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.session import instructions as do
-from envhub_server.session.instructions import Instructions
+from envhub_server.session.effects import Effects
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import Slot, SlotTable
 from envhub_server.session.worker_count import (
@@ -40,11 +39,12 @@ class WorkerSizing:
         machine: Machine,
         slots: SlotTable,
         launcher: Launcher,
+        effects: Effects,
         count: WorkerCount | None,
     ) -> None:
         """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
         self._make, self._recipe, self._machine = make, recipe, machine
-        self._slots, self._launcher = slots, launcher
+        self._slots, self._launcher, self._effects = slots, launcher, effects
         self.count = count
         self.worker_spin_us = self.driver_spin_us = 0
         self.separated = self._shared_notified = False
@@ -93,18 +93,16 @@ class WorkerSizing:
 
     # --- what others learn --------------------------------------------------------------------------------------------
 
-    def notify_if_crowded(self) -> Instructions:
+    def notify_if_crowded(self) -> None:
         """Notify the client if envs share processes for lack of room."""
-        if self.count is None or not self.count.crowded:
-            return []
-        # Event: There is no room for a process per env: envs share processes.
-        return [do.Notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))]
+        if self.count is not None and self.count.crowded:
+            # Event: There is no room for a process per env: envs share processes.
+            self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))
 
-    def on_shared_changed(self, changed: control.SharedChanged) -> Instructions:
+    def on_shared_changed(self, changed: control.SharedChanged) -> None:
         """Notify the client, once, that its envs change state that a process shares."""
         what = [each for each in control.SHARED if each in changed.what]
-        if self._shared_notified or not what:
-            return []
-        self._shared_notified = True
-        # Event: Envs that share a process change what they have in common.
-        return [do.Notify("process_state_shared", shared_text(what))]
+        if what and not self._shared_notified:
+            self._shared_notified = True
+            # Event: Envs that share a process change what they have in common.
+            self._effects.notify("process_state_shared", shared_text(what))

@@ -6,7 +6,6 @@ import math
 
 from envhub.protocol.messages import Make
 from envhub_server.session.deadlines import Deadlines
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.restarts import Restarts
 from envhub_server.session.slots import Process, Slot, SlotTable, Stage
@@ -42,15 +41,13 @@ class Spares:
         spares = self._slots.spares.values()
         return sum(spare.stage is not Stage.LEAVING for spare in spares) - sum(map(_leaves, self._slots))
 
-    def fill(self, now_s: float) -> Instructions:
+    def fill(self, now_s: float) -> None:
         """Start processes until the wanted number of spares exists."""
         if self._deadlines.waits_for_spares(now_s):
-            return []
+            return
         self._deadlines.spares_at_s = math.inf
-        started: Instructions = []
         while self.unused < self.wanted:
-            started += self._launcher.start_spare(self._next_slot(), now_s)
-        return started
+            self._launcher.start_spare(self._next_slot(), now_s)
 
     def on_built(self) -> None:
         """Note that a spare has made its envs."""

@@ -1,31 +1,29 @@
 """The state of one session: its phase, and objects of one subject each, which know the slots.
 
-The handlers read and change it; ``machine.SessionMachine`` calls the one that decides about a stimulus. At most one
-request is pending, as the protocol guarantees.
+What the session is told, see ``client_events`` and ``process_events``, reads and changes it. At most one request is
+pending, as the protocol guarantees.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import (
-    Failure,
-    Make,
-)
+from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session import instructions as do
 from envhub_server.session.build_order import NO_RULES, WorkerRules
 from envhub_server.session.building import EnvBuilding
 from envhub_server.session.calls import Calls
 from envhub_server.session.closing import EnvClosing
 from envhub_server.session.deadlines import Deadlines
+from envhub_server.session.effects import Effects
 from envhub_server.session.env_history import EnvHistory
 from envhub_server.session.infos import RowInfos
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.ownership import Ownership
 from envhub_server.session.partial_batches import PartialBatches
@@ -41,7 +39,7 @@ from envhub_server.session.spares import Spares
 from envhub_server.session.supervision import Supervision
 from envhub_server.session.worker_count import Machine, WorkerCount
 
-HISTORY_MAX = 100  # last stimuli that are logged with an internal error
+HISTORY_MAX = 100  # last events that are logged with an internal error
 
 
 class SessionState:
@@ -55,11 +53,12 @@ class SessionState:
         replacement, supervision, ownership, deadlines, env_history, replays, closing: the same.
         partial_batches: rows that were posted without the others.
         made: the description for the client, once the session is made.
-        history: the classes of the last stimuli, for the log; their contents may be large.
+        history: the names of the last methods by which it was told something, for the log.
     """
 
     def __init__(
         self,
+        effects: Effects,
         make: Make,
         recipe: Recipe,
         count: WorkerCount | None,
@@ -70,27 +69,29 @@ class SessionState:
     ) -> None:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
         is_vector, hosting = recipe.settings.vector, rules.hosting
+        self.effects = effects
         self.make = make
         self.recipe = recipe
         self.phase = Phase.BUILDING
         self.made: messages.Made | None = None
-        self.history: deque[type] = deque(maxlen=HISTORY_MAX)
+        self.history: deque[str] = deque(maxlen=HISTORY_MAX)
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, count is not None)
-        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, count)
-        self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts)
-        self.requests = Requests(make, is_vector, slots)
+        decided = count is not None
+        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, effects, decided)
+        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, effects, count)
+        self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts, effects)
+        self.requests = Requests(make, is_vector, slots, effects)
         self.infos = RowInfos(slots)
-        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos)
-        self.ownership = Ownership()
-        self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines)
+        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos, effects)
+        self.ownership = Ownership(effects)
+        self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines, effects)
         self.env_history = EnvHistory(make)
-        self.closing = closing = EnvClosing(make, slots, deadlines)
-        self.calls = Calls(make, slots, self.requests, self.env_history)
-        self.replays = replays = ReplayOrders(launcher)
+        self.closing = closing = EnvClosing(make, slots, deadlines, effects)
+        self.calls = Calls(make, slots, self.requests, self.env_history, effects)
+        self.replays = replays = ReplayOrders(launcher, effects)
         spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
-        recycling = Recycling(make, slots, launcher, spares, deadlines)
+        recycling = Recycling(make, slots, launcher, spares, deadlines, effects)
         self.replacement = Replacement(
             make, slots, launcher, restarts, self.env_history, replays, spares, recycling, closing
         )
@@ -137,7 +138,7 @@ class SessionState:
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def next_deadline_s(self) -> float:
-        """Time at which ``Elapsed`` is due; infinity if there is no deadline."""
+        """Time at which ``on_elapsed`` is due; infinity if there is no deadline."""
         if self.phase is Phase.ENDED:
             return math.inf
         if self.phase in OVER:
@@ -158,20 +159,43 @@ class SessionState:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def answer(self, answer: do.Answer | do.Fail) -> Instructions:
-        """Answer the pending request, if there is one; a client on the shared lane drives again."""
+    def answer(
+        self,
+        message: Any,
+        arrays: bool = False,
+        rows: tuple[tuple[int, bytes], ...] = (),
+        part: tuple[int, ...] | None = None,
+    ) -> None:
+        """Answer the pending request, see ``Effects.answer``."""
+        self.reply(self.effects.answer, message, arrays, rows, part)
+
+    def answer_rows(self, result: tuple[tuple[int, bytes], ...] | Failure) -> None:
+        """Answer the pending request with a blob of some rows, or with the failure."""
+        if isinstance(result, Failure):
+            self.fail(result)
+        else:
+            self.answer(messages.Done(), rows=result)
+
+    def fail(self, failure: Failure) -> None:
+        """Answer the pending request with a failure."""
+        self.reply(self.effects.fail, failure)
+
+    def reply(self, effect: Callable[..., None], *reply: Any) -> None:
+        """Have an effect answer the pending request, if there is one; a client on the shared lane drives again."""
         requests, ownership = self.requests, self.ownership
         if not requests.asked:
-            return []
+            return
         requests.asked = False
         if requests.has_pending:
             requests.clear_pending()
         self.partial_batches.receiving = 0
-        if ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request:
+        drives = ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request
+        if drives:
             ownership.driver = Driver.CLIENT
             self.supervision.begin_idle()
-            return [answer, do.GiveDrive()]
-        return [answer]
+        effect(*reply)
+        if drives:
+            self.effects.give_drive()
 
     @property
     def awaits_request(self) -> bool:
@@ -189,13 +213,20 @@ class SessionState:
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
         return self.requests.problem(self.deadlines.draining, 0 if partial else self.partial_batches.rows_out, driven)
 
-    def begin(self, phase: Phase, now_s: float) -> Instructions:
+    def begin(self, phase: Phase, now_s: float) -> None:
         """Begin a request that the hub drives, and that was not refused."""
         self.phase = phase
         self.deadlines.plan_sample(now_s)
         if phase is not Phase.READY:
             self.forget_last()
-        return self.ownership.take_drive()
+        self.ownership.take_drive()
+
+    def end_call(self) -> None:
+        """Answer the call, once every slot has answered."""
+        if self.calls.complete:
+            self.phase = Phase.READY
+            self.answer_rows(self.calls.result())
+            self.advance_takeover(True)
 
     def forget_last(self) -> None:
         """Forget the infos and failures of the last request."""
@@ -204,81 +235,86 @@ class SessionState:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def break_down(self, failure: Failure) -> Instructions:
+    def break_down(self, failure: Failure) -> None:
         """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
-        ownership, spares = self.ownership, self.slots.spares.items()
-        killed = [do.Kill(number) for number, spare in spares if spare.stage is not Stage.LEAVING]
-        return [*self.answer(do.Fail(failure)), *ownership.revoke(), *ownership.refuse(), *killed]
+        self.fail(failure)
+        self.ownership.revoke()
+        self.ownership.refuse()
+        for number, spare in self.slots.spares.items():
+            if spare.stage is not Stage.LEAVING:
+                self.effects.kill(number)
 
-    # --- who drives, and takeover -------------------------------------------------------------------------------------
+    # --- takeover -----------------------------------------------------------------------------------------------------
 
-    def advance_takeover(self, quiescent: bool) -> Instructions:
+    def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
         ownership = self.ownership
         waits = ownership.lane is LaneName.SHARED or self.phase is not Phase.READY or self.requests.asked
-        if not ownership.claimed or waits or not quiescent:
-            return []
-        self.partial_batches.rows_out = 0
-        return ownership.grant()
+        if ownership.claimed and quiescent and not waits:
+            self.partial_batches.rows_out = 0
+            ownership.grant()
 
-    def end_recall(self, now_s: float) -> Instructions:
+    def end_recall(self, now_s: float) -> None:
         """End a takeover for which the holder has not let go in time."""
-        return self.keep_holder() if self.ownership.claimed and now_s >= self.ownership.let_go_by_s else []
+        if self.ownership.claimed and now_s >= self.ownership.let_go_by_s:
+            self.keep_holder()
 
-    def keep_holder(self) -> Instructions:
+    def keep_holder(self) -> None:
         """Refuse the client that attaches; its holder goes on."""
-        kept = self.ownership.keep_holder(self.make.faults.restart_wait_s)
-        return [*kept, do.WindUp()] if self.deadlines.draining else kept
+        self.ownership.keep_holder(self.make.faults.restart_wait_s)
+        if self.deadlines.draining:
+            self.effects.wind_up()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def close(self, now_s: float, terminate: bool, why: str = "") -> Instructions:
+    def close(self, now_s: float, terminate: bool, why: str = "") -> None:
         """End the session: have its envs closed, or kill its processes, for the reason that is told."""
         is_first = self.phase is not Phase.CLOSING
-        instructions: Instructions = []
         if is_first:
             self.phase = Phase.CLOSING
-            instructions += [*self.ownership.revoke(), *self.ownership.refuse()]
+            self.ownership.revoke()
+            self.ownership.refuse()
         alive = self.slots.processes
         if not alive:
-            return [*instructions, *self.end()]
-        if terminate:
-            return [*instructions, *self.closing.kill(alive, why)]
-        return [*instructions, *self.closing.ask_all(now_s)] if is_first else instructions
+            self.end()
+        elif terminate:
+            self.closing.kill(alive, why)
+        elif is_first:
+            self.closing.ask_all(now_s)
 
-    def end(self) -> Instructions:
+    def end(self) -> None:
         """Answer CLOSE, because no process is left."""
         self.phase = Phase.ENDED
-        return [*self.answer_close(), do.End()]
+        self.answer_close()
+        self.effects.end()
 
-    def answer_close(self) -> Instructions:
+    def answer_close(self) -> None:
         """Tell which envs were cut short, and answer CLOSE."""
-        failure = self.requests.failure
-        answer = do.Answer(messages.Done()) if failure is None else do.Fail(failure)
-        return [*self.closing.tell(), *self.answer(answer)]
+        self.closing.tell()
+        self.answer_rows(self.requests.failure or ())
 
-    def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> Instructions:
+    def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> None:
         """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``.
 
         A CLOSE that is pending is answered at the end, after its client was told which envs were cut short.
         """
-        failed = [] if self.phase is Phase.CLOSING else self.answer(do.Fail(why))
-        return [*failed, *self.close(now_s, terminate, why.message)]
+        if self.phase is not Phase.CLOSING:
+            self.fail(why)
+        self.close(now_s, terminate, why.message)
 
     def discard(self) -> None:
         """Drop the session at once, after a bug that keeps it from ending by itself."""
         self.phase = Phase.ENDED
 
-    def drained(self, now_s: float) -> Instructions:
+    def drained(self, now_s: float) -> None:
         """End the session of a draining hub, once no request is pending or the time is up."""
-        if self.phase in (Phase.CLOSING, Phase.ENDED):
-            self.deadlines.drain_by_s = math.inf
-            return []
-        idle = self.is_idle(self.quiescent)
-        if not idle and now_s < self.deadlines.drain_by_s:
-            return []
+        is_over = self.phase in (Phase.CLOSING, Phase.ENDED)
+        if not is_over and not self.is_idle(self.quiescent) and now_s < self.deadlines.drain_by_s:
+            return
         self.deadlines.drain_by_s = math.inf
-        answered = self.answer(do.Fail(SHUTTING_DOWN))
-        return [*answered, do.Goodbye(SHUTTING_DOWN), *self.close(now_s, terminate=False)]
+        if not is_over:
+            self.fail(SHUTTING_DOWN)
+            self.effects.goodbye(SHUTTING_DOWN)
+            self.close(now_s, terminate=False)

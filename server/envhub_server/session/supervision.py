@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from envhub.protocol.messages import Faults
 from envhub_server.session import failure_text
-from envhub_server.session import instructions as do
 from envhub_server.session.calls import QUESTIONS
 from envhub_server.session.deadlines import SAMPLE_S, Deadlines
+from envhub_server.session.effects import Effects
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late, Progress
-from envhub_server.session.instructions import Instructions
 from envhub_server.session.slots import Process, SlotTable, Stage
 
 MEMORY_S = 0.2  # between two measurements of processes with a memory limit
@@ -24,10 +23,12 @@ STACKS_S = 2.0  # for a process on a busy machine to write its stacks before it 
 class Supervision:
     """Judges the samples of the processes of one session."""
 
-    def __init__(self, faults: Faults, memory_bytes_max: int, slots: SlotTable, deadlines: Deadlines) -> None:
+    def __init__(
+        self, faults: Faults, memory_bytes_max: int, slots: SlotTable, deadlines: Deadlines, effects: Effects
+    ) -> None:
         """End processes with more bytes of memory than the limit; 0 for no limit."""
         self._faults, self._memory_bytes_max = faults, memory_bytes_max
-        self._slots, self._deadlines = slots, deadlines
+        self._slots, self._deadlines, self._effects = slots, deadlines, effects
         self._planned_s = SAMPLE_S  # the interval before the next sample
         self._idle_samples = 0
 
@@ -55,22 +56,17 @@ class Supervision:
         self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
         self._deadlines.sample_at_s = now_s + self._planned_s
 
-    def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> Instructions:
+    def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> None:
         """Report envs that do not return, and end their processes after their deadlines."""
-        instructions: Instructions = []
         for process in self._slots.processes:
-            instructions += self._judge(process, progress, now_s)
-        return instructions
-
-    def _judge(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Instructions:
-        if process.stage is Stage.LEAVING or process.late is not None:
-            return []
-        late = self._sample(process, progress, now_s)
-        if late is None:
-            return []
-        if late.expired:
-            process.late, process.kill_at_s = late, now_s + STACKS_S
-        return [do.ReportLate(process.number, late)]
+            if process.stage is Stage.LEAVING or process.late is not None:
+                continue
+            late = self._sample(process, progress, now_s)
+            if late is None:
+                continue
+            if late.expired:
+                process.late, process.kill_at_s = late, now_s + STACKS_S
+            self._effects.report_late(process.number, late)
 
     def _sample(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Late | None:
         detector, planned_s = process.detector, self._planned_s
@@ -91,22 +87,20 @@ class Supervision:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def measures(self, now_s: float) -> bool:
-        """True if the next ``Elapsed`` must have the memory of the processes."""
+        """True if ``on_elapsed`` must have the memory of the processes."""
         return now_s >= self._deadlines.memory_at_s
 
-    def on_measured(self, memory: Mapping[int, int], now_s: float) -> Instructions:
+    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
         """End the processes that exceed their memory limit."""
         if not self.measures(now_s):
-            return []
+            return
         self._deadlines.memory_at_s = now_s + MEMORY_S
-        killed: Instructions = []
         bytes_max = self._memory_bytes_max or math.inf
         for number, nbytes in memory.items():
             process = self._slots.process(number)
             if nbytes > bytes_max and process is not None and process.overrun is None:
                 process.overrun = Overrun(nbytes, int(bytes_max))
-                killed.append(do.Kill(number))
-        return killed
+                self._effects.kill(number)
 
     def reason(self, number: int) -> str:
         """The reason why this process is killed; empty if it is not."""

@@ -23,7 +23,7 @@ from typing import Any
 VARIABLE = "ENVHUB_CRASH_AT"
 
 # Before and after each call of these is a point: a message sent or received, an outcome or a word stored, a bell rung,
-# a request taken, a reply sent, a stimulus handled, a worker told.
+# a request taken, a reply sent, an event handled, a worker told.
 _CHANNEL = (
     "envhub_server.ipc.channel:Channel.send",
     "envhub_server.ipc.channel:Channel.receive",

@@ -56,12 +56,12 @@ def invalid_rows(batch: Batch) -> np.ndarray:
     return invalid
 
 
-def with_earlier(batch: Batch, unseen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
-    """The batch with earlier observations, an array of all envs for each leaf, in those of its rows that are unseen."""
-    rows = np.flatnonzero(unseen) if batch.env_ids is None else batch.env_ids[unseen]
+def with_earlier(batch: Batch, chosen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
+    """The batch of some rows; in the ``chosen`` ones with earlier observations, an array of all rows for each leaf."""
+    assert batch.env_ids is not None
     observations = [leaf.copy() for leaf in batch.observations]
     for array, leaf in zip(observations, earlier, strict=True):
-        array[unseen] = leaf[rows]
+        array[chosen] = leaf[batch.env_ids[chosen]]
     return batch._replace(observations=observations)
 
 

@@ -26,6 +26,8 @@ from envhub_client.connection.known_hubs import all_members, stands_for_several
 from envhub_client.envs.arguments import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.federation.only_hub import OnlyHub
+from envhub_client.federation.parts_opener import PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword
@@ -373,9 +375,11 @@ def _session(
     if isinstance(hubs, tuple) and len(hubs) == 1 and not for_several:
         (hubs,) = hubs
     if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
-        return FederatedSession(class_name, partial(all_members, hubs), make, num_envs, options)
+        return FederatedSession(class_name, PartsOpener(partial(all_members, hubs), make, options), num_envs)
     if for_several:
         raise ValueError("split, hub_index and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
+    if options.on_hub_loss == "recreate":
+        return FederatedSession(class_name, OnlyHub(hubs, make(range(num_envs)), options), num_envs)
     return Session(class_name, hubs, make(range(num_envs)), options)
 
 

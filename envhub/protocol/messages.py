@@ -154,7 +154,6 @@ class Make(Frozen):
     faults: Faults = Faults()
     beat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
     factories_digest: str = ""  # equal for factories that make the same env; empty for none
-    lost: bytes = b""  # an encoded info: the session replaces a lost one; each env's first step is truncated with it
     kwargs_each: List[bytes] = field(default_factory=list)  # instead of ``kwargs``, one per env; empty for none
     hosting: Hosting = field(default_factory=Hosting)
     alike: bool = False  # whether all factories make equal envs

@@ -167,4 +167,4 @@ def test_interrupts_while_a_hub_is_lost_lose_no_truncation(
             interrupt.during(step)
             assert not interrupt.raised or step()[3].tolist() == [False, True, True], str(place)
             hubs.start(1)
-    assert wait_until(lambda: not [each for each in threading.enumerate() if each.name == "envhub-remake"])
+    assert wait_until(lambda: not [each for each in threading.enumerate() if each.name == "envhub-rebuild"])

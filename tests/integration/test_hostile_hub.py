@@ -225,15 +225,14 @@ def test_hub_that_has_rows_again_and_is_silent_delays_no_row_of_another() -> Non
 
 
 def test_hub_that_breaks_the_protocol_in_each_session_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    lies, left_s = (Done(), [OBSERVATIONS, RESULTS, BAD_INFO]), list[float]()
-    with LyingHub({Op.STEP: lies}) as hub, connected(hub, on_hub_loss="recreate") as envs:
-        envs.reset()
+    lies, left_s = (Done(), [OBSERVATIONS, BAD_INFO]), list[float]()
+    with LyingHub({Op.RESET: lies}) as hub, connected(hub, on_hub_loss="recreate") as envs:
         lane = envs._session.lane
         wait = lane.wait
         monkeypatch.setattr(lane, "wait", lambda timeout: (left_s.append(timeout), wait(timeout))[1])
-        envs.step_async([0, 0])
+        envs.reset_async()
         with pytest.raises(envhub.errors.RemoteProtocolError, match=f"{hub.address} broke the protocol"):
-            envs.step_wait(timeout=60)
+            envs.reset_wait(timeout=60)
         assert hub.asked.count(Op.MAKE) == 3
         assert left_s == sorted({*left_s}, reverse=True)  # one timeout for all attempts
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from chaos.relay import relay
 from envhub_client.connection import fleets
-from envhub_client.session.renewal import RETRY_S
+from envhub_client.federation.rebuild import RETRY_S
 from hubs import serve, stopped, wait_until
 from partial_batches import outstanding
 from several_hubs import SeveralHubs, several_hubs
@@ -196,7 +196,7 @@ def test_close_does_not_wait_for_a_hub_that_was_stopped(hubs: SeveralHubs, state
     begun_s = time.monotonic()
     envs.close()
     assert time.monotonic() - begun_s < 2 * SILENCE_S + SLACK_S
-    assert not [each for each in threading.enumerate() if each.name == "envhub-remake"]
+    assert not [each for each in threading.enumerate() if each.name == "envhub-rebuild"]
 
 
 @pytest.mark.long

@@ -146,7 +146,7 @@ ROOMS = {
         "envs": {"envhub.protocol", "envhub.values", "session"},
         "federation": {
             *("connection", "lanes", "session"),
-            *("envhub.protocol", "envhub.transport", "envhub.values"),
+            *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
         },
         "frameworks": {"connection", "envhub.transport", "envhub.values", "envs"},
         "lanes": {"connection", "envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"},

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.batch import Batch
-from envhub_client.federation.absent_lane import AbsentLane
-from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.lost_part import LostPart, LostRows
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
+from envhub_client.federation.rebuild import Rebuild
 from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
-from envhub_client.session import absence as absences
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -188,8 +187,8 @@ LOSS = HubLost("the hub is gone")
 LOSS.hub = "hub-1"
 
 
-class Absence:
-    """The absence of rows that are on a hub again once ``over`` is set."""
+class Rebuilt:
+    """The making of rows that are on a hub again once ``over`` is set."""
 
     def __init__(self, patience_s: float, *hubs: OneHub) -> None:
         self.loss, self.patience_s, self.over = LOSS, patience_s, False
@@ -204,6 +203,9 @@ class Absence:
     def wait(self, timeout: float | None) -> bool:
         assert self.over or timeout is not None, "it waits for ever"
         return self.over
+
+    def parts(self) -> list[HubPart]:
+        return self.made
 
 
 class OneHub:
@@ -337,9 +339,9 @@ class Lost:
 
     def __init__(self, patience_s: float = 0.0, hub: type[OneHub] = OneHub, loose: bool = False) -> None:
         self.hub = hub(100.0)
-        self.absence = Absence(patience_s, self.hub)
+        self.rebuild = Rebuilt(patience_s, self.hub)
         lane: Any = OneHub(10.0)
-        self.lane = AbsentLane(lane, lane.are_outstanding, loose, self.absence, lambda _: self.hub)  # type: ignore[arg-type]
+        self.lane = LostPart(lane, lane.are_outstanding, loose, self.rebuild, lambda _: self.hub)  # type: ignore[arg-type, return-value]
 
     def step(self, timeout: float | None = None) -> Batch:
         self.lane.begin_step(b"c", [ACTIONS], b"")
@@ -366,7 +368,7 @@ def test_every_row_is_truncated_once_with_its_last_observation() -> None:
     lost = Lost()
     batch = lost.step()
     assert truncated(batch) == [0, 1, 2] and batch.observations[0][:, 0].tolist() == [10.0, 11.0, 12.0]
-    lost.absence.over = True
+    lost.rebuild.over = True
     assert not lost.lane.rows.are_settled  # the hub's lane has no observation yet
     batch = lost.step()
     assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
@@ -381,7 +383,7 @@ def test_step_waits_for_the_rows_while_there_is_patience() -> None:
     with pytest.raises(HubTimeout, match=r"the hub is gone; its envs are not made again yet: wait again") as caught:
         lost.lane.wait(0.1)
     assert caught.value.hub == "hub-1"
-    lost.absence.over = True
+    lost.rebuild.over = True
     assert truncated(lost.lane.wait(None)) == []
     assert lost.hub.begun == ["step [7, 8, 9]"]
 
@@ -417,13 +419,13 @@ def test_step_of_some_rows_waits_for_them_where_no_other_hub_serves() -> None:
 def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
     maker, lost = cast(Any, None), Lost()
     parts = [HubPart(f"hub-{each}", range(3 * each, 3 * each + 3), maker, cast(Any, OneHub(0.0))) for each in range(2)]
-    lane = FederatedLane(parts, loose=False, copy=True, recovery=Remaker())
+    lane = FederatedLane(parts, loose=False, copy=True, recovery=cast(Any, Rebuilder()))
     for part in parts:
         lane.lost(part, LOSS)
     absent = cast(Any, parts[0].lane)
-    absent.absence.over = True  # it has failed: no hub has its rows
+    absent.rebuild.over = True  # it has failed: no hub has its rows
     assert not absent.others_serve()
-    absent.absence.hubs = [lost.hub]
+    absent.rebuild.hubs = [lost.hub]
     assert absent.others_serve()
 
 
@@ -432,7 +434,7 @@ def test_reset_waits_for_the_rows_and_tells_them() -> None:
     lost.lane.begin_reset(Reset([]))
     with pytest.raises(HubTimeout):
         lost.lane.wait(0.1)
-    lost.absence.over = True
+    lost.rebuild.over = True
     assert lost.lane.wait(None).observations[0][0, 0] == 100.0
     assert truncated(lost.step()) == []  # a reset row has a new episode
     assert lost.hub.begun == ["reset", "step [7, 8, 9]"]
@@ -440,7 +442,7 @@ def test_reset_waits_for_the_rows_and_tells_them() -> None:
 
 def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then() -> None:
     lost = Lost()
-    lost.absence.over = True
+    lost.rebuild.over = True
     batch = lost.reset([True, False, False])
     assert batch.observations[0][:, 0].tolist() == [100.0, 11.0, 12.0]
     assert not lost.lane.rows.are_settled
@@ -449,7 +451,7 @@ def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then
 
 def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated() -> None:
     lost = Lost()
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.reset([True, False, False])
     batch = lost.step()
     assert batch.env_ids is None and truncated(batch) == [1, 2]
@@ -457,14 +459,14 @@ def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated()
     assert lost.hub.begun == ["reset", "rows [0] [7]"]
     assert lost.lane.outstanding == 0 and not lost.lane.rows.are_settled
     assert truncated(lost.lane.wait(None)) == [1, 2]  # the same again
-    assert lost.lane.rows.unseen.tolist() == [False, True, True]
+    assert lost.lane.rows.no_new_observation.tolist() == [False, True, True]
     assert lost.lane.last_observations()[0].ravel().tolist() == [100.0, 11.0, 12.0]
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
 
 
 def test_actions_out_of_band_truncate_rows_that_were_reset_too_which_step_then() -> None:
     lost = Lost()
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.reset([True, False, False])
     lost.lane.begin_step(b"c", [ACTIONS], b"packed")
     batch = lost.lane.wait(None)
@@ -475,7 +477,7 @@ def test_actions_out_of_band_truncate_rows_that_were_reset_too_which_step_then()
 
 def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way() -> None:
     lost = Lost(hub=Raising)
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.reset([True, True, False])
     for _ in range(2):
         with pytest.raises(ValueError, match="row 0 raised"):
@@ -483,14 +485,14 @@ def test_env_that_raises_among_rows_that_are_truncated_leaves_no_other_under_way
         with pytest.raises(ValueError, match="row 0 raised"):
             lost.lane.wait(None)  # the same again
         assert lost.lane.outstanding == lost.hub.outstanding == 0
-        assert lost.lane.rows.untold.tolist() == [False, False, True]  # whose truncation was in no result
+        assert lost.lane.rows.truncation_pending.tolist() == [False, False, True]  # whose truncation was in no result
     lost.reset()
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
 
 
 def test_wait_for_rows_that_are_made_again_names_their_hub() -> None:
     lost = Lost(hub=Slow)
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.reset([True, True, False])
     with pytest.raises(
         HubTimeout, match=r"not all envs that are made again on hub-9 are done yet: wait again"
@@ -504,7 +506,7 @@ def test_hub_is_told_only_of_its_own_rows_that_reached_the_caller() -> None:
     lost = Lost()
     lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
     lost.lane.taken(np.array([0]))
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
     lost.lane.ask_rows()
     lost.lane.taken(np.array([2]))  # the hub's lane may have read a part of the result of row 0, and drop it
@@ -517,13 +519,13 @@ def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
     lost, maker = Lost(), cast(Any, None)
     lane = FederatedLane([HubPart("hub-1", range(3), maker, cast(Any, lost.lane))], loose=False, copy=True)
     assert lane.name == "wire"
-    lost.absence.over, lost.hub.name = True, "shared"
+    lost.rebuild.over, lost.hub.name = True, "shared"
     assert lane.name == "shared"
 
 
 def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
     lost = Lost(hub=Unasked)
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.reset([False, False, True])
     lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[[1]]])
     lost.lane.ask_rows()
@@ -532,11 +534,11 @@ def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
 
 def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller() -> None:
     lost = Lost(hub=Raising)
-    maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
+    maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
     lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
-    lost.absence.over = True
+    lost.rebuild.over = True
     lane.begin_rows(np.arange(2), b"c", [ACTIONS[:2]])
     for _ in range(2):
         with pytest.raises(ValueError, match="row 0 raised"):
@@ -549,14 +551,14 @@ def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller()
 def test_rows_show_their_last_observations_on_the_lost_hub_until_they_are_reset() -> None:
     lost, lasts = Lost(hub=Unreset), [10.0, 11.0, 12.0]
     assert truncated(lost.step()) == [0, 1, 2]
-    lost.absence.over = True
+    lost.rebuild.over = True
     for _ in range(2):
         assert lost.step().observations[0].ravel().tolist() == lasts
         lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
         lost.lane.ask_rows()
         assert lost.lane.wait_rows(2, 0).observations[0].ravel().tolist() == [10.0, 12.0]
         lost.lane.taken(np.array([0, 2]))
-        assert lost.lane.rows.unseen.all() and lost.lane.last_observations()[0].ravel().tolist() == lasts
+        assert lost.lane.rows.no_new_observation.all() and lost.lane.last_observations()[0].ravel().tolist() == lasts
     assert lost.reset().observations[0].ravel().tolist() == [100.0, 101.0, 102.0]
     assert lost.step().observations[0].ravel().tolist() == [100.0, 101.0, 102.0] and lost.lane.rows.are_settled
 
@@ -564,7 +566,7 @@ def test_rows_show_their_last_observations_on_the_lost_hub_until_they_are_reset(
 def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
     lost = Lost()
     assert truncated(lost.step()) == [0, 1, 2]
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
     lost.lane.ask_rows()
     assert lost.lane.wait_rows(1, 0).observations[0].ravel().tolist() == [100.0]
@@ -581,7 +583,7 @@ def test_rows_of_a_part_are_truncated_once_each() -> None:
     batch = lane.wait_rows(1, 0)
     assert truncated(batch) == [0, 2]
     lane.taken(np.array([0, 2]))
-    lost.absence.over = True
+    lost.rebuild.over = True
     lane.begin_rows(np.array([0, 1]), b"c", [ACTIONS[[0, 1]]])
     lane.ask_rows()
     batch = lane.wait_rows(2, 0)
@@ -600,7 +602,7 @@ def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> N
             assert truncated(lost.lane.wait_rows(1, 0)) == [1]
             lost.lane.taken(np.array([1]))
     assert lost.lane.outstanding == 1 and lost.lane.done_rows() == 0
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.lane.ask_rows()
     assert truncated(lost.lane.wait_rows(1, 0)) == [] and lost.hub.begun == ["rows [1] [8]"]
 
@@ -633,17 +635,17 @@ def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: En
 def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     events: list[str] = []
 
-    def remake(absence: absences.Absence) -> list[Any]:
+    def remake(rebuild: Rebuild) -> list[Any]:
         events.append("remake")
         if len(events) == 1:
             raise LOSS
         return ["part"]
 
-    absence = absences.Absence(LOSS, 0.0, remake, lambda _: events.append("clear"))
-    assert absence.wait(10)
-    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
-    lost.lane.absence = absence
-    lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
+    rebuild = Rebuild(LOSS, 0.0, remake, lambda _: events.append("clear"))
+    assert rebuild.wait(10)
+    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
+    lost.lane.rebuild = rebuild
+    lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
     lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
@@ -655,21 +657,26 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     assert lane.outstanding == 0
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     assert truncated(lane.wait_rows(3, 10)) == [] and lost.hub.begun == ["rows [0, 1, 2] [7, 8, 9]"]
-    absence.join()
-    assert events == ["remake", "remake", "clear"] and absence.has_ended
+    rebuild.join()
+    assert events == ["remake", "remake", "clear"] and rebuild.has_ended
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 10.0], ids=["between two steps", "in a step"])
 def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patience_s: float) -> None:
     failing = threading.Event()
 
-    def remake(absence: absences.Absence) -> list[Any]:
+    def remake(rebuild: Rebuild) -> list[Any]:
         assert failing.wait(10)
         raise LOSS
 
-    lost, other, maker, recovery = Lost(), OneHub(0.0), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0))
-    lost.lane.absence = absence = absences.Absence(LOSS, patience_s, remake, lambda _: None)
-    lost.lane._lane_of = lambda absence: [absence.parts(), lost.hub][1]  # type: ignore[return-value]
+    lost, other, maker, recovery = (
+        Lost(),
+        OneHub(0.0),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False)),
+    )
+    lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda _: None)
+    lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
     parts = [HubPart("hub-0", range(3), maker, cast(Any, other)), HubPart("hub-1", range(3, 6), maker, lost.lane)]
     lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
     lane._has_lost = True
@@ -686,7 +693,7 @@ def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patien
     else:
         batch = step()
         failing.set()
-        absence.join()
+        rebuild.join()
     assert batch.truncations is not None and batch.truncations.tolist() == [False] * 3 + [True] * 3
     with pytest.raises(HubLost, match="the hub is gone"):
         step()
@@ -696,21 +703,23 @@ def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patien
     with pytest.raises(HubTimeout):
         lost.lane.wait(0.0)
     failing.set()
-    absence.join()
+    rebuild.join()
 
 
-class Remaker:
-    """A recovery that counts the rows of the hubs that are lost."""
+class Rebuilder:
+    """Counts the rows of the hubs that are lost."""
 
-    patience_s = 0.0
+    patience_s, is_only_hub = 0.0, False
 
     def __init__(self) -> None:
         self.lost: list[range] = []
 
-    def absent_lane(self, part: HubPart, loss: HubLost, outstanding: np.ndarray) -> AbsentLane:
-        self.lost.append(part.rows)
-        absence, lane = cast(Any, Absence(0.0)), cast(Any, part.lane)
-        return AbsentLane(lane, outstanding, False, absence, lambda _: OneHub(0.0))  # type: ignore[arg-type, return-value]
+    def rebuild(self, lost: HubPart, gone: Sequence[HubPart], loss: HubLost) -> Any:
+        self.lost.append(lost.rows)
+        return Rebuilt(0.0)
+
+    def workers_of(self, part: HubPart) -> None:
+        """It is no vector env."""
 
 
 class Ended(OneHub):
@@ -723,13 +732,13 @@ class Ended(OneHub):
 
 
 def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -> None:
-    hubs, first, maker, recovery = (Ended(100.0), OneHub(200.0)), OneHub(10.0), cast(Any, None), Remaker()
+    hubs, first, maker, recovery = (Ended(100.0), OneHub(200.0)), OneHub(10.0), cast(Any, None), cast(Any, Rebuilder())
     old: Any = SimpleNamespace(
         num_envs=6, leaves=OneHub.leaves, name="wire", last_observations=lambda: [np.zeros((6, 1))]
     )
-    absence: Any = Absence(0.0, *hubs)
+    rebuild: Any = Rebuilt(0.0, *hubs)
     unmade: Any = None
-    absent = AbsentLane(old, np.zeros(6, bool), False, absence, unmade)
+    absent = LostPart(old, np.zeros(6, bool), False, rebuild, unmade)
     parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
     lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
     lane._has_lost = True
@@ -744,7 +753,7 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
         return batch.env_ids[batch.truncations].tolist()  # type: ignore[no-any-return]
 
     assert exchange() == [*range(3, 9)]
-    absence.over = True
+    rebuild.over = True
     assert exchange() == [8]
     assert [part.hub for part in lane.parts] == ["hub-1", "hub-9", "hub-9"]
     assert exchange() == [3, 4, 5, 8] and recovery.lost == [range(3, 6)]
@@ -774,7 +783,7 @@ class Cut(OneHub):
 def test_request_of_all_rows_that_an_interrupt_has_met_is_begun_once(request_of_all: Any) -> None:
     lost = Lost(hub=Cut)
     lost.step()
-    lost.absence.over = True
+    lost.rebuild.over = True
     with pytest.raises(KeyboardInterrupt):
         request_of_all(lost)
     lost.lane.wait(None)
@@ -788,7 +797,7 @@ def test_waiting_step_that_an_interrupt_has_met_is_begun_once() -> None:
     lost.step()
     for rows in ([0, 2], [1]):
         lost.lane.begin_rows(np.array(rows), b"c", [ACTIONS[rows]])
-    lost.absence.over = True
+    lost.rebuild.over = True
     with pytest.raises(KeyboardInterrupt):
         lost.lane.ask_rows()
     assert lost.lane.outstanding == 3
@@ -811,15 +820,15 @@ class InterruptInThreading(Interrupt):
 
 def test_interrupt_anywhere_in_the_wait_for_rows_comes_out_as_one() -> None:
     may_end = threading.Event()
-    absence = absences.Absence(LOSS, 0.0, lambda _: [may_end.wait(30)], lambda _: None)
-    assert not absence.wait(0)
+    rebuild = Rebuild(LOSS, 0.0, lambda _: [may_end.wait(30)], lambda _: None)  # type: ignore[list-item]
+    assert not rebuild.wait(0)
     places = PlacesOfThreading()
-    places.during(lambda: absence.wait(0.01))
+    places.during(lambda: rebuild.wait(0.01))
     assert places.found
     for place in places.found:
-        InterruptInThreading(1, place).during(lambda: absence.wait(0.01))
+        InterruptInThreading(1, place).during(lambda: rebuild.wait(0.01))
     may_end.set()
-    assert absence.wait(30)
+    assert rebuild.wait(30)
 
 
 def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() -> None:
@@ -828,21 +837,21 @@ def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() 
     lost.lane.begin_rows(np.arange(2), b"c", [ACTIONS[:2]])
     lost.lane.rows.truncate_waiting()
     assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1]  # an interrupt came before they were taken
-    lost.absence.over = True
+    lost.rebuild.over = True
     lost.lane.ask_rows()
     lost.lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.waiting_rows.tolist() == [2]
 
 
 def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
-    rows = AbsentRows([np.arange(4.0)], np.array([True, False, False, False]))
-    rows.untold[2:] = rows.unseen[3] = False
+    rows = LostRows([np.arange(4.0)], np.array([True, False, False, False]))
+    rows.truncation_pending[2:] = rows.no_new_observation[3] = False
     rows.waiting = [(np.array([3, 1]), b"c", [np.array([30, 10])]), (np.array([2]), b"c", [np.array([20])])]
     first, second = rows.of(range(2)), rows.of(range(2, 4))
     assert [each.earlier[0].tolist() for each in (first, second)] == [[0, 1], [2, 3]]
     assert [each.due.tolist() for each in (first, second)] == [[True, False], [False, False]]
-    assert [each.untold.tolist() for each in (first, second)] == [[True, True], [False, False]]
-    assert [each.unseen.tolist() for each in (first, second)] == [[True, True], [True, False]]
+    assert [each.truncation_pending.tolist() for each in (first, second)] == [[True, True], [False, False]]
+    assert [each.no_new_observation.tolist() for each in (first, second)] == [[True, True], [True, False]]
     waiting = [[(ids.tolist(), arrays[0].tolist()) for ids, _, arrays in each.waiting] for each in (first, second)]
     assert waiting == [[([1], [10])], [([1], [30]), ([0], [20])]]
 
@@ -850,7 +859,7 @@ def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
 def test_rows_that_were_under_way_are_truncated() -> None:
     old: Any = OneHub(10.0)
     old.outstanding_rows[1] = True
-    lane = AbsentLane(old, old.are_outstanding, False, Absence(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type]
+    lane = LostPart(old, old.are_outstanding, False, Rebuilt(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type, return-value]
     assert lane.settle() and truncated(lane.wait_rows(1, 0)) == [1]
 
 
@@ -858,7 +867,7 @@ def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
     lost = Lost()
     assert truncated(lost.step()) == [0, 1, 2]
     lost.lane.report_again()  # an interrupt came before another hub's results
-    lost.absence.over = True
+    lost.rebuild.over = True
     assert not lost.lane.rows.are_settled
     assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.rows.are_settled
     assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
@@ -868,14 +877,16 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     lost, other = Lost(), Interrupted(50.0)
     maker: Any = None
     parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
-    lane = FederatedLane(parts, loose=False, copy=True, recovery=cast(Any, SimpleNamespace(patience_s=0.0)))
+    lane = FederatedLane(
+        parts, loose=False, copy=True, recovery=cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
+    )
     lane._has_lost = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]
     lane.begin_step(b"c", actions, b"")
     with pytest.raises(KeyboardInterrupt):
         lane.wait(None)
     lane.give_up()
-    lost.absence.over = True
+    lost.rebuild.over = True
     assert not lane.settle()
     lane.begin_step(b"c", actions, b"")
     batch = lane.wait(None)

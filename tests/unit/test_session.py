@@ -604,9 +604,9 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     handed_over = [HandOver(0, 0, Serve()), HandOver(1, 1, Serve())]
     assert session.said(0, Mapped()) == [*handed_over, Learn(EnvFacts(())), Answer(made)]
     assert session.phase is Phase.READY and not session.requests.asked
-    session = begun(1, 1, lost=b"what it lost with the session before", seeds=[7])
+    session = begun(1, 1, fresh=True, seeds=[7])
     session.said(0, built())
-    assert HandOver(0, 0, Serve([7], info=b"what it lost with the session before")) in session.said(0, Mapped())
+    assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
     assert session.env_history.seeds(session.slots[0], 1) == [reseeded(7, 1)]
 
 

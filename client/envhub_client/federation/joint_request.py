@@ -173,6 +173,8 @@ class JointRequest(Generic[Result]):
         assert timeout is not None
         addresses = dict.fromkeys(each.address for part in late for each in self._connections(part))
         first, *_ = errors = [*late.values()]
+        if len(self._parts) == 1:
+            raise first
         loss = next((error.__cause__ for error in errors if error.__cause__), None)
         raise of_hub(HubTimeout(no_reply([*addresses], timeout)), first.hub) from loss
 

@@ -6,11 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from envhub.errors import EnvHubError, HubTimeout, RemoteProtocolError
+from envhub.errors import AccessDenied, EnvHubError, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, joined
@@ -18,32 +18,21 @@ from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.connection.zeromq_transport import READABLE, new_waiter
 from envhub_client.deadline import Deadline, seconds_text
-from envhub_client.federation.absent_lane import AbsentLane
 from envhub_client.federation.joint_request import JointRequest
+from envhub_client.federation.lost_part import LostPart
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
+from envhub_client.federation.rebuild import PartRebuilder
 from envhub_client.federation.slices import out_of_band_of, reset_of
+from envhub_client.lanes.base import HubLane
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
 Result = TypeVar("Result")
 _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
 
 
-class Recovery(Protocol):
-    """Source of the rows of a part whose session is over.
-
-    Attributes:
-        patience_s: the seconds for which the rows of other hubs wait for it.
-    """
-
-    patience_s: float
-
-    def absent_lane(self, part: HubPart, loss: EnvHubError, outstanding: np.ndarray) -> AbsentLane:
-        """Begin to make the part's rows again, and return a lane for them until then; a mask says which were sent."""
-
-
 class FederatedLane:
-    """A ``HubLane`` whose rows are on several hubs.
+    """A ``HubLane`` of several parts, or of a single part that is made again after a loss.
 
     With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
 
@@ -51,7 +40,9 @@ class FederatedLane:
         parts: the hubs and their rows, ascending.
     """
 
-    def __init__(self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: Recovery | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: PartRebuilder | None = None
+    ) -> None:
         """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size.
 
         ``recovery`` begins to make the rows of a part again whose session is over; without it that error is raised.
@@ -60,6 +51,9 @@ class FederatedLane:
         self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
         self._loose = loose
         self._recovery = recovery
+        # Seconds for which a hub may be silent before its envs are made again; None where no other rows wait for them.
+        waited_for = recovery is not None and not recovery.is_only_hub
+        self._silence_s_max = max(recovery.patience_s, SILENCE_S_MIN) if recovery and waited_for else None
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
         self._turn = 0
         self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _serving)
@@ -82,8 +76,11 @@ class FederatedLane:
     @property
     def name(self) -> str:
         """The lanes of the hubs, such as ``"wire"``, or ``"shared+wire"`` where they differ."""
-        parts = [each for part in self.parts for each in _hub_parts(part) or [part]]
-        return "+".join(sorted({part.lane.name for part in parts}))
+        return "+".join(sorted({part.lane.name for part in self.hub_parts()}))
+
+    def hub_parts(self) -> list[HubPart]:
+        """The parts with the sessions that have their rows now, or had them last."""
+        return [each for part in self.parts for each in _hub_parts(part) or [part]]
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -107,10 +104,6 @@ class FederatedLane:
         self._reset = None
         self._request.give_up()
 
-    def lose(self, loss: EnvHubError) -> None:
-        """Raise the loss of a hub."""
-        raise loss
-
     def breach(self, row: int, what: str) -> None:
         """Go on without the hub of this row, since what it sent breaks the protocol; as ``HubLane.breach``."""
         part = next(each for each in self.parts if row in each.rows)
@@ -133,9 +126,8 @@ class FederatedLane:
     def put_earlier(self, observations: Sequence[np.ndarray]) -> None:
         """Put the last observations of rows that have none on the hub that has them now into these of all rows."""
         for part in self.parts:
-            if isinstance(part.lane, AbsentLane):
-                rows = part.lane.rows
-                rows.show_earlier([*map(part.take, observations)], rows.unseen)
+            if isinstance(part.lane, LostPart):
+                part.lane.rows.show_earlier([*map(part.take, observations)])
 
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
@@ -146,39 +138,44 @@ class FederatedLane:
             EnvHubError: this loss, where nothing makes them again.
         """
         part = next(each for each in self.parts if part.rows.start in each.rows)
-        if self._recovery is None:
+        recovery = self._recovery
+        if recovery is None or (recovery.is_only_hub and isinstance(loss, AccessDenied)):
             self._has_lost = True
             loss.env_ids = (part.rows.start + np.flatnonzero(part.take(self._sent))).tolist()
             raise loss
-        if isinstance(part.lane, AbsentLane) and not part.lane.made:  # no hub has made the rows again in time
+        if isinstance(part.lane, LostPart) and not part.lane.made:  # no hub has made the rows again in time
             waiting = part.lane.waiting_rows  # which are not waited for any more, once the caller knows
             loss.env_ids = (part.rows.start + waiting).tolist() if self.outstanding else ()
             if not self.outstanding:  # of a step of all rows, which is repeated without them
                 part.lane.taken(waiting)
             raise loss
         self._has_lost = True
-        part.lane = lane = self._recovery.absent_lane(part, loss, part.take(self._sent))
-        lane.others_serve = self._serves
-        lane.absence.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
+        rebuild = recovery.rebuild(part, _hub_parts(part), loss)
+        workers = recovery.workers_of(part)
+        lane = LostPart(part.lane, part.take(self._sent), self._loose, rebuild, self._lane_of, workers)
+        part.lane, lane.others_serve = lane, self._serves
+        rebuild.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
+
+    def _lane_of(self, parts: Sequence[HubPart]) -> HubLane:
+        """The lane of these parts, which have the rows of a lost one again."""
+        return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._loose, copy=True)
 
     def _serves(self) -> bool:
         """True if some hub has its rows, or has rows again."""
-        return any(not isinstance(part.lane, AbsentLane) or part.lane.made for part in self.parts)
+        return any(not isinstance(part.lane, LostPart) or part.lane.made for part in self.parts)
 
     def present_parts(self, rows: Sequence[int] = (), timeout: float | None = None) -> list[HubPart]:
         """The parts with these rows, or all, once those whose hub was lost are on a hub again.
 
         Raises:
             HubTimeout: they are not within ``timeout`` seconds.
-            Exception: as for ``Absence.parts``.
+            Exception: as for ``Rebuild.parts``.
         """
         deadline = None if timeout is None else Deadline(timeout)
         wanted = [part for part in self.parts if not rows or any(row in part.rows for row in rows)]
         for part in wanted:
-            if isinstance(part.lane, AbsentLane):
-                if not part.lane.absence.wait(None if deadline is None else deadline.left_s()):
-                    part.lane.raise_late()
-                part.lane.absence.parts()
+            if isinstance(part.lane, LostPart):
+                part.lane.await_back(None if deadline is None else deadline.left_s())
         return [each for part in wanted for each in _hub_parts(part)]
 
     def is_present(self, connection: Connection) -> bool:
@@ -186,28 +183,28 @@ class FederatedLane:
         return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
     def _replace_or_raise(self, wanted: Callable[[HubPart], object] = lambda part: True) -> None:
-        """Replace as ``_replace_absent``, before a request to the ``wanted`` parts: no answer is to be dropped.
+        """Replace as ``_replace_lost``, before a request to the ``wanted`` parts: no answer is to be dropped.
 
         Raises:
             HubLost: the rows of a lost hub could not be made again in time; once, then it is tried again.
-            Exception: as for ``Absence.parts``; without a recovery, of a part whose session is known to be over.
+            Exception: as for ``Rebuild.parts``; without a recovery, of a part whose session is known to be over.
         """
-        self._replace_absent()
+        self._replace_lost()
         for part in filter(wanted, self.parts):
             if self._recovery is None:
                 part.connection.tend()
-            elif isinstance(part.lane, AbsentLane) and part.lane.has_failed:
-                part.lane.absence.parts()
+            elif isinstance(part.lane, LostPart) and part.lane.has_failed:
+                part.lane.rebuild.parts()
 
-    def _replace_absent(self) -> None:
+    def _replace_lost(self) -> None:
         """Put the parts that are on a hub again in the place of those that were lost."""
         parts: list[HubPart] = []
         for part in self.parts:
-            if isinstance(part.lane, AbsentLane) and part.lane.absence.over:
+            if isinstance(part.lane, LostPart) and part.lane.rebuild.over:
                 self._of_rows(part, lambda part: part.lane.settle())
-            parts += part.lane.successors(part) if isinstance(part.lane, AbsentLane) else [part]
+            parts += part.lane.successors(part) if isinstance(part.lane, LostPart) else [part]
         self.parts = parts
-        self._has_lost = self._recovery is None or any(isinstance(part.lane, AbsentLane) for part in parts)
+        self._has_lost = self._recovery is None or any(isinstance(part.lane, LostPart) for part in parts)
 
     # --- the whole batch ------------------------------------------------------------------------------------------
 
@@ -230,7 +227,7 @@ class FederatedLane:
             return
         if self._has_lost and self._recovery is not None:
             self.present_parts([row for row, chosen in enumerate(reset.mask) if chosen], timeout)
-            self._replace_absent()
+            self._replace_lost()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
         self._left_out = [part for part in self.parts if part not in wanted]
@@ -254,7 +251,7 @@ class FederatedLane:
 
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
         into = [*map(part.take, self._into or self._observations())]  # each hub's part of each step comes here
-        if self._recovery is None:
+        if self._silence_s_max is None:
             batch = part.numbered(part.lane.wait(timeout, into))
         else:
             batch = part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
@@ -297,14 +294,9 @@ class FederatedLane:
             HubLost: it is for longer than envs of other hubs wait for it.
             Exception: from ``wait``.
         """
-        if self._recovery is None:
+        if self._silence_s_max is None:
             return wait(timeout)
-        return while_in_reach(lambda: _connections(part), self._silence_s_max(), timeout, wait)
-
-    def _silence_s_max(self) -> float:
-        """Seconds for which a hub may be silent before its envs are made again."""
-        assert self._recovery is not None
-        return max(self._recovery.patience_s, SILENCE_S_MIN)
+        return while_in_reach(lambda: _connections(part), self._silence_s_max, timeout, wait)
 
     def _check_reach(self, part: HubPart) -> None:
         """Check that no hub of this part is out of reach for longer than envs of other hubs wait for it.
@@ -312,9 +304,9 @@ class FederatedLane:
         Raises:
             HubLost: one is.
         """
-        if self._recovery is not None:
+        if self._silence_s_max is not None:
             for connection in _connections(part):
-                connection.check_reach(self._silence_s_max())
+                connection.check_reach(self._silence_s_max)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
@@ -326,6 +318,8 @@ class FederatedLane:
             self._begin_reset(timeout)
             timeout = None if deadline is None else deadline.left_s()
         batches = self._request.results(timeout)
+        if len(batches) == 1 and not self._resets:
+            return batches[0]._replace(observations=observations)
         rows = [row for batch in batches for row in batch.rows]
         groups = [group for batch in batches for group in batch.groups]
         if self._resets:
@@ -369,7 +363,7 @@ class FederatedLane:
         self.confirm_rows(None)
         self._check_sendable(env_ids, arrays)
         if self._has_lost:
-            self._replace_absent()
+            self._replace_lost()
         own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
             places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
@@ -482,7 +476,7 @@ class FederatedLane:
 def _hub_parts(part: HubPart) -> list[HubPart]:
     """This part, or those that have its rows since its hub was lost; none as long as they are on no hub."""
     lane = part.lane
-    return [each.moved(part.rows.start) for each in lane.made] if isinstance(lane, AbsentLane) else [part]
+    return [each.moved(part.rows.start) for each in lane.made] if isinstance(lane, LostPart) else [part]
 
 
 def _connections(part: HubPart) -> list[Connection]:
@@ -496,7 +490,7 @@ def _serving(part: HubPart) -> list[Connection]:
 
 def _dropped(part: HubPart) -> None:
     """Have the part report again what was in a result that does not reach the caller."""
-    if isinstance(part.lane, AbsentLane):
+    if isinstance(part.lane, LostPart):
         part.lane.report_again()
 
 

@@ -21,9 +21,13 @@ from envhub_client.federation.agreement import check_agreement, check_distinct
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.placement import Room, checked_split, divided, placed
 from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
+from envhub_client.federation.rebuild import Rebuild
+from envhub_client.session.description import ValueCodec
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.vector_session import SeedsGiven
+
+REBUILD_ANSWER_S = 2.0  # for a hub to say that it is there, before envs are made again there
 
 RowsMake = Callable[[range], Make]  # the request for these rows
 
@@ -42,22 +46,19 @@ def _raise(error: errors.EnvHubError) -> None:
 
 
 class PartsOpener:
-    """Opens the sessions of one vector env, and ends them.
+    """An ``Opener`` of sessions on several hubs."""
 
-    Attributes:
-        closed: whether the vector env is closed: nothing is opened any more.
-    """
+    is_only_hub = False
 
-    def __init__(
-        self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions, seeds: SeedsGiven
-    ) -> None:
+    def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
         """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows.
 
-        ``seeds`` has those of rows whose session was lost.
+        ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which one gets all; without them
+        that follows from their free CPUs.
         """
         self._hubs = hubs
-        self.options = options
-        self._make, self._seeds = make, seeds
+        self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=False), SeedsGiven()
+        self._make = make
         # Every one that may have a session of ours, and the name of its hub.
         self._connections: dict[Connection, str] = {}
         self._lock = threading.Lock()
@@ -70,7 +71,7 @@ class PartsOpener:
         return [*hubs[first:], *hubs[:first]]
 
     def open(self, num_envs: int) -> list[HubPart]:
-        """Open the first sessions, on as many hubs as are needed; errors as for ``FederatedSession``."""
+        """Open the first sessions, on as many hubs as are needed; errors as for ``Opener.open``."""
         hubs = self.hubs()
         if self.options.hub_index is not None:
             return self._on_first_that_serves(hubs, num_envs)
@@ -144,13 +145,13 @@ class PartsOpener:
         hubs: Sequence[OpenHub],
         counts: Sequence[int],
         first: int,
-        lost: bytes | None = None,
+        again: bool = False,
         is_wanted: Callable[[], bool] = lambda: True,
         num_workers: int | None = None,
     ) -> list[HubPart]:
         """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
 
-        All are asked before one is waited for. ``lost`` as for ``SessionMaker.begin``. ``num_workers`` processes host
+        All are asked before one is waited for. ``again`` if their session was lost. ``num_workers`` processes host
         all of these rows; by default as many as ``options`` say.
 
         Raises:
@@ -169,7 +170,7 @@ class PartsOpener:
             options = replace(self.options, num_workers=own_workers)
             maker = SessionMaker(hub.member.address, self._make(rows), options)
             maker.keeps_last = True  # a reset may leave out all rows of a hub
-            maker.begin(hub.connection, lost=lost, seeds=() if lost is None else self._seeds.first_seeds(rows))
+            maker.begin(hub.connection, seeds=self.seeds.first_seeds(rows) if again else None)
             makers.append((hub.member.name, rows, maker))
         lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
@@ -190,7 +191,7 @@ class PartsOpener:
                 others = [other for _, _, other in makers if other is not maker and _makes(other, deadline.left_s())]
                 if not others:
                     raise
-                names = " and ".join(each.latest.address for each in others)
+                names = " and ".join(each.connection.address for each in others)
                 text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
@@ -201,8 +202,58 @@ class PartsOpener:
         """
         self._end(connections, terminate, deadline, _await_end)
 
-    def end_later(self, connections: Sequence[Connection], is_wanted: Callable[[], bool]) -> None:
-        """End the sessions of these connections as ``end`` does, on a hub that is out of reach when it is back.
+    # --- in place of sessions that were lost ------------------------------------------------------------------------
+
+    def open_again(
+        self,
+        lost: HubPart,
+        gone: Sequence[HubPart],
+        rebuild: Rebuild,
+        num_workers: int | None,
+        check: Callable[[HubPart], None],
+        deadline: Deadline,
+    ) -> Sequence[HubPart]:
+        """Open sessions on the hub that comes back, or on any that has room; as ``Opener.open_again``."""
+        failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {lost.hub} no more")]
+        for members in self._choices(lost):
+            hubs = self.connect(members, REBUILD_ANSWER_S, failures.append)
+            try:
+                if any(hub.member.name == lost.hub for hub in hubs):  # it may have no room for both
+                    with suppress(errors.ConnectionInUse):  # an interrupt may have left it so
+                        self.end([part.connection for part in gone])
+                if hubs:
+                    return self._opened(lost, hubs, rebuild, num_workers, check)
+            except errors.EnvHubError as error:
+                self.end([hub.connection for hub in hubs])
+                failures.append(error)
+        raise next((each for each in failures if not isinstance(each, errors.HubUnreachable)), failures[-1])
+
+    def _choices(self, lost: HubPart) -> list[list[Member]]:
+        """Hubs that may have the rows; the lost one only where no others have them: it may not come back."""
+        members = self.hubs()
+        others = [member for member in members if member.name != lost.hub]
+        same = [member for member in members if member.name == lost.hub]
+        return [others, same] if self.options.on_hub_loss == "redistribute" else [same]
+
+    def _opened(
+        self,
+        lost: HubPart,
+        hubs: Sequence[OpenHub],
+        rebuild: Rebuild,
+        num_workers: int | None,
+        check: Callable[[HubPart], None],
+    ) -> list[HubPart]:
+        count = len(lost.rows)
+        # The envs of a vector env are one: on one hub, by as many workers.
+        on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
+        counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
+        parts = self.parts(hubs, counts, lost.rows.start, True, lambda: not rebuild.stopped, num_workers)
+        for part in parts:
+            check(part)
+        return parts
+
+    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
+        """End these sessions as ``end`` does, on a hub that is out of reach when it is back.
 
         Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
         """
@@ -213,7 +264,7 @@ class PartsOpener:
                     connection.result(LOOK_S)
                     return
 
-        self._end(connections, True, None, wait)
+        self._end([part.connection for part in gone], True, None, wait)
 
     def _end(
         self,
@@ -230,7 +281,6 @@ class PartsOpener:
                 self._connections.pop(each, None)
 
     def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
-        """End all sessions, and open none any more."""
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate, deadline)

@@ -1,4 +1,4 @@
-"""A session over several hubs, each of which has some rows of it."""
+"""A session of parts: over several hubs, each of which has some rows of it, or on one hub after the other."""
 
 from __future__ import annotations
 
@@ -18,39 +18,28 @@ from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
 from envhub.values.leaf import OBJECT
-from envhub_client.connection.known_hubs import Member
+from envhub_client.connection.connection import Connection
+from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.agreement import joint_description
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.parts_opener import PartsOpener, RowsMake
-from envhub_client.federation.remaker import Remaker
+from envhub_client.federation.rebuild import Opener, PartRebuilder
 from envhub_client.federation.slices import call_of, set_attr_of
 from envhub_client.frames import hide_frames
-from envhub_client.session.description import Sizing, ValueCodec
-from envhub_client.session.options import SessionOptions
+from envhub_client.session.description import Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.vector_session import SeedsGiven, VectorSession, results_of
+from envhub_client.session.session import detach
+from envhub_client.session.vector_session import VectorSession, results_of
 
 
 class FederatedSession(VectorSession):
-    """A ``VectorSession`` on several hubs; that class describes its attributes, and methods without a docstring."""
+    """A ``VectorSession`` of parts; that class describes its attributes, and methods without a docstring."""
 
-    def __init__(
-        self,
-        class_name: str,
-        hubs: Callable[[], Sequence[Member]],
-        make: RowsMake,
-        num_envs: int,
-        options: SessionOptions,
-    ) -> None:
-        """Make a session on as many of these hubs as are needed, and wait until all envs are built.
-
-        ``class_name`` is of the class that holds it. ``hubs`` returns those that the names stand for now. ``make`` has
-        the request for some rows. ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which
-        one gets all; without them that follows from their free CPUs.
+    def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
+        """Have the sessions opened, and wait until all envs are built. ``class_name`` is of the class that holds it.
 
         Raises:
             ValueError: ``split`` does not divide the envs among the hubs.
@@ -59,17 +48,16 @@ class FederatedSession(VectorSession):
             Exception: as for ``Session``, of the first hub in the order of ``hubs``.
         """
         self.in_use = InUse()
-        self.options, self.values = options, ValueCodec(allow_pickle=False)
-        self._seeds = SeedsGiven()
-        self._opener = self._ending = PartsOpener(hubs, make, options, self._seeds)
+        self._opener = self._ending = opener
+        self.options, self.values, self._seeds = opener.options, opener.values, opener.seeds
         try:
-            parts = self._opener.open(num_envs)
+            parts = opener.open(num_envs)
             self.description = joint_description([part.maker.description for part in parts])
             loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
-            self._remaker = Remaker(self._opener, self.description, self._seeds, loose)
-            recovery = None if options.on_hub_loss == "raise" else self._remaker
-            self.lane = self._lane = FederatedLane(parts, loose, options.copy, recovery)
-            self._request: JointRequest[Any] = JointRequest(self._lost)
+            self._rebuilder = PartRebuilder(opener, self.description)
+            recovery = None if self.options.on_hub_loss == "raise" else self._rebuilder
+            self.lane = self._lane = FederatedLane(parts, loose, self.options.copy, recovery)
+            self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
             self._shares = JointShares(parts)
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
@@ -77,37 +65,32 @@ class FederatedSession(VectorSession):
             hide_frames(error)
             raise
 
-    def _lost(self, part: HubPart, loss: errors.EnvHubError) -> None:
-        """Have the rows of this part made again, since a request other than a step or reset found its session over.
-
-        Raises:
-            EnvHubError: this loss, always.
-        """
-        if self._lane.is_present(part.connection):
-            self._lane.lost(part, loss)
-        raise loss
+    @property
+    def connection(self) -> Connection:
+        """The connection to the first hub."""
+        return self._lane.hub_parts()[0].connection
 
     @property
     def address(self) -> str | None:
         """The addresses or names of the hubs, as they were given but without their keys, separated by commas."""
-        return ", ".join(written(part.maker.hub or "") for part in self._lane.parts)
+        hubs = [part.maker.hub for part in self._lane.parts]
+        return ", ".join(written(hub) for hub in hubs if hub is not None) or None
 
     @property
     def token(self) -> str:
-        """Refused: each of the hubs has a session of its own.
+        self._refuse_of_several("no token of its own: each of its hubs has a session")
+        return self.connection.protocol.token.hex()
 
-        Raises:
-            RequestRefused: always.
-        """
-        self._refuse("no token of its own: each of its hubs has a session")
-
-    def _refuse(self, why: str) -> NoReturn:
-        raise errors.RequestRefused(f"a vector env over several hubs has {why}; make one on one hub for that")
+    def _refuse_of_several(self, why: str) -> None:
+        if not self._opener.is_only_hub:
+            raise errors.RequestRefused(f"a vector env over several hubs has {why}; make one on one hub for that")
 
     @property
     def sizing(self) -> Sizing:
         """Number of processes that host the envs now, on all hubs, and each hub's reason."""
-        sizings = [(part.hub, part.maker.sizing) for part in self._lane.parts]
+        sizings = [(part.hub, part.maker.sizing) for part in self._lane.hub_parts()]
+        if self._opener.is_only_hub:
+            return sizings[0][1]
         reasons = "; ".join(f"{hub}: {sizing.reason}" for hub, sizing in sizings)
         return Sizing(sum(sizing.num_workers for _, sizing in sizings), reasons)
 
@@ -154,22 +137,23 @@ class FederatedSession(VectorSession):
             self._ask_call(call, self._lane.present_parts(call.rows, 0.0))
 
     def _ask_call(self, call: Call, parts: Sequence[HubPart]) -> None:
-        self._asked = {part: own for part in parts if (own := call_of(call, part.rows)) is not None}
+        asked = {part: own for part in parts if (own := call_of(call, part.rows)) is not None}
 
         def read(part: HubPart, reply: Reply) -> dict[int, Frame]:
-            results = results_of(self._asked[part], reply, len(part.rows), part.connection)
+            results = results_of(asked[part], reply, len(part.rows), part.connection)
             return {part.rows[row]: frame for row, frame in results.items()}
 
-        self._ask(Op.CALL, self._asked, read)
+        self._ask(Op.CALL, asked, read)
 
     def _ask(self, op: Op, messages: dict[HubPart, Any], read: Callable[[HubPart, Reply], Any]) -> None:
         """Ask these parts; the result of each is what ``read`` makes of its reply."""
+        lane = self._lane  # the request must not hold this session, which ends with the last reference to it
 
         def send(part: HubPart) -> None:
             part.connection.send(op, messages[part], keep=True)
 
         def wait(part: HubPart, timeout: float | None) -> Any:
-            return read(part, self._lane.while_in_reach(part, timeout, part.connection.result))
+            return read(part, lane.while_in_reach(part, timeout, part.connection.result))
 
         self._request.begin([*messages], send, wait)
 
@@ -189,7 +173,7 @@ class FederatedSession(VectorSession):
         with self._given_up_at_error():
             self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None}, lambda *_: None)
             self._request.results(None)
-        self._remaker.attributes.remember(message)
+        self._rebuilder.remember(message)
 
     def observe(self) -> Reply:
         """Last observations of the envs, as in a hub's reply to OBSERVE."""
@@ -206,18 +190,20 @@ class FederatedSession(VectorSession):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Refuse to leave the session to another process.
-
-        Raises:
-            RequestRefused: always.
-            SessionClosed: after ``close``.
-        """
         self.check_free("detach")
-        self._refuse("no session that another process could take over")
+        self._refuse_of_several("no session that another process could take over")
+        if self.address is not None:
+            self._lane.present_parts()
+        (part,) = self._lane.hub_parts()
+        try:
+            detach(part.maker)
+        except SESSION_ENDS as loss:
+            _lost(self._lane, part, loss)
+        self.pending.closed = True
 
     def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
-            self._remaker.stop()
+            self._rebuilder.stop()
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -229,3 +215,14 @@ class FederatedSession(VectorSession):
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
                 self.close(terminate=False, finish=lambda: None)
+
+
+def _lost(lane: FederatedLane, part: HubPart, loss: errors.EnvHubError) -> NoReturn:
+    """Have the rows of this part made again, since a request other than a step or reset found its session over.
+
+    Raises:
+        EnvHubError: this loss, always.
+    """
+    if lane.is_present(part.connection):
+        lane.lost(part, loss)
+    raise loss

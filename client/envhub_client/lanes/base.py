@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from envhub.errors import EnvHubError
 from envhub.protocol.messages import Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch
@@ -33,13 +32,6 @@ class Lane(Protocol):
 
     def give_up(self) -> None:
         """Give up what was begun, if anything was: its results are dropped."""
-
-    def lose(self, loss: EnvHubError) -> None:
-        """Go on with another hub, since a request other than a reset or step has found the session to be over.
-
-        Raises:
-            EnvHubError: there is no other; ``loss`` itself where none is looked for.
-        """
 
     def breach(self, row: int, what: str) -> None:
         """Take the hub of this row for lost, since ``what`` it sent for the row breaks the protocol.

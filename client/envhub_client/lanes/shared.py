@@ -22,7 +22,7 @@ from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
 from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
-from envhub.errors import EnvHubError, EnvRaised, HubLost, HubTimeout, hub_at, of_hub
+from envhub.errors import EnvRaised, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
@@ -101,10 +101,6 @@ class SharedLane:
     def give_up(self) -> None:
         """Give up what was begun: ``settle`` waits for the end of a step, and its results are dropped."""
         self._connection.give_up()
-
-    def lose(self, loss: EnvHubError) -> NoReturn:
-        """Raise the loss: this lane has one hub."""
-        raise loss
 
     def breach(self, row: int, what: str) -> NoReturn:
         """Raise that the hub broke the protocol."""

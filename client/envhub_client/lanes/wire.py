@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from envhub.arena.layout import split_results
-from envhub.errors import EnvHubError, HubTimeout, RequestRefused
+from envhub.errors import HubTimeout, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
@@ -95,10 +95,6 @@ class WireLane:
         """Give up what was begun; the hub drops its results."""
         self._unconfirmed = None
         self._connection.give_up()
-
-    def lose(self, loss: EnvHubError) -> NoReturn:
-        """Raise the loss: this lane has one hub."""
-        raise loss
 
     def breach(self, row: int, what: str) -> NoReturn:
         """Raise that the hub broke the protocol."""

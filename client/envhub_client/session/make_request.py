@@ -23,13 +23,11 @@ def filled_in(
     options: SessionOptions,
     connection: Connection,
     world: World | None,
-    lost: bytes | None = None,
     num_workers: int | None = None,
 ) -> Make:
     """The request with what the options say, for the hub of this connection.
 
-    ``world`` is the program's, of a private hub. In place of a lost session, ``lost`` is the encoded info of the
-    truncation of each env, or empty where that was reported already. ``num_workers`` takes the place of the option.
+    ``world`` is the program's, of a private hub. ``num_workers`` takes the place of the option.
 
     Raises:
         RequestRefused: an option is one for private hubs, or one side cannot compress so.
@@ -55,10 +53,8 @@ def filled_in(
         spin_us=options.spin_us,
         pin=options.pin,
         compression=chosen_compression(options, connection),
-        fresh=lost is not None,
         faults=options.faults.wire(),
         beat_s=HEARTBEAT_MS / 1000,
-        lost=lost or b"",
         hosting=options.hosting.wire(),
         **_setup(make, options.hosting.worker_setup, is_private),
     )

@@ -38,19 +38,19 @@ log = logging.getLogger("envhub")
 
 
 class SessionMaker:
-    """Makes a session, or takes one over, and others in its place.
+    """Makes a session, or takes one over.
 
     Attributes:
         hub: the address or name of the hub, as it was given; None for the private hub.
         options: of the session.
         values: encodes for this hub.
-        connection: of the session in use, once there is one.
+        connection: of the session, once it was asked for.
         description: of that session.
-        sizing: how many processes host its envs now.
+        sizing: how many processes host its envs.
         adopted_s: when that session was taken into use, on the monotonic clock.
         losses: the number of sessions before it, in a row, that ended soon.
         compression: how its observations are compressed on the wire lane; empty for not at all.
-        closed: whether the end of the session in use has begun.
+        closed: whether the end of the session has begun.
         keeps_last: whether the lane has ``last_observations``.
         is_wanted: returns whether the envs that are being made are still wanted; None where that is not asked.
     """
@@ -60,69 +60,39 @@ class SessionMaker:
         self.hub: str | Secret[str] | None = guarded(address)
         self.values = ValueCodec(allow_pickle=address is None)
         self.options = options
-        self.closed, self.keeps_last = False, options.on_hub_loss != "raise"
+        self.closed = self.keeps_last = False
+        self.losses = 0
         self._make = make
         self.is_wanted: Callable[[], bool] | None = None
-        self._connections: list[Connection] = []  # every one on which a session of ours may be; the last is the latest
+        self._connections: list[Connection] = []  # every one on which a session of ours may be
 
-    def make(self, timeout: float | None) -> HubLane:
-        """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end_all_but`` to do.
-
-        The connection may take ``timeout`` seconds, by default 10; building the envs is not timed.
-        """
-        return self.describe(self.open(CONNECT_TIMEOUT_S if timeout is None else timeout))
-
-    def describe(self, made: Made) -> HubLane:
-        """Use the session that was opened last as the first one, which all others are like; returns its lane.
-
-        Raises:
-            UnsupportedSpace: a space has no form on the network.
-            RemoteProtocolError: the hub does not describe the session.
-        """
-        self.connection = self.latest
-        try:
-            self.description = describe(made, self._make, self.options, self.values)
-        except errors.EnvHubError:
-            raise
-        except (ValueError, TypeError) as error:
-            address = self.connection.address
-            raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
-        log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
-        return self.adopt(made)
-
-    @property
-    def latest(self) -> Connection:
-        """The connection of the session that was opened last, whether it is in use or not."""
-        return self._connections[-1]
-
-    def open(
+    def make(
         self,
-        timeout: float,
-        lost: bytes | None = None,
+        timeout: float | None = None,
         num_workers: int | None = None,
-        seeds: Sequence[int | None] = (),
-    ) -> Made:
-        """Open a session, on ``latest``, and wait until its envs are built; errors as for ``Session``.
+        seeds: Sequence[int | None] | None = None,
+    ) -> HubLane:
+        """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end`` to do.
 
-        In place of a lost one, ``lost`` is the encoded info of the truncation of each env, ``num_workers`` how many
-        processes there must be, and ``seeds`` are of the envs' first resets.
+        The connection may take ``timeout`` seconds, by default 10; building the envs is not timed. In place of a lost
+        session, ``num_workers`` is how many processes there must be, and ``seeds`` are of the envs' first resets.
         """
-        again = lost, num_workers, seeds
+        timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
         private = program_hub() if self.hub is None else None
         try:
-            return self._open_on(private, timeout, *again)
+            made = self._open_on(private, timeout, num_workers, seeds)
         except errors.HubUnreachable:
             if private is None or private.alive:
                 raise
-            return self._open_on(program_hub(), timeout, *again)  # it had just been killed
+            made = self._open_on(program_hub(), timeout, num_workers, seeds)  # it had just been killed
+        return self.describe(made)
 
     def _open_on(
         self,
         private: PrivateHub | None,
         timeout: float,
-        lost: bytes | None,
         num_workers: int | None,
-        seeds: Sequence[int | None],
+        seeds: Sequence[int | None] | None,
     ) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
         reconnect_timeout = self.options.reconnect_timeout
@@ -131,7 +101,7 @@ class SessionMaker:
             _private.add(connection)
             atexit.unregister(_end_private)
             atexit.register(_end_private)  # after the hub's end, and so it is called before that
-        self.begin(connection, program_environment() if private else None, lost, num_workers, seeds)
+        self.begin(connection, program_environment() if private else None, num_workers, seeds)
         while self.is_wanted is not None:
             try:
                 return self.made(LOOK_S)
@@ -144,25 +114,25 @@ class SessionMaker:
         self,
         connection: Connection,
         world: World | None = None,
-        lost: bytes | None = None,
         num_workers: int | None = None,
-        seeds: Sequence[int | None] = (),
+        seeds: Sequence[int | None] | None = None,
     ) -> None:
-        """Ask for a session by this connection, which is ``latest`` from now on; ``made`` waits for it.
-
-        ``lost`` as for ``open``, or empty where the truncations were reported already.
+        """Ask for a session by this connection; ``made`` waits for it. In place of a lost session as for ``make``.
 
         Raises:
             RequestRefused: the hub is too old for an option.
             TypeError: an option cannot be pickled.
         """
         self._connections.append(connection)  # before there is a session on it: an interrupt may come as soon as it is
+        self.connection = connection
         if isinstance(self._make, Attach):
             connection.send(Op.ATTACH, self._make)
         else:
             connection.first_env, connection.num_envs = self._make.first_env, self._make.num_envs
-            make = replace(self._make, seeds=[*seeds]) if any(seed is not None for seed in seeds) else self._make
-            connection.send(Op.MAKE, filled_in(make, self.options, connection, world, lost, num_workers))
+            own = [*(seeds or ())]
+            own = own if any(seed is not None for seed in own) else []
+            make = replace(self._make, seeds=own, fresh=seeds is not None)
+            connection.send(Op.MAKE, filled_in(make, self.options, connection, world, num_workers))
 
     def made(self, timeout: float | None = None) -> Made:
         """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.
@@ -170,7 +140,7 @@ class SessionMaker:
         Raises:
             HubTimeout: they are not within ``timeout`` seconds; wait again.
         """
-        connection = self.latest
+        connection = self.connection
         try:
             made: Made = connection.result(timeout).message
         finally:
@@ -185,22 +155,33 @@ class SessionMaker:
         connection.num_envs = made.num_envs
         return made
 
-    def adopt(self, made: Made, losses: int = 0) -> HubLane:
-        """Use the session that was opened last from now on, after this number of ``losses``; returns its lane.
+    def describe(self, made: Made) -> HubLane:
+        """Use the session that was made; returns its lane.
 
         That is the shared lane where it can be had, on the hub's machine, else the wire lane.
+
+        Raises:
+            UnsupportedSpace: a space has no form on the network.
+            RemoteProtocolError: the hub does not describe the session.
         """
-        connection, options, description = self.latest, self.options, self.description
-        compression, templates = chosen_compression(options, connection), InfoTemplates(connection)
-        leaves = description.observation_leaves
-        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
+        connection = self.connection
+        try:
+            self.description = description = describe(made, self._make, self.options, self.values)
+        except errors.EnvHubError:
+            raise
+        except (ValueError, TypeError) as error:
+            address = connection.address
+            raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
+        log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
+        options, templates = self.options, InfoTemplates(connection)
+        self.compression, leaves = chosen_compression(options, connection), description.observation_leaves
+        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, self.compression, self.keeps_last)
         lane: HubLane = wire
         if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 
             lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
-        self.compression, self.adopted_s, self.losses = compression, time.monotonic(), losses
-        self.connection, self.sizing = connection, Sizing(made.num_workers, made.sizing)
+        self.adopted_s, self.sizing = time.monotonic(), Sizing(made.num_workers, made.sizing)
         return lane
 
     def give_up(self) -> None:
@@ -208,16 +189,16 @@ class SessionMaker:
         self.connection.give_up()
 
     def end_on_hub(self) -> None:
-        """End the session in use on its hub, which has broken the protocol; its connection stays."""
+        """End the session on its hub, which has broken the protocol; its connection stays."""
         with _ending(self.connection):
             self.connection.give_up()
             self.connection.ask(Op.CLOSE, Close(terminate=True), timeout=KILL_TIMEOUT_S)
 
-    def end_all_but(self, kept: Connection | None) -> None:
-        """End every session but the one on this connection, such as one whose making failed or was interrupted."""
-        for connection in [each for each in self._connections if each is not kept]:
-            end_sessions([connection], terminate=True)
-            self._connections.remove(connection)
+    def end(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
+        """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
+        self.closed = True
+        end_sessions(self._connections, terminate, deadline)
+        self._connections.clear()
 
 
 def end_sessions(

@@ -1,11 +1,10 @@
-"""A session on one hub at a time: what may be begun in it, its calls, how it goes on after a loss, how it ends."""
+"""A session on one hub: what may be begun in it, its calls, how it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from gymnasium.vector.async_vector_env import AsyncState
@@ -20,11 +19,9 @@ from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.session.description import Sizing
-from envhub_client.session.maker import SessionMaker, end_sessions
+from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.recovery import RENEWED, RecoveringLane
-from envhub_client.session.renewal import SessionRenewal
 from envhub_client.session.vector_session import SeedsGiven, Shares, VectorSession, results_of
 
 
@@ -55,23 +52,19 @@ class Session(VectorSession):
         self._maker = self._ending = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
         self._seeds = SeedsGiven()
-        self._renewal = SessionRenewal(self._maker, self._seeds)
         try:
-            lane = self._maker.make(timeout)
-            recovers = self.options.on_hub_loss == "recreate"
-            self.lane = RecoveringLane(lane, self._renewal) if recovers else lane
+            self.lane = self._maker.make(timeout)
             self.description = self._maker.description
-            self._before_call: int | None = None  # seq of the connection's last request before the pending call
             self._shares = Shares(self.description.num_envs, self.sizing.num_workers)
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
-            self._maker.end_all_but(None)
+            self._maker.end()
             hide_frames(error)
             raise
 
     @property
     def connection(self) -> Connection:
-        """The connection to the hub that has the envs now."""
+        """The connection to the hub."""
         return self._maker.connection
 
     @property
@@ -96,103 +89,56 @@ class Session(VectorSession):
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> dict[int, Frame]:
-        self._recover(None)
-        with self._noticing_end():
-            return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs, self.connection)
+        return self._results(call, self.connection.ask(Op.CALL, call))
+
+    def _results(self, call: Call, reply: Reply) -> dict[int, Frame]:
+        return results_of(call, reply, self.description.num_envs, self.connection)
 
     def begin_call(self, call: Call) -> None:
-        """Begin a call; as long as the envs are in no session, that is left to the wait for it."""
-        with self._noticing_end():
-            self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
+        self.pending.begin(AsyncState.WAITING_CALL, partial(self.connection.send, Op.CALL, call, keep=True))
 
     def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        with self._noticing_end():
-            reply = self.pending.wait(AsyncState.WAITING_CALL, self._reply, call, timeout)
-            return results_of(call, reply, self.description.num_envs, self.connection)
-
-    def _begin_call(self, call: Call) -> None:
-        self._before_call = None
-        if not (isinstance(self.lane, RecoveringLane) and self.lane.is_lost):
-            self._send_call(call)
-
-    def _send_call(self, call: Call) -> None:
-        """Send the call, unless that was done."""
-        connection = self.connection
-        if self._before_call is None:
-            self._before_call = connection.protocol.last_seq
-        if self._before_call == connection.protocol.last_seq:
-            connection.send(Op.CALL, call, keep=True)
-
-    def _reply(self, call: Call, timeout: float | None) -> Reply:
-        deadline = None if timeout is None else Deadline(timeout)
-        self._recover(timeout)
-        self._send_call(call)
-        return self.connection.result(None if deadline is None else deadline.left_s())
+        return self._results(call, self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout))
 
     def set_attr(self, message: SetAttr) -> None:
-        self._recover(None)
-        with self._noticing_end():
-            self.connection.ask(Op.SET_ATTR, message)
-        if self.options.on_hub_loss == "recreate":
-            self._renewal.remember(message)
+        self.connection.ask(Op.SET_ATTR, message)
 
     def observe(self) -> Reply:
-        self._recover(None)
-        with self._noticing_end():
-            return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
-
-    def _recover(self, timeout: float | None) -> None:
-        """Go on in another session if this one is over; errors as for ``RecoveringLane.recover``."""
-        if isinstance(self.lane, RecoveringLane):
-            self.lane.recover(timeout)
-
-    @contextmanager
-    def _noticing_end(self) -> Iterator[None]:
-        """If the session proves over in the block, later requests go to another, where ``on_hub_loss`` says so."""
-        try:
-            yield
-        except RENEWED as error:
-            if not (isinstance(self.lane, RecoveringLane) and self.lane.is_lost):
-                self.lane.lose(error)
-            raise
+        return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         self.check_free("detach")
-        if self._maker.hub is None:
-            raise errors.RequestRefused(
-                "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
-            )
-        self._recover(None)
-        with self._noticing_end():
-            self.connection.tend()
-        self.connection.close()
+        detach(self._maker)
         self.pending.closed = True
 
     def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
-            self._renewal.stop()
             try:
                 self.connection.in_use.check()
             except errors.LocalProtocolError:  # it is the parent's, or an earlier attempt was interrupted near its end
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._end_once_finished(finish, partial(self._end, terminate, deadline))
-
-    def _end(self, terminate: bool, deadline: Deadline | None) -> None:
-        if not self._renewal.is_running:
-            self._maker.end_all_but(self.connection)
-        self._maker.closed = True
-        end_sessions([self.connection], terminate, deadline)
+                self._end_once_finished(finish, partial(self._maker.end, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close a session that was not closed; at the program's end its connection's end does it."""
         if is_finalizing() or not hasattr(self, "_maker"):
             return
         if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
-            self._maker.end_all_but(None)
+            self._maker.end()
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
                 self.close(terminate=False, finish=lambda: None)
+
+
+def detach(maker: SessionMaker) -> None:
+    """Leave a session to another process; errors as for ``VectorSession.detach``."""
+    if maker.hub is None:
+        raise errors.RequestRefused(
+            "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
+        )
+    maker.connection.tend()
+    maker.connection.close()

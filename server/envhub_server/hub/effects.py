@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, FRESH, OP_OUT_OF_BAND, OP_RESET, OP_STEP, REPORT_PENDING
+from envhub.arena.memory import DRIVER_CLIENT, DRIVER_HUB, FRESH, OP_OUT_OF_BAND, OP_RESET, OP_STEP
 from envhub.protocol import messages
 from envhub.protocol.prelude import FRAME_BYTES_MAX
 from envhub_server.catalog.registry import EnvFacts
@@ -119,8 +119,8 @@ class SessionEffects(SessionReplies):
             text = f"{layout.nbytes()} bytes of shared memory cannot be had: {error}"
             self.report(SessionMachine.on_arena_refused, text)
             return
-        if self.state.make.lost or self.state.make.fresh:
-            self.memory.arena.needs_reset[:] = REPORT_PENDING if self.state.make.lost else FRESH
+        if self.state.make.fresh:
+            self.memory.arena.needs_reset[:] = FRESH
         self.stand_ins = StandIns(self.memory, ObjectCopies() if loose else None, is_batch)
 
     def post_reset(self) -> None:

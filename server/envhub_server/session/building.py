@@ -200,7 +200,7 @@ class EnvBuilding:
             assert process is not None
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
             seeds = [self._make.seeds[row] for row in slot.rows] if self._make.seeds else []
-            self._effects.hand_over(slot.index, process.number, control.Serve(seeds, info=self._make.lost))
+            self._effects.hand_over(slot.index, process.number, control.Serve(seeds))
         rules, count = self._launcher.rules, self._sizing.count
         # Where no process had to make two envs, what an earlier session has found holds.
         alone = (count is not None and count.alone) or (rules.alone and len(self._slots) == self._make.num_envs)

@@ -1,7 +1,12 @@
-"""The lane of rows whose hub was lost: each is truncated once, and goes on once it is on a hub again."""
+"""The rows of a part whose session is over: each is truncated once, and goes on once it is on a hub again.
+
+A part is PRESENT; LOST as long as its rows are on no hub; then BACK, until each row was truncated and has shown an
+observation of the hub that has it now. Its lane is a ``LostPart`` while it is LOST or BACK.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -9,30 +14,113 @@ from typing import NoReturn
 
 import numpy as np
 
+from envhub.arena.layout import whole_shares
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import EnvHubError, HubTimeout, env_of, of_hub
+from envhub.errors import HubTimeout, env_of, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
-from envhub_client.federation.absent_rows import AbsentRows
 from envhub_client.federation.part import HubPart
+from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import HubLane
-from envhub_client.session.absence import Absence
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
+Step = tuple[np.ndarray, bytes, list[np.ndarray]]  # of some rows: their numbers, codes and actions
 
-class AbsentLane:
-    """A ``HubLane`` of rows that are on no hub, until ``absence`` is over, and then of ``lane_of`` its parts.
 
-    A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
-    absence has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
-    do later steps of some rows, which are given up where the absence fails.
+class LostRows:
+    """Results that each row has returned since its session was over, and those that it is to return.
 
     Attributes:
-        name: of the lane that was lost.
+        earlier: last observations in that session, an array for each leaf.
+        truncation_pending: mask of the rows whose truncation was not returned yet.
+        no_new_observation: mask of the rows that have returned no observation of the hub that has them again.
+        due: mask of the rows that were sent and return a truncation.
+        waiting: steps of rows that were sent, which begin once these are on a hub again.
+        shown: mask of the outstanding rows whose results have an observation of that hub.
+        reported: mask of the rows whose truncation the last step of all rows has returned first.
+    """
+
+    def __init__(self, earlier: Sequence[np.ndarray], sent: np.ndarray) -> None:
+        """Rows with these last observations, all of which are to be truncated; a mask says which were sent."""
+        count = len(sent)
+        self.earlier = earlier
+        self.truncation_pending = np.ones(count, bool)
+        self.no_new_observation = np.ones(count, bool)
+        self.due: np.ndarray = sent.copy()
+        self.waiting: list[Step] = []
+        self.shown = np.zeros(count, bool)
+        self.reported = np.zeros(count, bool)
+
+    def of(self, rows: range) -> LostRows:
+        """The state of these rows, numbered from 0."""
+        own = slice(rows.start, rows.stop)
+        part = LostRows([leaf[own] for leaf in self.earlier], self.due[own])
+        part.truncation_pending = self.truncation_pending[own].copy()
+        part.no_new_observation = self.no_new_observation[own].copy()
+        for env_ids, codes, arrays in self.waiting:
+            places = np.flatnonzero((rows.start <= env_ids) & (env_ids < rows.stop))
+            if places.size:
+                part.waiting.append((env_ids[places] - rows.start, codes, [array[places] for array in arrays]))
+        return part
+
+    @property
+    def are_waiting(self) -> np.ndarray:
+        """Mask of the rows whose steps begin once they are on a hub again."""
+        mask = np.zeros(len(self.due), bool)
+        for env_ids, *_ in self.waiting:
+            mask[env_ids] = True
+        return mask
+
+    @property
+    def are_settled(self) -> bool:
+        """True if every row was truncated and has an observation on its hub, and none waits for either."""
+        return not (self.waiting or (self.truncation_pending | self.no_new_observation | self.due).any())
+
+    def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Send these rows: each is truncated, or if it was already, waits for a hub. The same again replaces it."""
+        self.forget(env_ids)
+        pending = self.truncation_pending[env_ids]
+        self.due[env_ids[pending]] = True
+        if not pending.all():
+            self.waiting.append((env_ids[~pending], codes, [array[~pending] for array in arrays]))
+
+    def truncate_waiting(self) -> None:
+        """Have the rows truncated that wait for a hub."""
+        waiting = self.are_waiting
+        self.truncation_pending |= waiting
+        self.due |= waiting
+        self.waiting = []
+
+    def show_earlier(self, observations: Sequence[np.ndarray]) -> None:
+        """Put the last observations of rows without a new one into those of all rows."""
+        rows = self.no_new_observation
+        for array, leaf in zip(observations, self.earlier, strict=True):
+            array[rows] = leaf[rows]
+
+    def note_told(self, rows: np.ndarray) -> None:
+        """Note that the truncations of these rows, of those that have one, were returned."""
+        self.truncation_pending[rows] = False
+        self.forget(rows)
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Forget that these rows were sent."""
+        self.due[rows] = False
+        self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
+
+
+class LostPart:
+    """A ``HubLane`` of rows that are on no hub, until ``rebuild`` is over, and then of ``lane_of`` its parts.
+
+    A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
+    rebuild has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
+    do later steps of some rows, which are given up where the rebuild fails. Where no other row is to wait, patience has
+    no end: then also the first step of all rows waits, and raises why there is no other hub.
+
+    Attributes:
         rows: the state of each row.
         others_serve: returns whether rows of other hubs wait for these; without any, a step waits for the return.
     """
@@ -42,27 +130,27 @@ class AbsentLane:
         lost: HubLane,
         outstanding: np.ndarray,
         loose: bool,
-        absence: Absence[HubPart],
-        lane_of: Callable[[Absence[HubPart]], HubLane],
+        rebuild: Rebuild,
+        lane_of: Callable[[Sequence[HubPart]], HubLane],
+        workers: int | None = None,
     ) -> None:
         """Continue after a lane that was lost, of whose rows a mask says which were sent.
 
-        With ``loose`` observations also have leaves of no fixed size.
+        With ``loose`` observations also have leaves of no fixed size. The rows are those of a vector env if they have a
+        number of ``workers``, each of which steps all of its rows in one call.
         """
         self.name, self.num_envs, self.leaves = lost.name, lost.num_envs, lost.leaves
-        # Before the absence begins, which ends the lost session.
-        self.rows = AbsentRows(lost.last_observations(), outstanding)
-        self.absence = absence
-        self._loose = loose
-        self._lane_of = lane_of
+        # Before the rebuild begins, which ends the lost session.
+        self.rows = LostRows(lost.last_observations(), outstanding)
+        self.rebuild = rebuild
+        self._loose, self._lane_of, self._workers = loose, lane_of, workers
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
-        self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the absence
+        self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the rebuild
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
         self._tried: tuple[int, ...] | None = None  # progress of the lane before ``_begin``, which may have begun there
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
         self._joined: Batch | None = None  # its results
         self._error: Exception | None = None  # that an env raised in it
-        self._truncates = False  # whether the step of all rows under way is a truncation
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
         self._begun = 0
         self.others_serve: Callable[[], bool] = lambda: True
@@ -70,12 +158,12 @@ class AbsentLane:
     @property
     def made(self) -> Sequence[HubPart]:
         """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
-        return self.absence.made if self._own is None else [self._own]
+        return self.rebuild.made if self._own is None else [self._own]
 
     @property
     def has_failed(self) -> bool:
         """True if the rows could not be made again in time, which is to be raised before it is tried again."""
-        return self.absence.over and not self.made
+        return self.rebuild.over and not self.made
 
     def successors(self, part: HubPart) -> list[HubPart]:
         """The parts that take the place of ``part``, whose lane this is; ``part`` itself as long as there are none.
@@ -92,62 +180,70 @@ class AbsentLane:
                 each.lane = self._of(own)
         return parts
 
-    def _of(self, part: HubPart) -> AbsentLane:
+    def _of(self, part: HubPart) -> LostPart:
         """A lane like this of the rows of one of the parts that were made."""
         lane = copy(self)
         lane.num_envs, lane.rows = len(part.rows), self.rows.of(part.rows)
         lane._own, lane._lane = part.moved(-part.rows.start), part.lane
         return lane
 
-    def hub_lane(self) -> HubLane:
-        """The lane of the hubs that have the rows now; errors as for ``Absence.parts``."""
-        self._lane = self._lane or self._lane_of(self.absence)
+    def _hub_lane(self) -> HubLane:
+        """The lane of the hubs that have the rows now; errors as for ``Rebuild.parts``."""
+        self._lane = self._lane or self._lane_of(self.rebuild.parts())
         return self._lane
 
     def settle(self) -> bool:
-        """Wait for the end of what was given up; returns whether some rows are outstanding."""
         if self._lane is not None:
             self._lane.settle()
         return bool(self.outstanding)
 
     def give_up(self) -> None:
-        """Give up what was begun, if anything was."""
         self._begin = self._tried = None
         if self._lane is not None:
             self._lane.give_up()
 
-    def lose(self, loss: EnvHubError) -> None:
-        """Raise the loss: the rows are being made again already."""
-        raise loss
-
     def breach(self, row: int, what: str) -> None:
-        """Raise that the hub that has the rows now broke the protocol."""
-        self.hub_lane().breach(row, what)
+        self._hub_lane().breach(row, what)
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun."""
         return (self._begun,)
 
     def last_observations(self) -> list[np.ndarray]:
-        """Copies of the rows' last observations; of those that have none on the hub that has them now, earlier ones."""
-        rows = self.rows
         if self._lane is None:
-            return [*map(np.ndarray.copy, rows.earlier)]
+            return [*map(np.ndarray.copy, self.rows.earlier)]
         lasts = self._lane.last_observations()
-        rows.show_earlier(lasts, rows.unseen)
+        self.rows.show_earlier(lasts)
         return lasts
 
     def report_again(self) -> None:
         """Truncate the rows once more whose truncation was in a step that did not reach the caller."""
-        self.rows.untold |= self.rows.reported
+        self.rows.truncation_pending |= self.rows.reported
+
+    def await_back(self, timeout: float | None) -> None:
+        """Wait until the rows are on a hub again.
+
+        Raises:
+            HubTimeout: they are not within ``timeout`` seconds.
+            Exception: as for ``Rebuild.parts``.
+        """
+        if not self.rebuild.wait(timeout):
+            self._raise_late()
+        self.rebuild.parts()
+
+    def _raise_late(self) -> NoReturn:
+        """Raise that a wait has ended too early; of how many seconds it was, only the caller knows."""
+        loss, made = self.rebuild.loss, self.made
+        if made:
+            late = f"not all envs that are made again on {', '.join(each.hub for each in made)} are done yet"
+        else:
+            late = f"{loss}; its envs are not made again yet"
+        raise of_hub(HubTimeout(f"{late}: wait again"), made[0].hub if made else loss.hub) from loss
 
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset, as soon as the rows are on a hub again."""
         self._forget_last()
-        self._truncates = self._by_rows = False
         self._begin = lambda lane: lane.begin_reset(reset)
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
@@ -155,52 +251,57 @@ class AbsentLane:
     def _forget_last(self) -> None:
         """Forget what was begun before."""
         self._begin = self._tried = self._joined = self._error = self._unreset = None
-        self.rows.reported[:] = False
+        self._by_rows = self.rows.reported[:] = False
         self.rows.forget(np.arange(self.num_envs))
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        """Begin a step. The arrays are copied."""
         self._forget_last()
         own = [array.copy() for array in arrays]
-        untold = self.rows.untold
-        # Rows that were reset since the loss, or stepped by themselves, are stepped; the others are truncated.
-        self._by_rows = bool(untold.any() and not untold.all() and not out_of_band)
-        self._truncates = bool(untold.any() and not self._by_rows)
-        if self._by_rows:
+        pending = self.rows.truncation_pending
+        if pending.any():  # those that were reset since the loss, or stepped by themselves, step, if they can
+            pending[:] |= bool(out_of_band) or not self._are_whole(~pending)
+            self._by_rows = True
             self.send_rows(np.arange(self.num_envs), codes, own)
-        elif not self._truncates:
+        else:
             self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1
 
+    def _are_whole(self, rows: np.ndarray) -> bool:
+        """True if these rows can be stepped without the others."""
+        return self._workers is None or whole_shares(np.flatnonzero(rows).tolist(), self.num_envs, self._workers)
+
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun; as ``HubLane.wait``."""
         rows = self.rows
         into = [np.empty_like(leaf) for leaf in rows.earlier] if into is None else into
+        if self._begin is not None and not self._begun_on_hub(timeout):
+            rows.truncation_pending[:] = rows.due[:] = True
+            self._begin, self._by_rows = None, True
         if self._by_rows:
             batch = self._of_all_rows(timeout)
             for array, leaf in zip(into, batch.observations, strict=True):
                 array[...] = leaf
             return batch._replace(observations=into, env_ids=None)
-        if not self._truncates and self._begin is not None:
-            self._truncates = not self._begun_on_hub(timeout)
-        if self._truncates:
-            rows.reported |= rows.untold
-            rows.untold[:] = False
-            return self._truncation(np.arange(self.num_envs), into)._replace(env_ids=None)
-        batch = self.hub_lane().wait(timeout, into)
+        batch = self._hub_lane().wait(timeout, into)
         if self._unreset is not None:
-            rows.untold &= self._unreset
-        if rows.unseen.any():
-            rows.unseen &= self._unreset if self._unreset is not None else invalid_rows(batch)
-            rows.show_earlier(into, rows.unseen)
+            rows.truncation_pending &= self._unreset
+        if rows.no_new_observation.any():
+            rows.no_new_observation &= self._unreset if self._unreset is not None else invalid_rows(batch)
+            rows.show_earlier(into)
         return batch
 
     def _of_all_rows(self, timeout: float | None) -> Batch:
         """The results of all rows, of which some are truncated; errors as for ``wait``, once all rows are done."""
         deadline = None if timeout is None else Deadline(timeout)
+        if self.rebuild.patience_s == math.inf:
+            self.await_back(timeout)
         while self._joined is None and self.outstanding:
+            if (self.has_failed or not (self.made or self.rebuild.patience_s)) and self.others_serve():
+                self.rows.truncate_waiting()
             try:
-                self._joined = self._all_done()
+                self.ask_rows()
+                if self.done_rows() == self.outstanding:
+                    self._joined = self.wait_rows(1, 0)
+                    break
             except (*SESSION_ENDS, HubTimeout):
                 raise
             except Exception as error:  # of an env; the others are to be done, too
@@ -209,44 +310,35 @@ class AbsentLane:
                 self._error = self._error or error
                 self._taken_on_hub(np.array([env - self.made[0].connection.first_env]))
                 continue
-            if self._joined is None and deadline is not None and not deadline.left_s():
-                self.raise_late()
-            if self._joined is None:
-                time.sleep(DONE_LOOK_S)
+            if deadline is not None and not deadline.left_s():
+                self._raise_late()
+            time.sleep(DONE_LOOK_S)
         if self._error is not None:
             self._taken_on_hub(np.arange(self.num_envs))
             self.rows.forget(np.arange(self.num_envs))
             raise self._error
         assert self._joined is not None
-        self.rows.reported |= self.rows.untold
+        self.rows.reported |= self.rows.truncation_pending
         self.taken(np.arange(self.num_envs))
         return self._joined
-
-    def _all_done(self) -> Batch | None:
-        """The results of the outstanding rows once all of them are done; None before."""
-        if (self.has_failed or not (self.made or self.absence.patience_s)) and self.others_serve():
-            self.rows.truncate_waiting()
-        self.ask_rows()
-        return self.wait_rows(1, 0) if self.done_rows() == self.outstanding else None
 
     def _begun_on_hub(self, timeout: float | None) -> bool:
         """True if what was begun is begun on the hub that has the rows now; False if a step waits no longer for one.
 
-        Raises:
-            HubTimeout: it is not within ``timeout`` seconds.
-            Exception: as for ``Absence.parts``.
+        Errors are those of ``await_back``.
         """
-        endless = self._unreset is not None or not self.others_serve()
-        patience_s = None if endless else self.absence.patience_s
-        waits_s = min((each for each in (patience_s, timeout) if each is not None), default=None)
-        if not self.absence.wait(waits_s):
-            if patience_s is not None and not self.absence.patience_s:
+        if self._unreset is not None or not self.others_serve():
+            self.await_back(timeout)
+        else:
+            patience_s = self.rebuild.patience_s
+            if not self.rebuild.wait(patience_s if timeout is None else min(patience_s, timeout)):
+                if self.rebuild.patience_s:
+                    self._raise_late()
                 return False
-            self.raise_late()
-        if self.has_failed and not endless:
-            return False  # the other hubs have stepped; the next step raises it before they do
+            if self.has_failed:
+                return False  # the other hubs have stepped; the next step raises it before they do
         assert self._begin is not None
-        lane = self.hub_lane()
+        lane = self._hub_lane()
         if self._tried is None:
             self._tried = lane.progress
         if lane.progress == self._tried:  # else it was begun before an interrupt
@@ -254,19 +346,10 @@ class AbsentLane:
         self._begin = self._tried = None
         return True
 
-    def raise_late(self) -> NoReturn:
-        """Raise that a wait has ended too early; of how many seconds it was, only the caller knows."""
-        loss, made = self.absence.loss, self.made
-        if made:
-            late = f"not all envs that are made again on {', '.join(each.hub for each in made)} are done yet"
-        else:
-            late = f"{loss}; its envs are not made again yet"
-        raise of_hub(HubTimeout(f"{late}: wait again"), made[0].hub if made else loss.hub) from loss
-
     def _truncation(self, rows: np.ndarray, into: Sequence[np.ndarray]) -> Batch:
         for array, last in zip(into, self.last_observations(), strict=True):
             array[...] = last[rows]
-        loss = self.absence.loss
+        loss = self.rebuild.loss
         info = failure_info(EnvFailure("hub_lost", f"{loss}; the env is made again", hub=loss.hub))
         blob = codec.encode_pair(b"", info) if self._loose else info
         count = len(rows)
@@ -277,41 +360,33 @@ class AbsentLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return int(self.are_outstanding.sum())
 
     @property
     def are_outstanding(self) -> np.ndarray:
-        """Mask of the envs that are outstanding."""
         here: np.ndarray = self.rows.due | self.rows.are_waiting
         return here if self._lane is None else here | self._lane.are_outstanding
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these rows, of those that were truncated on the hub that has them, or will have them."""
         self.rows.send(env_ids, codes, arrays)
 
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these rows; there is nothing to confirm. The same again replaces it."""
-        self.rows.send(env_ids, codes, arrays)
+    send_rows = begin_rows  # there is nothing to confirm: a hub that has the rows is asked by ``ask_rows``
 
     def confirm_rows(self, timeout: float | None) -> None:
-        """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
+        """Do nothing."""
 
     def ask_rows(self) -> None:
-        """Begin what waits for a hub, once there is one, and ask for its results; nothing is waited for.
-
-        Errors are those of ``Absence.parts``.
-        """
+        """Begin what waits for a hub, once there is one, and ask for its results; errors as for ``Rebuild.parts``."""
         waiting = self.rows.waiting
-        if waiting and self.absence.over:
-            lane = self.hub_lane()
+        if waiting and self.rebuild.over:
+            lane = self._hub_lane()
             while waiting:
                 env_ids, codes, arrays = waiting[0]
                 try:  # those before, and these where an interrupt came before they were noted as begun
                     lane.confirm_rows(0)
                 except HubTimeout:
                     return
-                if not (lane.are_outstanding | self.rows.untold)[env_ids].any():
+                if not (lane.are_outstanding | self.rows.truncation_pending)[env_ids].any():
                     lane.send_rows(env_ids, codes, arrays)
                 waiting.pop(0)
         if self._lane is not None:
@@ -327,7 +402,6 @@ class AbsentLane:
         return self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
 
     def done_rows(self) -> int:
-        """Number of outstanding rows whose results can be returned; as ``HubLane.done_rows``."""
         return int(self.rows.due.sum()) + self._done_on_hub()
 
     def descriptors(self) -> Sequence[int]:
@@ -347,15 +421,14 @@ class AbsentLane:
         """The batch of some rows; with earlier observations of those that show nothing on the hub yet."""
         rows, env_ids = self.rows, batch.env_ids
         rows.shown[env_ids] = True
-        if not rows.unseen[env_ids].any():
+        if not rows.no_new_observation[env_ids].any():
             return batch
         assert env_ids is not None
-        unseen = rows.unseen[env_ids] & invalid_rows(batch)
-        rows.shown[env_ids[unseen]] = False
-        return with_earlier(batch, unseen, rows.earlier)
+        not_new = rows.no_new_observation[env_ids] & invalid_rows(batch)
+        rows.shown[env_ids[not_new]] = False
+        return with_earlier(batch, not_new, rows.earlier)
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these rows have reached the caller: they are outstanding no more."""
         self._taken_on_hub(env_ids)
         self.rows.note_told(env_ids)
 
@@ -364,5 +437,5 @@ class AbsentLane:
             return
         own = env_ids[self._lane.are_outstanding[env_ids]]
         if own.size:  # the lane last: after an interrupt this is done once more
-            self.rows.unseen[own] &= ~self.rows.shown[own]
+            self.rows.no_new_observation[own] &= ~self.rows.shown[own]
             self._lane.taken(own)

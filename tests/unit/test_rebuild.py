@@ -1,0 +1,375 @@
+"""The rows of a lost part are made again in the background: after which pauses, and what is left of failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from envhub_client.connection.known_hubs import Member
+from envhub_client.federation import only_hub
+from envhub_client.federation import rebuild as rebuilds
+from envhub_client.federation.only_hub import OnlyHub
+from envhub_client.federation.part import HubPart
+from envhub_client.federation.parts_opener import PartsOpener
+from envhub_client.federation.rebuild import (
+    DEATHS_MAX,
+    PAUSE_S_MAX,
+    RETRY_S,
+    SETTLED_S,
+    OtherEnvs,
+    PartRebuilder,
+    Rebuild,
+    losses_in_a_row,
+    made_again,
+)
+from envhub_client.session.options import SessionOptions
+from gymnasium.spaces import Box, Discrete
+
+from envhub import errors
+from envhub.protocol.messages import Make, SetAttr
+from envhub.values.leaf import Leaf
+from envhub.vector_errors import SessionClosed
+
+LOSS = errors.of_hub(errors.HubLost("the hub is gone"), "hub-1")
+LANE: Any = SimpleNamespace(num_envs=3, leaves=(Leaf("<f8", (1,)),), name="wire", last_observations=list)
+DESCRIPTION: Any = SimpleNamespace(
+    num_envs=6, vector=False, action_space=Discrete(2), observation_spaces=[Box(0, 1, (1,))]
+)
+
+
+class Hub:
+    """A connection to a hub, which says what it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.member = SimpleNamespace(name=name)
+        self.connection: Any = self
+        self.address = f"tcp://{name}:5555"
+        self.protocol = SimpleNamespace(silence_s=lambda now_s: 0.0)
+        self.asked: list[Any] = []
+        self.welcome = SimpleNamespace(capacity=None)
+
+    def ask(self, op: Any, message: Any) -> None:
+        self.asked.append(message)
+
+
+class Opener(PartsOpener):
+    """Opens no real sessions: ``hub-1`` answers, or is out of reach, or refuses."""
+
+    def __init__(self) -> None:
+        self.lost_rows: list[range] = []
+        self.seeds = SimpleNamespace(lose=self.lost_rows.append)  # type: ignore[assignment]
+        self.options: Any = SimpleNamespace(
+            faults=SimpleNamespace(restart_wait=1.0),
+            num_workers=None,
+            reconnect_timeout=0.0,
+            on_hub_loss="recreate",
+            hub_index=None,
+        )
+        self.hub = Hub("hub-1")
+        self.others: list[Hub] = []  # which have no room
+        self.answers, self.refuses = True, False
+        self.ended: list[Any] = []
+        self.held: list[Any] = []  # by another thread
+        self.ended_later: list[Any] = []
+        self.made: list[HubPart] = []
+
+    def hubs(self) -> list[Any]:
+        return [self.hub.member, *(other.member for other in self.others)]
+
+    def connect(
+        self, members: Sequence[Any], timeout: float, failed: Callable[[errors.EnvHubError], None]
+    ) -> list[Any]:
+        if not self.answers:
+            failed(errors.HubUnreachable("no answer"))
+        return [hub for hub in (self.hub, *self.others) if hub.member in members] if self.answers else []
+
+    def parts(self, hubs: Sequence[Any], counts: Sequence[int], *_: Any) -> list[HubPart]:
+        assert list(counts) == [3]
+        if self.refuses or hubs[0] in self.others:
+            raise errors.RequestRefused("no room")
+        self.made = [HubPart("hub-1", range(3, 6), maker(self.hub), LANE)]
+        return self.made
+
+    def end(self, connections: Sequence[Any]) -> None:
+        if any(each in self.held for each in connections):
+            raise errors.ConnectionInUse("another thread is using it")
+        self.ended += connections
+
+    def end_later(self, gone: Sequence[HubPart], wanted: Any) -> None:
+        self.ended_later += [part.connection for part in gone]
+
+
+def maker(hub: Hub) -> Any:
+    sizing = SimpleNamespace(num_workers=1)
+    description = SimpleNamespace(**vars(DESCRIPTION))
+    return SimpleNamespace(connection=hub, description=description, sizing=sizing, adopted_s=0.0, losses=0)
+
+
+class Scene:
+    """The rows 3 to 5 of six, whose hub was lost."""
+
+    def __init__(self) -> None:
+        self.opener, self.gone = Opener(), Hub("hub-1")
+        self.rebuilder = PartRebuilder(self.opener, DESCRIPTION)
+        self.part = HubPart("hub-1", range(3, 6), maker(self.gone), LANE)
+
+    def lose(self) -> Rebuild:
+        return self.rebuilder.rebuild(self.part, [self.part], LOSS)
+
+
+def test_session_that_was_lost_is_ended_before_its_hub_makes_the_rows_again() -> None:
+    scene = Scene()
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and scene.opener.ended == [scene.gone] and scene.opener.lost_rows == [range(3, 6)]
+    (part,) = rebuild.parts()
+    assert part.rows == range(3) and part.maker is scene.opener.made[0].maker and part.maker.losses == 1
+
+
+def test_connections_of_a_making_that_failed_are_ended() -> None:
+    scene = Scene()
+    scene.opener.refuses = True
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
+    with pytest.raises(errors.HubLost, match="within reconnect_timeout=0 s: no room"):
+        rebuild.parts()
+
+
+def test_connection_that_an_interrupt_has_left_in_use_keeps_no_rows_from_being_made_again() -> None:
+    scene = Scene()
+    scene.opener.held = [scene.gone]
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and [part.hub for part in rebuild.parts()] == ["hub-1"]
+
+
+def test_hub_that_is_back_makes_its_rows_again_where_no_other_has_room() -> None:
+    scene = Scene()
+    scene.opener.options.on_hub_loss, scene.opener.others = "redistribute", [Hub("hub-2")]
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and [part.hub for part in rebuild.parts()] == ["hub-1"]
+    assert scene.opener.ended == [*scene.opener.others, scene.gone]
+
+
+def test_attributes_are_set_again_before_the_rows_are_used() -> None:
+    scene = Scene()
+    scene.rebuilder.remember(SetAttr("level", [b"\x01"] * 6))
+    assert scene.lose().wait(10) and [len(message.values) for message in scene.opener.hub.asked] == [3]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_nothing_is_made_and_nobody_waits_once_the_envs_are_closed(begun: bool) -> None:
+    scene = Scene()
+    scene.opener.answers, scene.opener.options.reconnect_timeout = False, 600.0
+    rebuild = scene.lose()
+    assert not begun or not rebuild.over
+    scene.rebuilder.stop()
+    assert rebuild.wait(0) and scene.opener.ended_later == ([scene.gone] if begun else [])
+    with pytest.raises(errors.HubLost):
+        rebuild.parts()
+    with pytest.raises(errors.HubLost):
+        scene.lose()
+
+
+OTHERS: dict[str, Any] = {"action_space": Box(0, 1), "observation_spaces": [Discrete(2)]}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_hub_that_makes_envs_of_other_spaces_is_refused(other: str) -> None:
+    scene = Scene()
+    scene.rebuilder._description = cast(Any, SimpleNamespace(**{**vars(DESCRIPTION), other: OTHERS[other]}))
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
+    with pytest.raises(errors.HubLost, match="the hub at tcp://hub-1:5555 makes envs of other spaces"):
+        rebuild.parts()
+
+
+def test_vector_env_is_made_again_with_as_many_workers() -> None:
+    scene = Scene()
+    scene.rebuilder._description = cast(Any, SimpleNamespace(**{**vars(DESCRIPTION), "vector": True}))
+    scene.part.maker.sizing = cast(Any, SimpleNamespace(num_workers=2))
+    rebuild = scene.lose()
+    assert rebuild.wait(10)
+    with pytest.raises(errors.HubLost, match="divides the vector env among other workers"):
+        rebuild.parts()
+    assert scene.rebuilder.workers_of(scene.part) == 2 and Scene().rebuilder.workers_of(scene.part) is None
+
+
+def test_no_session_is_opened_once_all_were_ended() -> None:
+    opener = PartsOpener(list, cast(Any, None), SessionOptions())
+    opener.end_all(terminate=True)
+    with pytest.raises(SessionClosed):
+        opener.connect([Member("hub-1", "tcp://127.0.0.1:1")], 1.0)
+
+
+# --- tries and pauses -------------------------------------------------------------------------------------------------
+
+
+class Times:
+    """In place of deadlines: the first is never over, the others, of pauses, always are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses: list[float] = []
+        self._begun = False
+        monkeypatch.setattr(rebuilds, "Deadline", self._deadline)
+
+    def _deadline(self, timeout: float) -> Any:
+        if self._begun:
+            self.pauses.append(timeout)
+        left_s, self._begun = (0.0 if self._begun else 1000.0), True
+        return SimpleNamespace(timeout=timeout, left_s=lambda: left_s)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    return Times(monkeypatch)
+
+
+class Makes:
+    """Raises these errors, one a try, and then makes the envs."""
+
+    def __init__(self, *failures: errors.EnvHubError) -> None:
+        self.failures = list(failures)
+
+    def __call__(self, _: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop(0)
+        return "made"
+
+
+@pytest.mark.parametrize(
+    ("error", "losses", "pauses"),
+    [
+        (errors.HubUnreachable("no"), 0, [0, RETRY_S, RETRY_S, RETRY_S]),
+        (errors.RequestRefused("no"), 0, [0, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]),
+        (errors.RequestRefused("no"), 2, [4 * RETRY_S, 8 * RETRY_S, 16 * RETRY_S, PAUSE_S_MAX]),
+        (errors.RequestRefused("no"), 2000, [PAUSE_S_MAX] * 4),
+    ],
+)
+def test_pauses_grow_where_a_hub_refuses_and_begin_longer_after_losses(
+    times: Times, error: errors.EnvHubError, losses: int, pauses: list[float]
+) -> None:
+    assert made_again(
+        Makes(*[error] * 3), LOSS, losses, 60.0, lambda: True, False
+    ) == "made" and times.pauses == pytest.approx(pauses)
+
+
+def test_making_goes_on_after_fewer_deaths_than_are_too_many(times: Times) -> None:
+    died = [errors.WorkerDied("died")] * (DEATHS_MAX - 1)
+    assert made_again(Makes(*died, errors.RequestRefused("no")), LOSS, 0, 60.0, lambda: True, False) == "made"
+
+
+def test_making_ends_with_the_deaths_that_are_too_many(times: Times) -> None:
+    with pytest.raises(
+        errors.HubLost, match="no hub made its envs again within reconnect_timeout=60 s: died"
+    ) as raised:
+        made_again(Makes(*[errors.WorkerDied("died")] * DEATHS_MAX), LOSS, 0, 60.0, lambda: True, False)
+    assert raised.value.hub == "hub-1"
+
+
+def test_making_ends_once_the_envs_are_not_wanted(times: Times) -> None:
+    makes = Makes(*[errors.HubUnreachable("no")] * 9)
+    with pytest.raises(errors.HubLost):
+        made_again(makes, LOSS, 0, 60.0, lambda: len(makes.failures) > 6, False)
+    assert len(makes.failures) == 6
+
+
+def test_only_hub_ends_the_making_where_it_lets_nobody_in_or_makes_other_envs(times: Times) -> None:
+    with pytest.raises(errors.AccessDenied):
+        made_again(Makes(errors.AccessDenied("no")), LOSS, 0, 60.0, lambda: True, True)
+    with pytest.raises(errors.HubLost, match="the hub is gone; others") as raised:
+        made_again(Makes(OtherEnvs("others")), LOSS, 0, 60.0, lambda: True, True)
+    assert raised.value.hub == "hub-1"
+
+
+def test_hub_of_several_that_lets_nobody_in_or_makes_other_envs_is_tried_again(times: Times) -> None:
+    failures = errors.AccessDenied("no"), OtherEnvs("others")
+    assert made_again(Makes(*failures), LOSS, 0, 60.0, lambda: True, False) == "made"
+
+
+def test_losses_count_in_a_row_of_sessions_that_ended_soon_while_their_hub_served_on() -> None:
+    soon: Any = SimpleNamespace(maker=SimpleNamespace(adopted_s=time.monotonic(), losses=3))
+    late: Any = SimpleNamespace(maker=SimpleNamespace(adopted_s=time.monotonic() - SETTLED_S, losses=3))
+    ended = errors.SessionLost("ended")
+    assert [losses_in_a_row(part, ended) for part in (soon, late)] == [3, 0] and losses_in_a_row(soon, LOSS) == 0
+
+
+# --- on the only hub --------------------------------------------------------------------------------------------------
+
+
+class Made:
+    """A maker that makes no real session."""
+
+    ready: list[Made] = []  # of one test at a time
+    failure: errors.EnvHubError | None = None
+
+    def __init__(self, address: Any, make: Any, options: Any) -> None:
+        self.connection, self.description = Hub("hub-1"), DESCRIPTION
+        self.connection.hub = "hub-1"  # type: ignore[attr-defined]
+        self.sizing, self.adopted_s, self.losses = SimpleNamespace(num_workers=1), 0.0, 0
+        self.events: list[str] = []
+        self.ready.append(self)
+
+    def make(self, timeout: float, num_workers: int | None, seeds: Any) -> Any:
+        self.events.append(f"make {num_workers} {seeds}")
+        if self.failure is not None:
+            raise self.failure
+        return LANE
+
+    def end_on_hub(self) -> None:
+        self.events.append("end on hub")
+
+    def end(self, terminate: bool = True, deadline: Any = None) -> None:
+        self.events.append(f"end {terminate}")
+
+
+@pytest.fixture
+def makers(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    monkeypatch.setattr(only_hub, "SessionMaker", Made)
+    monkeypatch.setattr(Made, "ready", [])
+    return Made.ready
+
+
+def one_hub() -> tuple[OnlyHub, PartRebuilder, HubPart]:
+    hub = OnlyHub("tcp://hub-1:5555", Make(6), SessionOptions(on_hub_loss="recreate", reconnect_timeout=0.0))
+    (part,) = hub.open(6)
+    return hub, PartRebuilder(hub, DESCRIPTION), part
+
+
+@pytest.mark.parametrize("breaches", [False, True])
+def test_session_is_made_again_in_place_of_the_one_that_was_lost(makers: list[Made], breaches: bool) -> None:
+    hub, rebuilder, part = one_hub()
+    rebuild = rebuilder.rebuild(part, [part], errors.RemoteProtocolError("it lies") if breaches else LOSS)
+    assert rebuild.wait(10) and [each.maker for each in rebuild.parts()] == makers[1:]
+    rebuild.join()
+    first, second = makers
+    assert first.events == ["make None None", *["end on hub"] * breaches, "end True"]
+    (made,) = second.events
+    assert made.startswith("make None [") and second.losses == 1
+    hub.end_all(terminate=False)
+    assert second.events[1:] == ["end False"] and first.events[-1] == "end True" and hub.closed
+
+
+def test_nothing_is_left_of_a_session_that_cannot_be_made_again(
+    makers: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, rebuilder, part = one_hub()
+    monkeypatch.setattr(Made, "failure", errors.RequestRefused("no room"))
+    rebuild = rebuilder.rebuild(part, [part], LOSS)
+    assert rebuild.wait(10)
+    with pytest.raises(errors.HubLost, match="no room"):
+        rebuild.parts()
+    assert makers[1].events[-1] == "end True"
+    hub.end_all(terminate=True)
+    assert makers[0].events[-1] == "end True" and len(makers[0].events) == 2
+
+
+def test_session_that_is_wanted_no_more_is_ended(makers: list[Made]) -> None:
+    _, rebuilder, part = one_hub()
+    rebuild = rebuilder.rebuild(part, [part], LOSS)
+    rebuild.stopped = True
+    rebuild._run()
+    with pytest.raises(errors.HubLost):
+        rebuild.parts()
+    assert makers[1].events[-1] == "end True" and makers[0].events == ["make None None"]

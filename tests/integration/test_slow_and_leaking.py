@@ -317,6 +317,20 @@ def test_vector_envs_of_one_env_each_that_reset_it_within_a_step_are_recycled() 
         assert {failure.cause for failure in infos["env_failure"] if failure} == {"recycle"}
 
 
+def test_vector_env_that_its_program_resets_is_cut_when_it_is_recycled() -> None:
+    how = {"vector": True, "num_workers": 1, "autoreset_mode": "Disabled", "recycle": {"episodes": 4}}
+    with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
+        envs.reset(seed=1)
+        causes, ended, end_s = set(), np.zeros(2, bool), time.monotonic() + 60
+        while not causes and time.monotonic() < end_s:
+            for row in np.flatnonzero(ended):  # one by one, while another worker takes over
+                envs.reset(options={"reset_mask": np.arange(2) == row})
+            _, _, terminations, truncations, infos = envs.step([0, 0])
+            ended = terminations | truncations
+            causes |= {failure.cause for failure in infos.get("env_failure", ()) if failure}
+        assert causes == {"recycle"}
+
+
 class Words(sims.Leaky):
     """Its actions are texts of numbers, which it observes."""
 

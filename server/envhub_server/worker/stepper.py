@@ -21,6 +21,7 @@ from envhub_server.worker.builder import Rebuilder
 from envhub_server.worker.context import HostedEnvs, WorkerContext
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.exception_report import PendingFailure
+from envhub_server.worker.row import DISABLED
 from envhub_server.worker.row_places import NotFinite, as_slice
 from envhub_server.worker.shared_process import SharedState, reseed
 
@@ -70,6 +71,10 @@ class Departure:
         ongoing = [index for index in indices if needs_reset[index] == ONGOING]
         reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
         if reported and (self._cutting or not ongoing):
+            # The first reset of a new vector env is one of all its rows; with DISABLED its program resets some.
+            has_batch = any(len(group.indices) > 1 for group in self._envs.groups)
+            if has_batch and self._envs.build.autoreset_mode == DISABLED:
+                ongoing = [*indices]
             for index in indices:
                 needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
             self._bells.unwatch()

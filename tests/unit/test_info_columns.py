@@ -237,6 +237,7 @@ def test_template_without_the_reward_reads_the_same_records() -> None:
     template = Template({VECTOR_REWARD: np.zeros(2), "a": 1})
     assert set(template.without_reward().tree) == {"a"}
     assert template.without_reward().dtype == template.dtype and set(template.tree) == {VECTOR_REWARD, "a"}
+    assert Template({VECTOR_REWARD: np.zeros(2)}).without_reward().infos(np.zeros((3, 16), np.uint8)) == [{}, {}, {}]
 
 
 def test_info_with_what_no_column_holds_has_no_template() -> None:

@@ -318,17 +318,20 @@ def test_vector_envs_of_one_env_each_that_reset_it_within_a_step_are_recycled() 
 
 
 def test_vector_env_that_its_program_resets_is_cut_when_it_is_recycled() -> None:
-    how = {"vector": True, "num_workers": 1, "autoreset_mode": "Disabled", "recycle": {"episodes": 4}}
+    how = {"vector": True, "num_workers": 1, "autoreset_mode": "Disabled", "recycle": {"episodes": 2}}
     with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
         envs.reset(seed=1)
-        causes, ended, end_s = set(), np.zeros(2, bool), time.monotonic() + 60
-        while not causes and time.monotonic() < end_s:
-            for row in np.flatnonzero(ended):  # one by one, while another worker takes over
-                envs.reset(options={"reset_mask": np.arange(2) == row})
-            _, _, terminations, truncations, infos = envs.step([0, 0])
-            ended = terminations | truncations
-            causes |= {failure.cause for failure in infos.get("env_failure", ()) if failure}
-        assert causes == {"recycle"}
+        assert wait_until(lambda: len(worker_pids()) == 2)  # with the spare
+        before = worker_pids()
+        while not envs.step([0, 0])[2].all():
+            pass
+        assert wait_until(lambda: worker_pids() != before)  # the worker has left
+        for row in range(2):
+            envs.reset(options={"reset_mask": np.arange(2) == row})
+        _, _, _, truncations, infos = envs.step([0, 0])
+        assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
+        envs.reset()
+        assert not envs.step([0, 0])[3].any()
 
 
 class Words(sims.Leaky):

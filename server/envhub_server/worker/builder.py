@@ -148,7 +148,7 @@ class Builder:
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         envs, sent_s = self._envs, time.monotonic()
-        sources = rows
+        sources = envs.build.rows  # also the one whose env was built first, of which the rows are the rest
         if envs.build.shares:
             self._reseed(rows[0])
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode

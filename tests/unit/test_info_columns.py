@@ -134,6 +134,10 @@ def test_each_env_s_info_keeps_its_types(infos: list[dict[str, Any]]) -> None:
     assert_equal(carried(infos).by_env(), {row: info for row, info in enumerate(infos) if info})
 
 
+def test_empty_dict_in_an_info_stays_empty() -> None:
+    assert carried([{"n": 1, "none": {}}]).by_env() == {0: {"n": 1, "none": {}}}
+
+
 def test_most_infos_do_come_in_columns() -> None:
     infos = [{"lives": row, "reward": {"x": float(row), "all": np.arange(3.0)}, "won": np.True_} for row in range(ENVS)]
     (group,) = carried(infos)._groups

@@ -312,10 +312,12 @@ BUDGETS = {
     "envhub/values": (2190, 9),
     "server/envhub_server": (1280, 8),
     "server/envhub_server/catalog": (930, 6),
+    "server/envhub_server/hub": (3400, 22),
     "server/envhub_server/ipc": (1220, 8),
     "server/envhub_server/memory": (660, 4),
     "server/envhub_server/network": (2790, 13),
     "server/envhub_server/processes": (1720, 9),
+    "server/envhub_server/session": (3910, 31),
     "server/envhub_server/worker": (5200, 26),
 }
 

@@ -296,7 +296,7 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
     "client/envhub_client": (1290, 11),
-    "client/envhub_client/connection": (1890, 10),
+    "client/envhub_client/connection": (1892, 10),  # 2 keep an interrupt from leaving the lock taken
     "client/envhub_client/envs": (1790, 8),
     "client/envhub_client/frameworks": (1420, 9),
     "client/envhub_client/private_hub": (400, 3),

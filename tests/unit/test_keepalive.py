@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
+import time
+from typing import Any
 
 import pytest
-from envhub_client.connection.keepalive import KeepAlive
+from envhub_client.connection.keepalive import ConnectionLock, KeepAlive
+from envhub_client.session.pending import InUse
 
 DEADLINE_S = 10.0
 
@@ -84,3 +88,34 @@ def test_end_of_a_program_whose_thread_never_started_raises_nothing(monkeypatch:
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)
     keep_alive.add(Counted())
     keep_alive.stop()
+
+
+@pytest.mark.parametrize("lock", [ConnectionLock("tcp://hub:1"), InUse()], ids=["connection", "session"])
+def test_interrupts_leave_no_lock_taken(lock: Any) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        if armed:
+            armed.clear()
+            raise Interrupted
+
+    armed: list[bool] = []
+    interrupts, until_s = 0, time.monotonic() + 20
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        while interrupts < 1000 and time.monotonic() < until_s:
+            try:
+                armed[:] = [True]
+                for _ in range(1000):
+                    with lock:
+                        pass
+                armed.clear()
+            except Interrupted:
+                interrupts += 1
+            assert not lock._is_owned()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts == 1000

@@ -72,6 +72,7 @@ atexit.register(lambda: keep_alive.stop())
 
 
 _Lock: Any = type(threading.RLock())
+NOT_BLOCKING = (False,)  # the argument of ``acquire``
 
 
 class ConnectionLock(_Lock):  # type: ignore[misc]
@@ -85,7 +86,6 @@ class ConnectionLock(_Lock):  # type: ignore[misc]
         self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
 
     def check(self) -> None:
-        """Check that there is a connection to use."""
         if self.closed:
             raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
         if os.getpid() != self._pid:
@@ -94,7 +94,16 @@ class ConnectionLock(_Lock):  # type: ignore[misc]
     def __enter__(self) -> None:
         if self.closed or os.getpid() != self._pid:
             self.check()
-        if not self.acquire(blocking=False):
+        taken: list[bool] = []
+        try:
+            # A signal handler runs once a call has returned: one call takes the lock and notes it, so that no interrupt
+            # leaves the lock taken, which would keep the keep-alive thread out for good.
+            taken.extend(map(self.acquire, NOT_BLOCKING))
+        except BaseException:
+            if taken and taken[0]:
+                self.release()
+            raise
+        if not taken[0]:
             self.take()
 
     def take(self) -> None:

@@ -18,6 +18,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import ConnectionInUse, Forked, HubTimeout
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed, SessionInUse
+from envhub_client.connection.keepalive import NOT_BLOCKING
 from envhub_client.frames import hide_frames
 
 Result = TypeVar("Result")
@@ -126,7 +127,14 @@ class InUse(_Lock):  # type: ignore[misc]
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
-        if not self.acquire(blocking=False):
+        taken: list[bool] = []  # as in ``ConnectionLock``
+        try:
+            taken.extend(map(self.acquire, NOT_BLOCKING))
+        except BaseException:
+            if taken and taken[0]:
+                self.release()
+            raise
+        if not taken[0]:
             self.refuse()
 
     def refuse(self) -> NoReturn:
@@ -153,18 +161,18 @@ def exclusive(
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         in_use, its = self._session.in_use, self._session.pending
-        if not in_use.acquire(False):  # each step comes here: ``with in_use`` is one call more, a keyword 0.2 us
-            in_use.refuse()
-        if its.leaver is not None and its.leaver != get_ident():
-            in_use.release()
-            in_use.refuse()
+        taken: list[bool] = []
         try:
+            taken.extend(map(in_use.acquire, NOT_BLOCKING))  # each step comes here: ``with in_use`` is one call more
+            if not taken[0] or its.leaver not in (None, get_ident()):
+                in_use.refuse()
             return method(self, *args, **kwargs)
         except Exception as error:
             hide_frames(error)
             raise
         finally:
-            in_use.release()
+            if taken and taken[0]:
+                in_use.release()
 
     return called
 
@@ -179,29 +187,32 @@ def repeatable(
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        in_use, its = self._session.in_use, self._session.pending
-        if not in_use.acquire(False):
-            in_use.refuse()
-        if its.leaver not in (None, me := get_ident()):  # it has released the lock, and not ended its request yet
-            in_use.release()
-            in_use.refuse()
-        its.leaver = me
+        in_use, its, has_begun = self._session.in_use, self._session.pending, False
+        taken: list[bool] = []
         try:
             try:
+                taken.extend(map(in_use.acquire, NOT_BLOCKING))
+                me = get_ident()
+                if not taken[0] or its.leaver not in (None, me):  # one has released the lock, and not ended its request
+                    in_use.refuse()
+                its.leaver, has_begun = me, True
                 result = method(self, *args, **kwargs)
             except Exception as error:
-                self._wait_failed(error)
+                if has_begun:
+                    self._wait_failed(error)
                 raise
             finally:
-                in_use.release()
+                if taken and taken[0]:
+                    in_use.release()
         except Exception as error:
-            if isinstance(error, STILL_PENDING):
+            if has_begun and isinstance(error, STILL_PENDING):
                 its.leaver = None
-                raise
-            its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
+            elif has_begun:
+                its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None
             raise
         except BaseException:  # an interrupt
-            its.leaver = None
+            if has_begun:
+                its.leaver = None
             raise
         # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
         its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None

@@ -213,8 +213,8 @@ class Resetting(Sulking):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("env", "told"), [(Drawing, "failed alike"), (Resetting, "not run again: calls of reset")])
-def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any, told: str) -> None:
+@pytest.mark.parametrize("env", [Drawing, Resetting])
+def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any) -> None:
     with contextlib.closing(envhub.make_vec(env, 1, on_exception="truncate")) as envs:
         envs.reset(seed=3)
         step(envs, RAISES)
@@ -224,7 +224,7 @@ def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any, told
         failure = step(envs, RAISES)[4]["env_failure"][0]
     command = [sys.executable, "-m", "envhub", "replay", written_replay(failure.replay).stem]
     ran = subprocess.run(command, capture_output=True, text=True)
-    assert told in ran.stdout, ran
+    assert "failed alike" in ran.stdout, ran
 
 
 def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:

@@ -246,8 +246,8 @@ BAD_ARGUMENTS = [
     (["name=module"], "name=module:factory"),
     (["CartPole-v1", "--workers", "0"], "--workers"),
     (["CartPole-v1", "--max-envs", "0"], "--max-envs"),
-    (["CartPole-v1", "--lease", "nan"], "a number from 0 to 604800 seconds"),
-    (["CartPole-v1", "--lease", "1e12"], "a number from 0 to 604800 seconds"),
+    (["CartPole-v1", "--lease", "nan"], "allowed: 0 to 604800"),
+    (["CartPole-v1", "--lease", "1e12"], "allowed: 0 to 604800"),
     (["CartPole-v1", "--bind", "tcp://127.0.0.1:0", "--bind", "tcp://127.0.0.1:0"], "given twice"),
     (["CartPole-v1", "--bind", "ipc:///tmp"], "is no socket"),
 ]

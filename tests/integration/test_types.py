@@ -84,13 +84,10 @@ SHOWN = {
 
 
 # What ``envs`` is in the text of a page, where it is no ``envhub.HubVectorEnv``.
-ENVS = {
-    "tianshou": "envhub.tianshou.HubVectorEnv",
-}
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`((?:envhub|envs)(?:\.[a-zA-Z_]\w*)+)")
 # Frameworks are not installed where this runs.
-MISSING = re.compile(r'(?:module named|analyzing|Import) "(?!envhub)')
+MISSING = re.compile(r'(?:module named|analyzing|Import) "(?!envhub)|Class cannot subclass')
 
 
 def programs() -> dict[str, str]:
@@ -102,8 +99,8 @@ def programs() -> dict[str, str]:
         python = [block for kind, block in BLOCK.findall(text) if kind == "python"]
         found.update({f"{name}_{place}": block for place, block in enumerate(python)})
         if "client" in page.parts and (names := dict.fromkeys(NAME.findall(BLOCK.sub("", text)))):
-            envs = ENVS.get(page.stem, "envhub.HubVectorEnv")
-            lines = ["import envhub", f"def names(envs: {envs}) -> None:", *(f"    print({each})" for each in names)]
+            prints = (f"    print({each})" for each in names)
+            lines = ["import envhub", "def names(envs: envhub.HubVectorEnv) -> None:", *prints]
             found[name] = "\n".join(lines)
     return found
 

@@ -213,6 +213,10 @@ class WireLane:
                 self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
             try:
                 self._take_part(None if deadline is None else deadline.left_s())
+            except HubTimeout:
+                if missing > 0:
+                    raise
+                break  # there are enough; what has come besides is not read yet, as it has infos of an unknown form
             except RequestRefused:  # see ``_part``
                 if not self._inbox.parts:
                     raise
@@ -258,7 +262,9 @@ class WireLane:
             for part in parts:
                 if not left[part.env_ids].any():
                     self._keep_rows(part)
-        self._inbox = _Inbox(tuple(each for each in parts if left[each.env_ids].any()), None, unread or read)
+        parts = tuple(each for each in parts if left[each.env_ids].any())
+        is_error = unread is None or isinstance(unread.message, Failure)  # other replies have results of other envs
+        self._inbox = _Inbox(parts, None, unread or read) if is_error else _Inbox(parts, unread, read)
         self._sent[env_ids] = False  # last: a lane of a lost hub's rows repeats this for rows that are outstanding
 
     def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:

@@ -319,13 +319,13 @@ def _by_factories(
 
 def _of_factories(factories: Sequence[Factory], vector: bool, rows: range) -> Make:
     """The request for the envs of these factories in these rows."""
-    return replace(make_of_factories(factories[rows.start : rows.stop]), vector=vector, first_env=rows.start)
+    return replace(make_of_factories(factories[rows.start : rows.stop]), vector=vector, row_offset=rows.start)
 
 
 def _of_rows(make: Make, rows: range) -> Make:
     """The request for these rows of the envs that ``make`` asks for."""
     each = make.kwargs_each[rows.start : rows.stop]
-    return replace(make, num_envs=len(rows), kwargs_each=each, first_env=rows.start)
+    return replace(make, num_envs=len(rows), kwargs_each=each, row_offset=rows.start)
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:

@@ -80,7 +80,7 @@ class Attach(Frozen):
     session: bytes  # its former token
 
 
-class World(Frozen):
+class ProgramEnvironment(Frozen):
     """The environment of the program that owns a private hub, which the hub's workers adopt."""
 
     sys_path: List[str]
@@ -142,7 +142,7 @@ class Make(Frozen):
     num_workers: Optional[int] = None  # None or 0: the hub decides, by the env's measured cost
     autoreset_mode: str = "NextStep"
     observation_mode: str = "same"
-    world: Optional[World] = None
+    program_environment: Optional[ProgramEnvironment] = None
     runner: bytes = b""  # private hubs only: cloudpickle of a class or of its name
     wrappers: List[str] = field(default_factory=list)  # entry points, innermost first
     wrapper_kwargs: List[bytes] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Make(Frozen):
     compression: str = ""  # of observations, one of those in Welcome
     fresh: bool = False  # whether the session replaces a lost one: the first step of each env is a reset
     faults: Faults = Faults()
-    beat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
+    heartbeat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
     factories_digest: str = ""  # equal for factories that make the same env; empty for none
     kwargs_each: List[bytes] = field(default_factory=list)  # instead of ``kwargs``, one per env; empty for none
     hosting: Hosting = field(default_factory=Hosting)
@@ -161,7 +161,7 @@ class Make(Frozen):
     python: str = ""  # the client's version, such as 3.12; factories are bytecode, and run on this version only
     worker_setup: str = ""  # ``module:function``, called in each worker before its envs are made
     worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
-    first_env: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
+    row_offset: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
     seeds: List[Optional[int]] = field(default_factory=list)  # of each env's first reset, with ``fresh`` or ``lost``
 
 
@@ -212,9 +212,9 @@ class Call(Frozen):
     With ``only_kind`` nothing is called; each env's result says if the attribute is callable. With ``skip_unreset`` an
     env that was built again after a failure and not yet reset is skipped; its result is empty. With a ``question``
     nothing is called or read: ``"exists"`` asks if the env has the attribute, ``"wrapped"`` if one of its wrappers is
-    of the class ``name``, written ``module:Class``. With ``apart`` the results of several envs may come in a frame
-    each, so that the hub need not copy them. With ``reset_first`` an env that ``skip_unreset`` would skip is reset and
-    called; the reset that it waits for still follows, with the same seed.
+    of the class ``name``, written ``module:Class``. With ``separate_frames`` the results of several envs may come in
+    a frame each, so that the hub need not copy them. With ``reset_first`` an env that ``skip_unreset`` would skip is
+    reset and called; the reset that it waits for still follows, with the same seed.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Call(Frozen):
     skip_unreset: bool = False
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
     question: str = ""
-    apart: bool = False
+    separate_frames: bool = False
     reset_first: bool = False
 
 

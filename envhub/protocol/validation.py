@@ -58,8 +58,8 @@ REQUEST_BOUNDS: Bounds = {
         "num_envs": (1, ROWS_MAX),
         "num_workers": (0, ROWS_MAX),
         "spin_us": (0, SPIN_US_MAX),
-        "beat_s": SECONDS,
-        "first_env": ROW,
+        "heartbeat_s": SECONDS,
+        "row_offset": ROW,
         "seeds": (-SEED_MAX, SEED_MAX),
     },
     Faults: {

@@ -278,9 +278,9 @@ def refusals() -> dict[str, tuple[list[bytes], str]]:
         "text where bytes are wanted": (make(kwargs="{}"), "malformed"),
         "a float where an integer is wanted": (make(num_workers=1.0), "malformed"),
         "a number out of its bounds": (make(num_envs=0), "refused"),
-        "a number that is not finite": (make(beat_s=float("nan")), "refused"),
+        "a number that is not finite": (make(heartbeat_s=float("nan")), "refused"),
         "a policy that is none": (make(faults={"on_crash": "ignore"}), "refused"),
-        "an integer where a float is wanted": (make(beat_s=2), "runs"),
+        "an integer where a float is wanted": (make(heartbeat_s=2), "runs"),
         "a field that this version does not know": (make(field_of_a_later_version=1), "runs"),
         "a number that is left out": (sent(Op.RESET, seq=7), "runs"),
     }

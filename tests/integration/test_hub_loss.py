@@ -181,7 +181,7 @@ def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Pa
         assert wait_until(lambda: not lives(hub))
         connection = envs._session.connection
         # From then on a message waits for the next connection.
-        assert wait_until(lambda: connection.tend() or connection.protocol._away_since_s is not None)
+        assert wait_until(lambda: connection.check() or connection.protocol._away_since_s is not None)
         envs.step_async([5, 5])
         replace()
         truncated(envs.step_wait(), 0)

@@ -234,9 +234,9 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
     ):
         connection = envs._session.connection
 
-        def tend() -> None:
+        def check() -> None:
             for _ in range(30):  # it is connected again by then
-                connection.tend()
+                connection.check()
                 time.sleep(0.005)
 
         def leased() -> bool:
@@ -244,20 +244,20 @@ def test_interrupt_anywhere_in_hearing_of_a_cut_leaves_the_next_one_to_be_heard(
 
         def heard() -> bool:
             wire.cut()
-            places.during(tend)
+            places.during(check)
             return {"disconnected", "connected"} <= {place.function for place in places.found}
 
         assert wait_until(heard)  # and not the thread that keeps the connection alive
         for place in [place for place in places.found if place.function == "_on_monitor"]:
             interrupt = Interrupt(1, place)
             wire.cut()
-            interrupt.during(tend)
+            interrupt.during(check)
             raised += interrupt.raised
             wire.hold()
             wire.cut()
             assert wait_until(leased)
             wire.hold(False)
-            assert wait_until(lambda: connection.tend() or not leased()), place  # it says that it is back
+            assert wait_until(lambda: connection.check() or not leased()), place  # it says that it is back
     assert raised > 5
 
 

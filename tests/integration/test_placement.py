@@ -34,7 +34,7 @@ def test_workers_know_their_place_and_keep_it_when_they_are_restarted() -> None:
 
 
 def test_envs_of_a_part_of_a_larger_vector_env_get_their_indices_there() -> None:
-    make = replace(make_of_factories([Placed] * 3), first_env=10)
+    make = replace(make_of_factories([Placed] * 3), row_offset=10)
     session = Session("HubVectorEnv", None, make, SessionOptions(num_workers=2))
     try:
         places = session.call(Call("place", codec.encode([[], {}])))

@@ -141,9 +141,9 @@ def validate(state: SessionMachine) -> None:
     ownership, asked, slots = state.ownership, state.requests.asked, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
-    assert asked or ownership.claimed or state.phase not in MAKING
+    assert asked or ownership.takeover_pending or state.phase not in MAKING
     assert ownership.driver is Driver.HUB or not state.partial_batches.rows_out
-    assert ownership.claimed or ownership.let_go_by_s == math.inf
+    assert ownership.takeover_pending or ownership.let_go_by_s == math.inf
     assert not state.partial_batches.receiving or asked
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)

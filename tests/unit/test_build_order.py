@@ -8,7 +8,7 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
 from sessions import RECIPE
 
-from envhub.protocol.messages import Faults, Hosting, Make, Recycle, World
+from envhub.protocol.messages import Faults, Hosting, Make, ProgramEnvironment, Recycle
 
 OF_A_SESSION = WorkerRules(session="0badcafe")
 
@@ -23,7 +23,7 @@ def test_worker_finds_its_place_in_its_variables() -> None:
 
 
 def test_worker_of_a_part_of_a_larger_vector_env_gets_the_indices_there() -> None:
-    assert variables(OF_A_SESSION, Place(1, 4, [1, 5, 9], first_env=20))["ENVHUB_ENV_INDICES"] == "21,25,29"
+    assert variables(OF_A_SESSION, Place(1, 4, [1, 5, 9], row_offset=20))["ENVHUB_ENV_INDICES"] == "21,25,29"
 
 
 def test_what_is_not_decided_yet_is_empty() -> None:
@@ -64,7 +64,7 @@ def test_worker_is_told_all_that_the_client_asked_for() -> None:
         columns=True,
     )
     told = build(make, RECIPE, NO_RULES, Place(0, 1, [0, 1]))
-    own = {"name", "kwargs_each", "first_env"}
+    own = {"name", "kwargs_each", "row_offset"}
     shared = {field.name for field in fields(Make)} & {field.name for field in fields(told)} - own
     assert len(shared) == 9
     for name in shared:
@@ -98,8 +98,10 @@ def test_without_rules_a_worker_has_no_limits_and_says_where_an_env_failed() -> 
 
 
 def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_thread_per_library() -> None:
-    world = World(["/sims"], "/here", {"HOME": "/home", "OMP_NUM_THREADS": "8"}, b"registry", b"authkey")
-    told = build(Make(1, world=world), RECIPE, NO_RULES, Place(0, 1, [0]))
+    program_environment = ProgramEnvironment(
+        ["/sims"], "/here", {"HOME": "/home", "OMP_NUM_THREADS": "8"}, b"registry", b"authkey"
+    )
+    told = build(Make(1, program_environment=program_environment), RECIPE, NO_RULES, Place(0, 1, [0]))
     assert told.allow_pickle
     assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
     assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "8"
@@ -108,12 +110,14 @@ def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_th
 
 def test_worker_with_an_interpreter_of_its_own_adopts_only_the_programs_random_generators() -> None:
     own = replace(RECIPE, settings=EnvSettings(python="3.8"))
-    world = World(["/sims"], "/here", {"HOME": "/home"}, b"registry", b"authkey", generators=[3, 4])
-    told = build(Make(1, world=world), own, NO_RULES, Place(0, 1, [0]))
+    program_environment = ProgramEnvironment(
+        ["/sims"], "/here", {"HOME": "/home"}, b"registry", b"authkey", generators=[3, 4]
+    )
+    told = build(Make(1, program_environment=program_environment), own, NO_RULES, Place(0, 1, [0]))
     assert (told.generators, told.sys_path, told.cwd, told.environ) == ([3, 4], [], "", {})
 
 
 def test_interpreter_of_a_session_has_the_options_of_its_program() -> None:
     own = InterpreterKey()
     assert interpreter_of(own, None) == own
-    assert interpreter_of(own, World([], "", {}, flags=["-O"])).flags == ("-O",)
+    assert interpreter_of(own, ProgramEnvironment([], "", {}, flags=["-O"])).flags == ("-O",)

@@ -26,13 +26,13 @@ class Fixture:
         self.liveness = ClientLiveness(self.pair.hub, 60.0, lambda connection: self.silent_s)
         self.liveness.check_soon(self.now_s)
 
-    def look(self, seconds: float = 1.0, beat_s: float = 1.0) -> bool:
+    def look(self, seconds: float = 1.0, heartbeat_s: float = 1.0) -> bool:
         """Let so much time pass; whether the session's lease runs then."""
         self.now_s += seconds
         for token, _ in self.liveness.suspects(self.now_s):
             if not self.reached:
                 self.liveness.lost(token, self.now_s)
-        self.liveness.check(self.now_s, {TOKEN: beat_s})
+        self.liveness.check(self.now_s, {TOKEN: heartbeat_s})
         return TOKEN in self.pair.hub.leases
 
 
@@ -63,7 +63,7 @@ def test_client_that_has_come_back_is_found_before_its_lease_ends_also_between_t
 
 def test_client_that_promised_no_beats_may_be_silent(client: Fixture) -> None:
     client.silent_s = math.inf
-    assert not client.look(beat_s=0.0)
+    assert not client.look(heartbeat_s=0.0)
 
 
 def test_client_whose_connection_has_ended_is_not_back_when_its_descriptor_has_data(client: Fixture) -> None:

@@ -45,7 +45,7 @@ def test_worker_is_named_with_its_envs() -> None:
 
 
 def test_envs_of_a_part_are_named_as_in_the_whole_vector_env() -> None:
-    part = Make(8, first_env=100)
+    part = Make(8, row_offset=100)
     crash, late = (failure(part, 1, ROWS, CRASH, why, hide_folders=False) for why in (None, Late("step", 7, 6.0, 5.0)))
     assert crash.message == "worker 1 (envs 103, 107) was ended by SIGSEGV" and crash.env_index == 3
     assert late.message.startswith("env 107 did not finish") and "(envs 103, 107)" in late.message
@@ -122,7 +122,7 @@ STACK = """Stack (most recent call first):
 
 
 def test_slow_envs_are_named_with_what_they_execute() -> None:
-    make = Make(4, "A-v0", first_env=10)
+    make = Make(4, "A-v0", row_offset=10)
     stacks = {STACK: [2, 0], "": [3]}
     text = (
         "slow to close: envs 10, 12, 13; each env has close_timeout=60 s; envs 10, 12 in finish ({0}env.py, line 9), "

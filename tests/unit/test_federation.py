@@ -196,7 +196,7 @@ class Rebuilt:
 
     @property
     def made(self) -> list[HubPart]:
-        maker: Any = SimpleNamespace(connection=SimpleNamespace(first_env=4))
+        maker: Any = SimpleNamespace(connection=SimpleNamespace(row_offset=4))
         rows = (range(3 * number, 3 * number + 3) for number in range(len(self.hubs)))
         return [HubPart("hub-9", *each) for each in zip(rows, repeat(maker), self.hubs)] if self.over else []  # type: ignore[arg-type]
 
@@ -337,11 +337,11 @@ ACTIONS = np.array([7, 8, 9])
 class Lost:
     """Three rows whose hub was lost, and the lane of the hub that has them again."""
 
-    def __init__(self, patience_s: float = 0.0, hub: type[OneHub] = OneHub, loose: bool = False) -> None:
+    def __init__(self, patience_s: float = 0.0, hub: type[OneHub] = OneHub, has_object_leaves: bool = False) -> None:
         self.hub = hub(100.0)
         self.rebuild = Rebuilt(patience_s, self.hub)
         lane: Any = OneHub(10.0)
-        self.lane = LostPart(lane, lane.are_outstanding, loose, self.rebuild, lambda _: self.hub)  # type: ignore[arg-type, return-value]
+        self.lane = LostPart(lane, lane.are_outstanding, has_object_leaves, self.rebuild, lambda _: self.hub)  # type: ignore[arg-type, return-value]
 
     def step(self, timeout: float | None = None) -> Batch:
         self.lane.begin_step(b"c", [ACTIONS], b"")
@@ -419,7 +419,7 @@ def test_step_of_some_rows_waits_for_them_where_no_other_hub_serves() -> None:
 def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
     maker, lost = cast(Any, None), Lost()
     parts = [HubPart(f"hub-{each}", range(3 * each, 3 * each + 3), maker, cast(Any, OneHub(0.0))) for each in range(2)]
-    lane = FederatedLane(parts, loose=False, copy=True, recovery=cast(Any, Rebuilder()))
+    lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=cast(Any, Rebuilder()))
     for part in parts:
         lane.lost(part, LOSS)
     absent = cast(Any, parts[0].lane)
@@ -517,7 +517,7 @@ def test_hub_is_told_only_of_its_own_rows_that_reached_the_caller() -> None:
 
 def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
     lost, maker = Lost(), cast(Any, None)
-    lane = FederatedLane([HubPart("hub-1", range(3), maker, cast(Any, lost.lane))], loose=False, copy=True)
+    lane = FederatedLane([HubPart("hub-1", range(3), maker, cast(Any, lost.lane))], has_object_leaves=False, copy=True)
     assert lane.name == "wire"
     lost.rebuild.over, lost.hub.name = True, "shared"
     assert lane.name == "shared"
@@ -535,7 +535,9 @@ def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
 def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller() -> None:
     lost = Lost(hub=Raising)
     maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
-    lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
+    lane = FederatedLane(
+        [HubPart("hub-1", range(3), maker, lost.lane)], has_object_leaves=False, copy=True, recovery=recovery
+    )
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
     lost.rebuild.over = True
@@ -622,7 +624,7 @@ def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: En
     maker, ended = cast(Any, None), Failing(0.0)
     ended.error = error
     parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, cast(Any, [OneHub(0.0), ended][n])) for n in range(2)]
-    lane = FederatedLane(parts, loose=False, copy=True)
+    lane = FederatedLane(parts, has_object_leaves=False, copy=True)
     lane.begin_rows(np.array([0, 4, 5]), b"c", [ACTIONS])
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
@@ -646,7 +648,9 @@ def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
     lost, maker, recovery = Lost(), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
     lost.lane.rebuild = rebuild
     lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
-    lane = FederatedLane([HubPart("hub-1", range(3), maker, lost.lane)], loose=False, copy=True, recovery=recovery)
+    lane = FederatedLane(
+        [HubPart("hub-1", range(3), maker, lost.lane)], has_object_leaves=False, copy=True, recovery=recovery
+    )
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
@@ -678,7 +682,7 @@ def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patien
     lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda _: None)
     lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
     parts = [HubPart("hub-0", range(3), maker, cast(Any, other)), HubPart("hub-1", range(3, 6), maker, lost.lane)]
-    lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
+    lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=recovery)
     lane._has_lost = True
 
     def step() -> Batch:
@@ -740,7 +744,7 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
     unmade: Any = None
     absent = LostPart(old, np.zeros(6, bool), False, rebuild, unmade)
     parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
-    lane = FederatedLane(parts, loose=False, copy=True, recovery=recovery)
+    lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=recovery)
     lane._has_lost = True
 
     def exchange() -> list[int]:
@@ -878,7 +882,10 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     maker: Any = None
     parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
     lane = FederatedLane(
-        parts, loose=False, copy=True, recovery=cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
+        parts,
+        has_object_leaves=False,
+        copy=True,
+        recovery=cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False)),
     )
     lane._has_lost = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]

@@ -21,10 +21,10 @@ from envhub.protocol.messages import (
     Made,
     Make,
     Op,
+    ProgramEnvironment,
     Reset,
     SetAttr,
     Welcome,
-    World,
 )
 from envhub.values import codec
 
@@ -32,7 +32,7 @@ WIRE = sorted({*REQUESTS.values(), *REPLIES.values()}, key=lambda kind: kind.__n
 
 FULL: list[Any] = [
     Hello("0.1.0"),
-    Make(4, "CartPole-v1", b"k", b"f", 2, "SameStep", "different", World(["/x"], "/", {"A": "1"}, b"r")),
+    Make(4, "CartPole-v1", b"k", b"f", 2, "SameStep", "different", ProgramEnvironment(["/x"], "/", {"A": "1"}, b"r")),
     Reset([1, None, 3], [True, False, True], b"o"),
     Call("render", b"a"),
     SetAttr("gravity", [b"1", b"2"]),
@@ -101,17 +101,17 @@ def test_field_that_this_version_does_not_know_is_ignored(kind: Any) -> None:
         (Make, "num_envs", 4.0),
         (Make, "num_envs", True),
         (Make, "num_envs", None),
-        (Make, "beat_s", True),
-        (Make, "beat_s", "1"),
-        (Make, "beat_s", 1 << 70),
+        (Make, "heartbeat_s", True),
+        (Make, "heartbeat_s", "1"),
+        (Make, "heartbeat_s", 1 << 70),
         (Make, "name", b"CartPole-v1"),
         (Make, "kwargs", "text"),
         (Make, "num_workers", "2"),
-        (Make, "world", [1]),
-        (Make, "world", {"sys_path": []}),
-        (Make, "world", {"sys_path": [], "cwd": 1, "environ": {}}),
-        (Make, "world", {"sys_path": [b"/x"], "cwd": "/", "environ": {}}),
-        (Make, "world", {"sys_path": [], "cwd": "/", "environ": {"A": 1}}),
+        (Make, "program_environment", [1]),
+        (Make, "program_environment", {"sys_path": []}),
+        (Make, "program_environment", {"sys_path": [], "cwd": 1, "environ": {}}),
+        (Make, "program_environment", {"sys_path": [b"/x"], "cwd": "/", "environ": {}}),
+        (Make, "program_environment", {"sys_path": [], "cwd": "/", "environ": {"A": 1}}),
         (Reset, "seeds", 1),
         (Reset, "seeds", ["1"]),
         (Reset, "seeds", [True]),
@@ -130,14 +130,17 @@ def test_field_that_this_version_does_not_know_is_ignored(kind: Any) -> None:
 )
 def test_field_of_another_type_is_refused_and_named(kind: Any, field: str, value: Any) -> None:
     honest = next(message for message in FULL if type(message) is kind)
-    with pytest.raises(codec.DecodeError, match=kind.__name__ if field != "world" else "World|world"):
+    with pytest.raises(
+        codec.DecodeError,
+        match=kind.__name__ if field != "program_environment" else "ProgramEnvironment|program_environment",
+    ):
         messages.unpack(kind, codec.encode({**dataclasses.asdict(honest), field: value}))
 
 
 def test_integer_of_msgpack_is_a_float_where_one_is_wanted() -> None:
     for number in (0, 5, -(1 << 63), (1 << 64) - 1):
-        found = messages.unpack(Make, codec.encode({"num_envs": 1, "beat_s": number}))
-        assert type(found.beat_s) is float and found.beat_s == float(number)
+        found = messages.unpack(Make, codec.encode({"num_envs": 1, "heartbeat_s": number}))
+        assert type(found.heartbeat_s) is float and found.heartbeat_s == float(number)
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [], [["num_envs", 1]], {1: 2}])
@@ -147,7 +150,9 @@ def test_message_that_is_no_map_of_names_is_refused(value: Any) -> None:
 
 
 def test_optional_field_may_be_nil() -> None:
-    assert messages.unpack(Make, codec.encode({"num_envs": 1, "num_workers": None, "world": None})) == Make(1)
+    assert messages.unpack(
+        Make, codec.encode({"num_envs": 1, "num_workers": None, "program_environment": None})
+    ) == Make(1)
 
 
 def test_seeds_beyond_64_bits_are_carried() -> None:

@@ -33,8 +33,8 @@ class Hub:
     num_envs = ROWS
     leaves = (Leaf("<i8", ()),)
 
-    def __init__(self, first: int, loose: bool = False, disabled: bool = False) -> None:
-        self.first, self.loose, self.disabled = first, loose, disabled
+    def __init__(self, first: int, has_object_leaves: bool = False, disabled: bool = False) -> None:
+        self.first, self.has_object_leaves, self.disabled = first, has_object_leaves, disabled
         self.counts = np.full(ROWS, first)
         self.new = np.full(ROWS, first > 0)
         self.invalid = np.zeros(ROWS, bool)
@@ -93,9 +93,11 @@ class Hub:
         self.returned[env_ids] = self.shows[env_ids]
         told = codec.encode({"invalid_transition": True})
         rows = [
-            (row, told if self.invalid[row] else b"") for row in env_ids.tolist() if self.invalid[row] or self.loose
+            (row, told if self.invalid[row] else b"")
+            for row in env_ids.tolist()
+            if self.invalid[row] or self.has_object_leaves
         ]
-        if self.loose:
+        if self.has_object_leaves:
             rows = [(row, codec.encode_pair(codec.encode([str(self.shows[row])]), blob)) for row, blob in rows]
         flags = np.zeros(len(env_ids), bool)
         return Batch([self.shows[env_ids]], np.ones(len(env_ids)), flags, flags.copy(), rows, [], env_ids)
@@ -151,7 +153,7 @@ class Hubs:
         self.left = [Hub(100 * number, **options) for number in range(count)]
         self.workers = workers
         part = self._part()
-        self.lane = FederatedLane([part], options.get("loose", False), True, self)  # type: ignore[arg-type]
+        self.lane = FederatedLane([part], options.get("has_object_leaves", False), True, self)  # type: ignore[arg-type]
         self.losses: list[str] = []  # after which another one was made
         self.may_make = threading.Event()
         self.may_make.set()
@@ -160,7 +162,7 @@ class Hubs:
 
     def _part(self) -> HubPart:
         self.now = self.left.pop(0)
-        maker: Any = SimpleNamespace(connection=SimpleNamespace(first_env=0, address="tcp://here:1"))
+        maker: Any = SimpleNamespace(connection=SimpleNamespace(row_offset=0, address="tcp://here:1"))
         return HubPart("hub", range(ROWS), maker, self.now)  # type: ignore[arg-type]
 
     def rebuild(self, lost: HubPart, gone: Sequence[HubPart], loss: EnvHubError) -> Rebuild:
@@ -278,9 +280,9 @@ def test_reset_begins_episodes_that_the_loss_is_no_matter_of() -> None:
     assert truncated(hubs.step()) == []
 
 
-@pytest.mark.parametrize("loose", [False, True])
-def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_truncated(loose: bool) -> None:
-    hubs = Hubs(loose=loose)
+@pytest.mark.parametrize("has_object_leaves", [False, True])
+def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_truncated(has_object_leaves: bool) -> None:
+    hubs = Hubs(has_object_leaves=has_object_leaves)
     hubs.reset()
     hubs.step()
     hubs.lose()

@@ -120,12 +120,12 @@ from envhub.protocol.messages import (
     Hosting,
     Made,
     Make,
+    ProgramEnvironment,
     Receive,
     Reset,
     Send,
     SetAttr,
     Step,
-    World,
 )
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
@@ -578,8 +578,8 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
-    world = World(["/x"], "/", {}, b"r")
-    private = only_tell(Build, session_of(Make(1, world=world), 1).handle(events.Made()))
+    program_environment = ProgramEnvironment(["/x"], "/", {}, b"r")
+    private = only_tell(Build, session_of(Make(1, program_environment=program_environment), 1).handle(events.Made()))
     public = only_tell(Build, session_of(Make(1), 1).handle(events.Made()))
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
@@ -591,7 +591,7 @@ def test_arena_is_made_when_the_last_worker_has_built() -> None:
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
     message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
     given = [GiveArena(0, 0, message), GiveArena(1, 1, message)]
-    assert session.said(0, built()) == [MakeArena(layout, loose=False, is_batch=False), *given]
+    assert session.said(0, built()) == [MakeArena(layout, has_object_leaves=False, is_batch=False), *given]
     assert session.phase is Phase.MAPPING
 
 
@@ -827,7 +827,7 @@ def test_rows_of_a_call_ascend_and_exist(rows: list[int]) -> None:
 
 
 def test_class_that_a_question_names_may_have_any_name() -> None:
-    session = ready(world=None)
+    session = ready(program_environment=None)
     failed = only(Fail, session.request(Call("_secret", b"", question="exists")))
     assert failed.failure.code == "not_permitted"
     assert len(session.request(Call("__main__:Mine", b"", question="wrapped"))) == 2
@@ -932,7 +932,7 @@ def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
     session = ready()
     fail = only(Fail, session.request(request_))
     assert fail.failure.code == "not_permitted" and session.phase is Phase.READY
-    private = ready(world=World([], "/", {}))
+    private = ready(program_environment=ProgramEnvironment([], "/", {}))
     assert every(Tell, private.request(request_))
 
 
@@ -985,7 +985,7 @@ def test_workers_that_do_not_close_in_time_are_killed() -> None:
 
 @pytest.mark.parametrize("again", [[], [1], [3]])
 def test_each_env_has_its_own_time_to_close_once(again: list[int]) -> None:
-    session = ready(4, 1, faults=Faults(close_s=10.0), first_env=40)
+    session = ready(4, 1, faults=Faults(close_s=10.0), row_offset=40)
     session.request(Close())
     session.closes(0, 0, now_s=9.0)
     for now_s, rows, due_s in ((18.0, [1, 2], 38.0), (37.0, [3], 47.0)):
@@ -1591,7 +1591,7 @@ def test_second_client_that_takes_over_waits_like_the_first() -> None:
     session.request(Step(b"\x04"))
     session.handle(events.Attached(quiescent=False))
     again = session.handle(events.Attached(quiescent=False))
-    assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.claimed
+    assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.takeover_pending
 
 
 def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:

@@ -919,7 +919,7 @@ class FakeHub:
             case "done" if state.ownership.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
-                self.heirs += not self.session.ownership.claimed  # the last of several is told
+                self.heirs += not self.session.ownership.takeover_pending  # the last of several is told
                 self.deliver(events.Attached(self.quiescent))
             case "end":
                 ends = [events.Abandoned(SHUTTING_DOWN), events.LeaseExpired()]

@@ -170,10 +170,10 @@ def test_time_that_is_not_finite_is_refused(name: str, number: float) -> None:
 
 def test_refused_make_is_no_session() -> None:
     hub = HubProtocol(HUB_ID)
-    for seq, beat_s in ((1, math.nan), (2, 1.0)):
-        frame = Prelude(Op.MAKE, HUB_ID, bytes(range(16)), seq).pack() + messages.pack(Make(1, beat_s=beat_s))
+    for seq, heartbeat_s in ((1, math.nan), (2, 1.0)):
+        frame = Prelude(Op.MAKE, HUB_ID, bytes(range(16)), seq).pack() + messages.pack(Make(1, heartbeat_s=heartbeat_s))
         found = hub.receive(b"peer", 1, [frame])
-        assert (found is not None) == (beat_s == 1.0)
+        assert (found is not None) == (heartbeat_s == 1.0)
 
 
 def test_what_a_client_may_set_a_hub_accepts() -> None:

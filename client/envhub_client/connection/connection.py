@@ -24,7 +24,7 @@ from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, RO
 from envhub.secret import Secret
 from envhub_client.connection import keepalive
 from envhub_client.connection.failures import raise_failure
-from envhub_client.connection.keepalive import TEND_S, ConnectionLock
+from envhub_client.connection.keepalive import CHECK_S, ConnectionLock
 from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
@@ -56,10 +56,10 @@ class Connection:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.address = transport.address
         self.hub: str | None = None  # its name; None for a private hub, and where it is not known
-        self.first_env, self.num_envs = 0, ROWS_MAX  # of its session, the first one in its vector env
+        self.row_offset, self.num_envs = 0, ROWS_MAX  # of its session, the first one in its vector env
         self._transport = transport
         self._pid = os.getpid()
-        self.sent_ns = self.tend_ns = 0  # of the last request, and when ``tend`` is due
+        self.sent_ns = self.check_ns = 0  # of the last request, and when ``check`` is due
         self._suspected_s = math.inf  # when the hub seemed out of reach first
         self._closers: list[Callable[[], None]] = []
         self._looks: list[Callable[[], None]] = []
@@ -206,10 +206,10 @@ class Connection:
             self._transport.send(frames)
         self.reports.report_reach(now_s)
 
-    def tend(self) -> None:
+    def check(self) -> None:
         """Keep up the connection while no thread waits on it: reconnect, warn, tell the hub whose session it carries.
 
-        A lane that does not wait on the connection calls this every ``TEND_S``, when ``tend_ns`` has passed.
+        A lane that does not wait on the connection calls this every ``CHECK_S``, when ``check_ns`` has passed.
         """
         with self.in_use:
             try:
@@ -218,7 +218,7 @@ class Connection:
             except errors.RemoteProtocolError as error:
                 raise self.breach(str(error)) from error
             self._report()
-            self.tend_ns = time.monotonic_ns() + int(TEND_S * 1e9)
+            self.check_ns = time.monotonic_ns() + int(CHECK_S * 1e9)
 
     def keep_alive(self) -> None:
         """Keep up the connection while its program is busy elsewhere; errors are raised at its next use."""
@@ -320,7 +320,7 @@ class Connection:
     def fail(self, failure: Failure) -> NoReturn:
         if (env := failure.env_index) is not None and env >= self.num_envs:
             raise self.breach(f"a failure of env {env} of {self.num_envs}")
-        raise_failure(failure, self.address, self.hub, self.first_env)
+        raise_failure(failure, self.address, self.hub, self.row_offset)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")

@@ -41,9 +41,9 @@ _CLASSES: dict[str, type[errors.EnvHubError]] = {
 }
 
 
-def raise_failure(failure: Failure, address: str, hub: str | None = None, first_env: int = 0) -> NoReturn:
-    """Raise what the failure means, of the hub at this address and of this name; its envs count from ``first_env``."""
-    index = None if failure.env_index is None else first_env + failure.env_index
+def raise_failure(failure: Failure, address: str, hub: str | None = None, row_offset: int = 0) -> NoReturn:
+    """Raise what the failure means, of the hub at this address and of this name; its envs count from ``row_offset``."""
+    index = None if failure.env_index is None else row_offset + failure.env_index
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, errors.SessionLost if failure.scope == "session" else errors.RequestRefused)
         if (failure.code, failure.scope) == ("not_permitted", "hub"):

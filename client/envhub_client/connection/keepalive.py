@@ -11,7 +11,7 @@ from typing import Any
 
 from envhub import errors
 
-TEND_S = 0.5
+CHECK_S = 0.5
 
 
 class KeepAlive:
@@ -47,7 +47,7 @@ class KeepAlive:
             thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(TEND_S):
+        while not self._stopped.wait(CHECK_S):
             with self._lock:
                 due = [kept for kept in [kept() for kept in list(self._kept.values())] if kept is not None]
                 if not due:

@@ -87,7 +87,7 @@ class BatchReader:
         deadline = None if timeout is None else Deadline(timeout)
         arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._lane.wait(timeout)
         assert rewards is not None and terminations is not None and truncations is not None
-        has_infos = rows or groups or self.observations.loose  # mostly no env has any
+        has_infos = rows or groups or self.observations.has_object_leaves  # mostly no env has any
         try:
             infos = self.observations.take(batch) if has_infos else None
             if infos is not None or self.rewards.shape:

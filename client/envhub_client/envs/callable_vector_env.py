@@ -115,7 +115,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
         arguments = self._session.values.encode([list(args), kwargs])
-        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), apart=True)
+        return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), separate_frames=True)
 
     @repeatable
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:

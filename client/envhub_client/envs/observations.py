@@ -199,19 +199,19 @@ class Observations:
         leaves = spaces.leaves(single_space)
         self.leaves = [leaf for leaf in leaves if leaf != OBJECT]  # of fixed size, which come as arrays
         self._is_object = [leaf == OBJECT for leaf in leaves]
-        self.loose = any(self._is_object)
-        self.flat = spaces.is_flat(single_space) and not self.loose  # a batch is one array
+        self.has_object_leaves = any(self._is_object)
+        self.flat = spaces.is_flat(single_space) and not self.has_object_leaves  # a batch is one array
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, batch: Batch) -> Infos:
         """Read the blobs of a batch: keep the observations in them, and return the infos."""
         env_ids = None if batch.env_ids is None else batch.env_ids.tolist()
-        if self.loose and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
+        if self.has_object_leaves and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
             raise UnreadableRow(0, f"there are observations of no fixed size of {len(batch.rows)} envs")
-        infos, before = {}, [*self._objects] if self.loose else self._objects
+        infos, before = {}, [*self._objects] if self.has_object_leaves else self._objects
         for row, blob in batch.rows:
             try:
-                encoded = self._take_objects(row, blob) if self.loose else blob
+                encoded = self._take_objects(row, blob) if self.has_object_leaves else blob
                 if encoded:
                     infos[row] = info = self._info(row, encoded)
                     if self._same_step and info.get("invalid_transition"):
@@ -256,7 +256,7 @@ class Observations:
         """The batched observation, of all envs or of ``env_ids``: these arrays, and of each other leaf a tuple."""
         if self.flat:
             return arrays[0]
-        if not self.loose:
+        if not self.has_object_leaves:
             return spaces.assemble(self.space, iter(arrays))
         rows = self._objects if env_ids is None else [self._objects[row] for row in env_ids]
         fixed, objects = iter(arrays), zip(*rows, strict=True)

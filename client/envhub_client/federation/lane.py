@@ -41,15 +41,15 @@ class FederatedLane:
     """
 
     def __init__(
-        self, parts: Sequence[HubPart], loose: bool, copy: bool, recovery: PartRebuilder | None = None
+        self, parts: Sequence[HubPart], has_object_leaves: bool, copy: bool, recovery: PartRebuilder | None = None
     ) -> None:
-        """Step the rows of these parts; with ``loose`` observations also have leaves of no fixed size.
+        """Step the rows of these parts; with ``has_object_leaves`` observations also have leaves of no fixed size.
 
         ``recovery`` begins to make the rows of a part again whose session is over; without it that error is raised.
         """
         self.parts = [*parts]
         self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
-        self._loose = loose
+        self._has_object_leaves = has_object_leaves
         self._recovery = recovery
         # Seconds for which a hub may be silent before its envs are made again; None where no other rows wait for them.
         waited_for = recovery is not None and not recovery.is_only_hub
@@ -152,13 +152,13 @@ class FederatedLane:
         self._has_lost = True
         rebuild = recovery.rebuild(part, _hub_parts(part), loss)
         workers = recovery.workers_of(part)
-        lane = LostPart(part.lane, part.take(self._sent), self._loose, rebuild, self._lane_of, workers)
+        lane = LostPart(part.lane, part.take(self._sent), self._has_object_leaves, rebuild, self._lane_of, workers)
         part.lane, lane.others_serve = lane, self._serves
         rebuild.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
 
     def _lane_of(self, parts: Sequence[HubPart]) -> HubLane:
         """The lane of these parts, which have the rows of a lost one again."""
-        return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._loose, copy=True)
+        return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._has_object_leaves, copy=True)
 
     def _serves(self) -> bool:
         """True if some hub has its rows, or has rows again."""
@@ -192,7 +192,7 @@ class FederatedLane:
         self._replace_lost()
         for part in filter(wanted, self.parts):
             if self._recovery is None:
-                part.connection.tend()
+                part.connection.check()
             elif isinstance(part.lane, LostPart) and part.lane.has_failed:
                 part.lane.rebuild.parts()
 
@@ -255,7 +255,7 @@ class FederatedLane:
             batch = part.numbered(part.lane.wait(timeout, into))
         else:
             batch = part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
-        if self._loose:
+        if self._has_object_leaves:
             batch = self._with_objects(part, batch)
             self._keep_objects(batch.rows)
         return batch
@@ -335,7 +335,7 @@ class FederatedLane:
         for part in self._left_out:
             for array, last in zip(self._observations(), part.lane.last_observations(), strict=True):
                 part.take(array)[...] = last
-            rows += part.rows if self._loose else ()
+            rows += part.rows if self._has_object_leaves else ()
         return [(row, codec.encode_pair(self._objects[row], b"")) for row in rows]
 
     # --- parts of the batch ---------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ class FederatedLane:
         if not part.lane.done_rows():
             return None
         batch = part.numbered(part.lane.wait_rows(1, 0))
-        return self._with_objects(part, batch) if self._loose else batch
+        return self._with_objects(part, batch) if self._has_object_leaves else batch
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
         """Get this of the part, or of what takes its place."""
@@ -463,7 +463,7 @@ class FederatedLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         """Note that the results of these envs have reached the caller: they are outstanding no more."""
-        if self._loose:
+        if self._has_object_leaves:
             self._keep_objects(self._rows_read)
             self._rows_read = ()
         self._sent[env_ids] = False

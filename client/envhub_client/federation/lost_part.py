@@ -129,21 +129,21 @@ class LostPart:
         self,
         lost: HubLane,
         outstanding: np.ndarray,
-        loose: bool,
+        has_object_leaves: bool,
         rebuild: Rebuild,
         lane_of: Callable[[Sequence[HubPart]], HubLane],
         workers: int | None = None,
     ) -> None:
         """Continue after a lane that was lost, of whose rows a mask says which were sent.
 
-        With ``loose`` observations also have leaves of no fixed size. The rows are those of a vector env if they have a
-        number of ``workers``, each of which steps all of its rows in one call.
+        With ``has_object_leaves`` observations have leaves of no fixed size, too. The rows are those of a vector
+        env if they have a number of ``workers``, each of which steps all of its rows in one call.
         """
         self.name, self.num_envs, self.leaves = lost.name, lost.num_envs, lost.leaves
         # Before the rebuild begins, which ends the lost session.
         self.rows = LostRows(lost.last_observations(), outstanding)
         self.rebuild = rebuild
-        self._loose, self._lane_of, self._workers = loose, lane_of, workers
+        self._has_object_leaves, self._lane_of, self._workers = has_object_leaves, lane_of, workers
         self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
         self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the rebuild
         self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
@@ -308,7 +308,7 @@ class LostPart:
                 if (env := env_of(error)) is None:
                     raise
                 self._error = self._error or error
-                self._taken_on_hub(np.array([env - self.made[0].connection.first_env]))
+                self._taken_on_hub(np.array([env - self.made[0].connection.row_offset]))
                 continue
             if deadline is not None and not deadline.left_s():
                 self._raise_late()
@@ -351,7 +351,7 @@ class LostPart:
             array[...] = last[rows]
         loss = self.rebuild.loss
         info = failure_info(EnvFailure("hub_lost", f"{loss}; the env is made again", hub=loss.hub))
-        blob = codec.encode_pair(b"", info) if self._loose else info
+        blob = codec.encode_pair(b"", info) if self._has_object_leaves else info
         count = len(rows)
         flags = np.zeros(count), np.zeros(count, bool), np.ones(count, bool)
         return Batch(into, *flags, [(row, blob) for row in rows.tolist()], [], rows)

@@ -53,10 +53,10 @@ class FederatedSession(VectorSession):
         try:
             parts = opener.open(num_envs)
             self.description = joint_description([part.maker.description for part in parts])
-            loose = OBJECT in spaces.leaves(self.description.observation_spaces[0])
+            has_object_leaves = OBJECT in spaces.leaves(self.description.observation_spaces[0])
             self._rebuilder = PartRebuilder(opener, self.description)
             recovery = None if self.options.on_hub_loss == "raise" else self._rebuilder
-            self.lane = self._lane = FederatedLane(parts, loose, self.options.copy, recovery)
+            self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
             self._shares = JointShares(parts)
             self.pending = PendingRequest(class_name, (self.lane, self._request))

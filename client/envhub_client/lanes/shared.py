@@ -29,13 +29,13 @@ from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_FAILS
-from envhub_client.connection.keepalive import TEND_S
+from envhub_client.connection.keepalive import CHECK_S
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 
-PARK_S = TEND_S  # at a time: a lost connection is reported while a long step goes on
+PARK_S = CHECK_S  # at a time: a lost connection is reported while a long step goes on
 COPIES_BYTES_MAX = 1 << 26  # of large infos, in memory that is kept
 
 log = logging.getLogger("envhub")
@@ -119,7 +119,7 @@ class SharedLane:
             return
         connection = self._connection
         with connection.in_use:
-            due = time.monotonic_ns() >= connection.tend_ns
+            due = time.monotonic_ns() >= connection.check_ns
             if due or connection.protocol.unsettled or not self._arena.client_may_post:
                 self._prepare()
             if self._unreturned:
@@ -327,7 +327,7 @@ class SharedLane:
         """
         reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
-            cause = EnvRaised(self._connection.first_env + raised[0], "Exception", "not reported")
+            cause = EnvRaised(self._connection.row_offset + raised[0], "Exception", "not reported")
             raise self._connection.breach(f"envs {raised} raised, and it did not report what") from cause
         try:
             return messages.unpack_rows(b"".join(reply.frames), self._arena.layout.rows)
@@ -368,8 +368,8 @@ class SharedLane:
         self._tend()
 
     def _tend(self) -> None:
-        if time.monotonic_ns() >= self._connection.tend_ns:
-            self._connection.tend()
+        if time.monotonic_ns() >= self._connection.check_ns:
+            self._connection.check()
 
     def _let_go_if_revoked(self) -> None:
         """Let go of the memory if the hub wants that; this lane goes on with a copy, in which it is revoked, too."""

@@ -20,7 +20,7 @@ from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
 from envhub.errors import HubUnreachable
-from envhub.protocol.messages import World
+from envhub.protocol.messages import ProgramEnvironment
 from envhub.transport.address import environment
 from envhub.values import codec, pickling
 from envhub.values.gym_api import pickled
@@ -51,7 +51,7 @@ DEFAULT_LEVEL = 30  # of Python's root logger and of Gymnasium's
 
 
 def message_levels() -> bytes:
-    """The levels and filters as an encoded map, which a worker adopts (World)."""
+    """The levels and filters as an encoded map, which a worker adopts (ProgramEnvironment)."""
     logging = sys.modules.get("logging")
     gymnasium = int(getattr(logger, "min_level", DEFAULT_LEVEL))
     return codec.encode(
@@ -86,7 +86,7 @@ def _text(matched: Any) -> Any:
     return [matched.pattern, matched.flags] if isinstance(matched, re.Pattern) else matched
 
 
-def program_environment() -> World:
+def program_environment() -> ProgramEnvironment:
     try:
         cwd = os.getcwd()
     except FileNotFoundError as error:
@@ -97,7 +97,7 @@ def program_environment() -> World:
     # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
     authkey = b"" if process is None else bytes(process.current_process().authkey)
-    return World(
+    return ProgramEnvironment(
         sys_path,
         cwd,
         environment(os.environ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from envhub import errors
-from envhub.protocol.messages import Make, World
+from envhub.protocol.messages import Make, ProgramEnvironment
 from envhub.transport.address import parse
 from envhub.values.compression import available
 from envhub_client.connection.connection import Connection
@@ -22,25 +22,25 @@ def filled_in(
     make: Make,
     options: SessionOptions,
     connection: Connection,
-    world: World | None,
+    program_environment: ProgramEnvironment | None,
     num_workers: int | None = None,
 ) -> Make:
     """The request with what the options say, for the hub of this connection.
 
-    ``world`` is the program's, of a private hub. ``num_workers`` takes the place of the option.
+    ``program_environment`` is the program's, of a private hub. ``num_workers`` takes the place of the option.
 
     Raises:
         RequestRefused: an option is one for private hubs, or one side cannot compress so.
         TypeError: ``worker_setup`` cannot be pickled.
     """
     chosen = [name for name in PRIVATE if getattr(options.hosting, name) is not None]
-    if chosen and world is None:
+    if chosen and program_environment is None:
         text = "for private hubs (hub=None) only; its operator says it"
         raise errors.RequestRefused(f"{' and '.join(chosen)}: {text}")
-    is_private = world is not None
-    if world is not None and chosen:
+    is_private = program_environment is not None
+    if program_environment is not None and chosen:
         python = "" if options.hosting.python is None else os.path.expanduser(str(options.hosting.python))
-        world = replace(world, python=python, rendering=options.hosting.rendering or "")
+        program_environment = replace(program_environment, python=python, rendering=options.hosting.rendering or "")
     if num_workers is None and not isinstance(options.num_workers, str):
         num_workers = options.num_workers
     return replace(
@@ -48,13 +48,13 @@ def filled_in(
         num_workers=num_workers,
         autoreset_mode=options.autoreset_mode.value,
         observation_mode=options.observation_mode if isinstance(options.observation_mode, str) else "different",
-        world=world,
+        program_environment=program_environment,
         columns=True,
         spin_us=options.spin_us,
         pin=options.pin,
         compression=chosen_compression(options, connection),
         faults=options.faults.wire(),
-        beat_s=HEARTBEAT_MS / 1000,
+        heartbeat_s=HEARTBEAT_MS / 1000,
         hosting=options.hosting.wire(),
         **_setup(make, options.hosting.worker_setup, is_private),
     )

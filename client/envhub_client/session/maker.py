@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from envhub import errors
-from envhub.protocol.messages import Attach, Close, Made, Make, Op, World
+from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramEnvironment
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
@@ -113,7 +113,7 @@ class SessionMaker:
     def begin(
         self,
         connection: Connection,
-        world: World | None = None,
+        program_environment: ProgramEnvironment | None = None,
         num_workers: int | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> None:
@@ -128,11 +128,11 @@ class SessionMaker:
         if isinstance(self._make, Attach):
             connection.send(Op.ATTACH, self._make)
         else:
-            connection.first_env, connection.num_envs = self._make.first_env, self._make.num_envs
+            connection.row_offset, connection.num_envs = self._make.row_offset, self._make.num_envs
             own = [*(seeds or ())]
             own = own if any(seed is not None for seed in own) else []
             make = replace(self._make, seeds=own, fresh=seeds is not None)
-            connection.send(Op.MAKE, filled_in(make, self.options, connection, world, num_workers))
+            connection.send(Op.MAKE, filled_in(make, self.options, connection, program_environment, num_workers))
 
     def made(self, timeout: float | None = None) -> Made:
         """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.

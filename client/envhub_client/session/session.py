@@ -140,5 +140,5 @@ def detach(maker: SessionMaker) -> None:
         raise errors.RequestRefused(
             "the envs of a private hub end with its program; make them on a hub of its own to leave them to another"
         )
-    maker.connection.tend()
+    maker.connection.check()
     maker.connection.close()

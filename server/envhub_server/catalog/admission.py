@@ -69,7 +69,7 @@ def admitted(
     if config.private:
         return _fit(make, of_program(make))
     code_allowed = config.allow_factories and deploys
-    if make.runner or make.world is not None or (make.factories and not code_allowed):
+    if make.runner or make.program_environment is not None or (make.factories and not code_allowed):
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)

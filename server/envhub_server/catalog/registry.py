@@ -242,11 +242,11 @@ def is_factory(name: str) -> bool:
 def of_program(make: Make) -> Recipe:
     """The recipe of an env that the program of a private hub names: an id, ``module:id`` or ``module:factory``."""
     settings = EnvSettings(vector=make.vector)
-    if make.world is not None:
-        drawn = next((each for each in RENDERING if each == make.world.rendering), NO_SETTINGS.rendering)
+    if make.program_environment is not None:
+        drawn = next((each for each in RENDERING if each == make.program_environment.rendering), NO_SETTINGS.rendering)
         # Workers of another Python do not adopt the program's paths, and import what is in its working directory.
-        folder = Path(make.world.cwd) if make.world.python else None
-        settings = replace(settings, python=make.world.python, rendering=drawn, folder=folder)
+        folder = Path(make.program_environment.cwd) if make.program_environment.python else None
+        settings = replace(settings, python=make.program_environment.python, rendering=drawn, folder=folder)
     name = make.name
     return Recipe(name, namespace_modules(name), name if is_factory(name) else "", settings=settings)
 

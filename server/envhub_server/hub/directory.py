@@ -145,7 +145,7 @@ class Directory:
 
     def beats_s(self) -> dict[bytes, float]:
         """The heartbeat interval of each session's client, by the session's token."""
-        return {token: each.state.make.beat_s for token, each in self.by_token.items()}
+        return {token: each.state.make.heartbeat_s for token, each in self.by_token.items()}
 
     # --- ends that no client asks for ---------------------------------------------------------------------------------
 

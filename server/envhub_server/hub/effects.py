@@ -107,7 +107,7 @@ class SessionEffects(SessionReplies):
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 
-    def make_arena(self, layout: Layout, loose: bool, is_batch: bool) -> None:
+    def make_arena(self, layout: Layout, has_object_leaves: bool, is_batch: bool) -> None:
         batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
@@ -121,7 +121,7 @@ class SessionEffects(SessionReplies):
             return
         if self.state.make.fresh:
             self.memory.arena.needs_reset[:] = FRESH
-        self.stand_ins = StandIns(self.memory, ObjectCopies() if loose else None, is_batch)
+        self.stand_ins = StandIns(self.memory, ObjectCopies() if has_object_leaves else None, is_batch)
 
     def post_reset(self) -> None:
         assert self.memory is not None

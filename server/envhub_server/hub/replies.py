@@ -90,7 +90,7 @@ class SessionReplies(SessionResources):
                 if self._compressors is not None and self._compresses(request, message, frames, first=1):
                     return
             elif request.op is Op.CALL:
-                frames, why = self.services.unread.results(rows, request.message.apart, self.budget)
+                frames, why = self.services.unread.results(rows, request.message.separate_frames, self.budget)
                 if why:
                     self.fail_request(request, Failure("limit", "hub", why))
                     return

@@ -123,9 +123,9 @@ class SessionResources:
         self.state: SessionMachine
         self.owner, self.budget = owner, budget
         self.connections: set[int] = set()
-        world = None if recipe.settings.python else make.world
-        environ = None if world is None else world.environ
-        self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, world)
+        program_environment = None if recipe.settings.python else make.program_environment
+        environ = None if program_environment is None else program_environment.environ
+        self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
         self.pool = WorkerPool(number, token.hex()[:8], services.supervisor, self.interpreter, environ)
         self.observers: tuple[SessionObserver, ...] = ()
         self.factories = factories

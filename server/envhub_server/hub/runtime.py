@@ -191,9 +191,13 @@ class SessionRuntime(SessionEffects):
 
     def _limited(self, info: control.RowInfo, layout: Layout) -> control.RowInfo:
         """The info, or what stands for one that no honest worker of a public hub sends; objects have no fixed size."""
-        loose = self.stand_ins is None or self.stand_ins.copies is not None
+        has_object_leaves = self.stand_ins is None or self.stand_ins.copies is not None
         bytes_max = self.state.launcher.rules.info_bytes_max
-        if self.state.make.world is not None or loose or len(info.info) <= bytes_max + layout.row_bytes():
+        if (
+            self.state.make.program_environment is not None
+            or has_object_leaves
+            or len(info.info) <= bytes_max + layout.row_bytes()
+        ):
             return info
         # Event: An info of an env was larger than allowed, and was replaced.
         self.log.warning("info_dropped", env=info.row, info_bytes=len(info.info), info_bytes_max=bytes_max)

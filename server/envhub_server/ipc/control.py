@@ -88,12 +88,14 @@ class Build(Frozen):
     replays: str = ""  # the prefix of the names of its replays; empty for none
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
     argv: List[str] = field(default_factory=list)  # of the program; empty for EnvHub's name
-    levels: bytes = b""  # of messages, as of ``messages.World``
+    levels: bytes = b""  # of messages, as of ``messages.ProgramEnvironment``
     setups: List[str] = field(default_factory=list)  # functions that are called before the envs are made
     setup: bytes = b""  # cloudpickle of one more
     info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
-    first_env: int = 0  # index of row 0 in the larger vector env, by which texts name envs
-    generators: List[int] = field(default_factory=list)  # as of ``messages.World``; empty if they are not known
+    row_offset: int = 0  # index of row 0 in the larger vector env, by which texts name envs
+    generators: List[int] = field(
+        default_factory=list
+    )  # as of ``messages.ProgramEnvironment``; empty if they are not known
     incarnation: int = 0  # how often the envs were made before; of a spare another number than of any worker
 
 
@@ -107,7 +109,7 @@ class Built(Frozen):
     metadata: bytes
     render_mode: Optional[str]
     spec: bytes
-    loose: bool = False  # whether observations have object leaves too
+    has_object_leaves: bool = False  # whether observations have object leaves too
     sources: List[bytes] = field(default_factory=list)  # of each row, how its factory is named, see ``env_sources``
     versions: Dict[str, str] = field(default_factory=dict)  # of Python, and of what the first env is made of
     sys_path: List[str] = field(default_factory=list)  # where the worker found it

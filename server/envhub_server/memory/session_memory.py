@@ -236,18 +236,20 @@ class UnreadMemory:
         self.release()
         self.next_s = now_s + CHECK_S if self._left else math.inf
 
-    def results(self, blobs: Sequence[Blob], apart: bool, budget: ArenaBudget) -> tuple[list[np.ndarray], str]:
+    def results(
+        self, blobs: Sequence[Blob], separate_frames: bool, budget: ArenaBudget
+    ) -> tuple[list[np.ndarray], str]:
         """The frames of a reply to a call, which count in this budget for as long as they exist, or why they may not.
 
         The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
-        client takes results ``apart`` and libzmq does not copy them, each is a frame: joining them would hold the loop.
+        client takes ``separate_frames`` and libzmq does not copy them, each is a frame: joining would hold the loop.
         """
         self.release()
         nbytes = sum(len(blob) for _, blob in blobs)
         text = f"the results of a call have {nbytes} bytes"
         if nbytes > budget.left:
             return [], f"{text}; of arena_bytes_max {max(0, budget.left)} are left"
-        if apart and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
+        if separate_frames and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
             frames = [blob for _, blob in blobs]
         elif nbytes > self._joined_bytes_max:
             return [], f"{text}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"

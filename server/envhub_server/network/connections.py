@@ -355,7 +355,7 @@ class ClientLiveness:
         """
         if now_s < self._check_s and not at_once:
             return
-        limits_s = {token: BEATS_MAX * beat_s for token, beat_s in beats_s.items() if beat_s > 0}
+        limits_s = {token: BEATS_MAX * heartbeat_s for token, heartbeat_s in beats_s.items() if heartbeat_s > 0}
         silent_s = [self._check_one(token, limit_s, now_s) for token, limit_s in limits_s.items()]
         self._silent = {
             token: connection for token, connection in self._silent.items() if token in self._protocol.leases

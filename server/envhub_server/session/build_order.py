@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envhub.protocol.messages import Hosting, Make, World
+from envhub.protocol.messages import Hosting, Make, ProgramEnvironment
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
@@ -50,7 +50,7 @@ class Place:
         workers: the number of the session's workers; None until it is decided.
         rows: its rows.
         cpu: the only CPU that it runs on; None for all.
-        first_env: the index of row 0 in the vector env that the session is a part of.
+        row_offset: the index of row 0 in the vector env that the session is a part of.
         incarnation: as of ``control.Build``.
     """
 
@@ -58,13 +58,13 @@ class Place:
     workers: int | None
     rows: Sequence[int]
     cpu: int | None = None
-    first_env: int = 0
+    row_offset: int = 0
     incarnation: int = 0
 
     @property
     def env_indices(self) -> list[int]:
         """The indices of its envs in the vector env that the session is a part of."""
-        return [self.first_env + row for row in self.rows]
+        return [self.row_offset + row for row in self.rows]
 
 
 def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
@@ -103,7 +103,7 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         runner=make.runner,
         wrappers=make.wrappers,
         wrapper_kwargs=make.wrapper_kwargs,
-        allow_pickle=make.world is not None and not recipe.settings.python,
+        allow_pickle=make.program_environment is not None and not recipe.settings.python,
         columns=make.columns,
         first_only=place.workers is None,
         says_imported=rules.libraries != (),
@@ -119,9 +119,9 @@ def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> contr
         setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
         setup=make.worker_setup_code,
         info_bytes_max=rules.info_bytes_max,
-        first_env=place.first_env,
+        row_offset=place.row_offset,
         incarnation=place.incarnation,
-        **_program_environment(make.world, recipe),
+        **_program_environment(make.program_environment, recipe),
     )
 
 
@@ -134,19 +134,22 @@ def _kwargs_each(make: Make, place: Place) -> list[bytes]:
     return [make.kwargs_each[row] for row in place.rows] if make.kwargs_each else []
 
 
-def interpreter_of(own: InterpreterKey, world: World | None) -> InterpreterKey:
+def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
     """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
-    return own if world is None else replace(own, flags=tuple(world.flags))
+    return own if program_environment is None else replace(own, flags=tuple(program_environment.flags))
 
 
-def _program_environment(world: World | None, recipe: Recipe) -> dict[str, Any]:
+def _program_environment(program_environment: ProgramEnvironment | None, recipe: Recipe) -> dict[str, Any]:
     """The fields of Build by which a worker adopts the program's environment; none for an interpreter of its own."""
-    if world is None:
+    if program_environment is None:
         return {}
     if recipe.settings.python:
-        return {"generators": world.generators}
-    inherited = {name: value for name, value in vars(world).items() if name not in _OF_INTERPRETER}
-    return {**inherited, "environ": {**ONE_THREAD, **world.environ, **dict(recipe.settings.interpreter.variables)}}
+        return {"generators": program_environment.generators}
+    inherited = {name: value for name, value in vars(program_environment).items() if name not in _OF_INTERPRETER}
+    return {
+        **inherited,
+        "environ": {**ONE_THREAD, **program_environment.environ, **dict(recipe.settings.interpreter.variables)},
+    }
 
 
 _OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts

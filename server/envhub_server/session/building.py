@@ -153,7 +153,7 @@ class EnvBuilding:
         except ValueError as error:
             return Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
         self._wait_for_all()
-        self._effects.make_arena(layout, first.loose, self._recipe.settings.vector)
+        self._effects.make_arena(layout, first.has_object_leaves, self._recipe.settings.vector)
         for process in [slot.process for slot in self._slots if slot.process is not None]:
             launcher.map(process)
         return None

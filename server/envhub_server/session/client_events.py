@@ -96,7 +96,7 @@ class ClientEvents(SessionState):
             self.answer(DONE, arrays=True)
         else:
             self.fail(self.requests.failure)
-        if self.ownership.claimed:
+        if self.ownership.takeover_pending:
             self.advance_takeover(True)
 
     # --- partial batches ----------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_side_connected(self, now_s: float, quiescent: bool, process: int = 0) -> None:
         """Let the client drive if nothing is pending: this process has connected to the side socket with the ticket."""
-        if not (self.ownership.lendable and self.awaits_request and quiescent):
+        if not (self.ownership.can_grant and self.awaits_request and quiescent):
             self.effects.refuse_side()
             return
         self.deadlines.sample_at_s = now_s + SAMPLE_S
@@ -222,7 +222,7 @@ class ClientEvents(SessionState):
     def on_attached(self, now_s: float, quiescent: bool) -> None:
         """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
         ownership = self.ownership
-        ownership.claimed = True
+        ownership.takeover_pending = True
         if self.making:
             self.fail(_TAKEN_OVER)
             self.effects.transfer()
@@ -240,7 +240,7 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_attach_given_up(self, now_s: float) -> None:
         """Go on for the holder: the client that attaches is gone."""
-        if self.ownership.claimed:
+        if self.ownership.takeover_pending:
             self.keep_holder()
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class EnvClosing:
         """Tell which envs were cut short since the last time."""
         cut, self._cut = self._cut, {}
         for why, rows in cut.items():
-            text = f"{envs(sorted(rows), self._make.first_env)} ended before close was over: {why}"
+            text = f"{envs(sorted(rows), self._make.row_offset)} ended before close was over: {why}"
             # Event: The processes of envs ended before these had closed; `note` says which, and why. Their client is
             # told.
             self._effects.notify("envs_cut_short", text)

@@ -81,12 +81,12 @@ class Effects(Protocol):
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 
-    def make_arena(self, layout: Layout, loose: bool, is_batch: bool) -> None:
+    def make_arena(self, layout: Layout, has_object_leaves: bool, is_batch: bool) -> None:
         """Allocate the arena; ``on_arena_refused`` is told of a lack of memory. ``give_arena`` follows.
 
         Args:
             layout: of the arena.
-            loose: True if observations have leaves outside the arena.
+            has_object_leaves: True if observations have leaves outside the arena.
             is_batch: True if each worker's envs are one vector env.
         """
 

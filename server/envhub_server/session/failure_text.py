@@ -47,14 +47,14 @@ class WorkerLoss:
     info: bytes
 
 
-def named(slot: int, rows: Sequence[int], first_env: int = 0) -> str:
+def named(slot: int, rows: Sequence[int], row_offset: int = 0) -> str:
     """A worker and its envs, by their numbers in the vector env that the session is a part of."""
-    return f"worker {slot} ({envs(rows, first_env)})"
+    return f"worker {slot} ({envs(rows, row_offset)})"
 
 
-def envs(rows: Sequence[int], first_env: int) -> str:
+def envs(rows: Sequence[int], row_offset: int) -> str:
     """Envs by their numbers in the vector env that the session is a part of."""
-    numbers = [str(first_env + row) for row in rows]
+    numbers = [str(row_offset + row) for row in rows]
     return f"{'env' if len(rows) == 1 else 'envs'} {', '.join(numbers)}"
 
 
@@ -73,8 +73,8 @@ def failure(
     """
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
-    worker = named(slot, rows, make.first_env)
-    reason_text = "" if why is None else reason(why, make.first_env)
+    worker = named(slot, rows, make.row_offset)
+    reason_text = "" if why is None else reason(why, make.row_offset)
     if isinstance(why, Late):
         text = f"{reason_text}; its {worker} was ended"
         return Failure("env_timeout", "request", text, env_index=why.row, worker=slot, log_tail=tail)
@@ -82,22 +82,24 @@ def failure(
     return Failure("worker_died", "request", text, env_index=rows[0], worker=slot, log_tail=tail)
 
 
-def reason(why: Late | Overrun, first_env: int = 0) -> str:
+def reason(why: Late | Overrun, row_offset: int = 0) -> str:
     """The reason why the hub ended a worker, to follow the worker's name in a sentence."""
     if isinstance(why, Late):
-        return f"env {first_env + why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
+        return (
+            f"env {row_offset + why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
+        )
     return f"had {why.nbytes // MIB} MiB of memory, more than memory_max={why.bytes_max} bytes"
 
 
 def slow_to_close(make: Make, by_stack: Mapping[str, Sequence[int]], hide_folders: bool) -> str:
     """Text that says which envs are slow to close and what they execute, by the stacks that their processes wrote."""
     rows = sorted(chain.from_iterable(by_stack.values()))
-    text = f"slow to close: {envs(rows, make.first_env)}; each env has close_timeout={make.faults.close_s:g} s"
+    text = f"slow to close: {envs(rows, make.row_offset)}; each env has close_timeout={make.faults.close_s:g} s"
     for stack, own in by_stack.items():
         of_env = takewhile(lambda frame: "/envhub_server/worker/" not in frame[0], _FRAME.findall(stack))
         frames = [f"{name} ({file}, line {line})" for file, line, name in islice(of_env, FRAMES_MAX)]
         if frames:
-            text += f"; {envs(sorted(own), make.first_env)} in {', called by '.join(frames)}"
+            text += f"; {envs(sorted(own), make.row_offset)} in {', called by '.join(frames)}"
     return without_folders(text) if hide_folders else text
 
 
@@ -129,7 +131,7 @@ def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None,
 
 def recycled(make: Make, slot: int, rows: Sequence[int]) -> WorkerLoss:
     """The truncation of the envs of a worker that is recycled during their episodes."""
-    text = f"{named(slot, rows, make.first_env)} was recycled"
+    text = f"{named(slot, rows, make.row_offset)} was recycled"
     failure = Failure("worker_died", "request", text, env_index=rows[0], worker=slot)
     return WorkerLoss(failure, False, failure_info(EnvFailure("recycle", text)))
 

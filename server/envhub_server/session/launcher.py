@@ -88,7 +88,7 @@ class Launcher:
         cpu = self._machine.cpu(slot.index) if self._make.pin else None
         workers = len(self._slots) if self.decided else None
         incarnation = self._restarts.count(slot.index) + slot.recycled
-        return Place(slot.index, workers, slot.rows, cpu, self._make.first_env, incarnation)
+        return Place(slot.index, workers, slot.rows, cpu, self._make.row_offset, incarnation)
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 

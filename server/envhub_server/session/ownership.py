@@ -22,7 +22,7 @@ class Ownership:
         lane: how the client steps it; on the shared lane the client has the arena.
         driver: the process that posts rows.
         holder: the process id of the client on the shared lane; 0 if it is not known here.
-        claimed: True if a client that takes the session over waits for its answer, also while the envs are made.
+        takeover_pending: True if a client that takes over waits for its answer, also while the envs are made.
         let_go_by_s: time until which the client that attaches waits for the holder.
     """
 
@@ -31,15 +31,15 @@ class Ownership:
         self.lane = LaneName.WIRE
         self.driver = Driver.HUB
         self.holder = 0
-        self.claimed = False
+        self.takeover_pending = False
         self.let_go_by_s = math.inf
 
     # --- who drives ---------------------------------------------------------------------------------------------------
 
     @property
-    def lendable(self) -> bool:
+    def can_grant(self) -> bool:
         """True if no client drives or was told to."""
-        return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.claimed
+        return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.takeover_pending
 
     def lend(self, holder: int) -> None:
         """Let the client drive, which is this process."""
@@ -51,7 +51,7 @@ class Ownership:
         """Continue on the wire lane: the client has let go of the arena, or has ended."""
         self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
         self._effects.close_side()
-        if self.claimed:
+        if self.takeover_pending:
             self._effects.transfer()
         if quiescent:
             self.take_drive()
@@ -84,12 +84,12 @@ class Ownership:
 
     def grant(self) -> None:
         """Give the session to its new client; no other client has its memory."""
-        self.claimed, self.driver = False, Driver.HUB
+        self.takeover_pending, self.driver = False, Driver.HUB
         self._effects.take_drive()
         self._effects.answer_attach()
 
     def refuse(self, why: Failure = LOST) -> None:
         """Refuse a client that takes over, with the reason."""
-        if self.claimed:
-            self.claimed, self.let_go_by_s = False, math.inf
+        if self.takeover_pending:
+            self.takeover_pending, self.let_go_by_s = False, math.inf
             self._effects.fail_attach(why)

@@ -48,7 +48,7 @@ class PartialBatches:
     def on_raised(self, row: int) -> Failure:
         """The answer of RECEIVE for a row that raised."""
         self.rows_out -= 1
-        number = self._make.first_env + row
+        number = self._make.row_offset + row
         unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
         return self._infos.failures.pop(row, unknown)
 

@@ -283,7 +283,7 @@ class ProcessEvents(SessionState):
         ownership, replacement = self.ownership, self.replacement
         self.supervision.on_sampled(progress, now_s)
         replacement.finish_steps(now_s)
-        idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.claimed
+        idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.takeover_pending
         self.supervision.plan_next_sample(self.samples, idle, now_s)
         self.supervision.on_measured(memory, now_s)
         self.quiescent = quiescent

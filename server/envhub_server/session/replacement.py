@@ -71,7 +71,7 @@ class Replacement:
         self._replays.of_env(slot, fault.row, fault.number, fault.trace, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return None
-        text = f"env {self._make.first_env + fault.row} raised {fault.message}"
+        text = f"env {self._make.row_offset + fault.row} raised {fault.message}"
         failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
         return self._exhausted(slot, failure)
 

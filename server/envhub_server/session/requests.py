@@ -77,7 +77,7 @@ class Requests:
 
     def forbidden(self, name: str) -> Failure | None:
         """The refusal of a name that network clients may not use, such as ``__setstate__``, which may import."""
-        if not name.startswith("_") or self._make.world is not None:
+        if not name.startswith("_") or self._make.program_environment is not None:
             return None
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return Failure("not_permitted", "request", text)

@@ -152,7 +152,7 @@ class SessionState:
         busy = (
             self.phase is not Phase.READY
             or ownership.driver is Driver.CLIENT
-            or ownership.claimed
+            or ownership.takeover_pending
             or self.partial_batches.rows_out > 0
         )
         return busy or self.supervision.concerns_processes
@@ -252,13 +252,13 @@ class SessionState:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
         ownership = self.ownership
         waits = ownership.lane is LaneName.SHARED or self.phase is not Phase.READY or self.requests.asked
-        if ownership.claimed and quiescent and not waits:
+        if ownership.takeover_pending and quiescent and not waits:
             self.partial_batches.rows_out = 0
             ownership.grant()
 
     def end_recall(self, now_s: float) -> None:
         """End a takeover for which the holder has not let go in time."""
-        if self.ownership.claimed and now_s >= self.ownership.let_go_by_s:
+        if self.ownership.takeover_pending and now_s >= self.ownership.let_go_by_s:
             self.keep_holder()
 
     def keep_holder(self) -> None:

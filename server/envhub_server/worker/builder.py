@@ -152,7 +152,7 @@ class Builder:
         if envs.build.shares:
             self._reseed(rows[0])
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
-            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.first_env))
+            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.row_offset))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
@@ -171,13 +171,13 @@ class Builder:
     def _reseed(self, row: int) -> None:
         """Seed the process's generators for an env that is made, if those of its program are known."""
         if (build := self._envs.build).generators:
-            reseed(build.generators, build.first_env + row, build.incarnation)
+            reseed(build.generators, build.row_offset + row, build.incarnation)
 
     def _build_row(self, row: int) -> None:
         self._row, build = row, self._envs.build
         self._reseed(row)
         runner = self._runner(adapt(self._make_env(row)))
-        self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.first_env))
+        self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
 
     def _make_env(self, row: int) -> Any:
         try:
@@ -195,7 +195,7 @@ class Builder:
         return as_gymnasium(made, f"the factory of {self._name(row)}")
 
     def _name(self, row: int) -> str:
-        return f"env {self._envs.build.first_env + row}"
+        return f"env {self._envs.build.row_offset + row}"
 
     def _has(self, made: Any, index: int) -> bool:
         """True if another row's env in this process is the same object, perhaps in other wrappers."""
@@ -253,7 +253,7 @@ class BuiltDescription:
             metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: spec, self._envs.exact) if has_first and spec is not None else b"",
-            loose=OBJECT in leaves,
+            has_object_leaves=OBJECT in leaves,
             sources=[*map(source_of, factories)],
             versions=versions_of(first),
             sys_path=[place for place in sys.path if isinstance(place, str)],

@@ -38,10 +38,10 @@ class EnvBatch:
     """A vector env of this worker, with its rows."""
 
     def __init__(
-        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
+        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
     ) -> None:
         self.env = env
-        self._first_env = first_env
+        self._row_offset = row_offset
         self._be(rows)
         self._mode = autoreset_mode
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
@@ -282,7 +282,7 @@ class EnvBatch:
         return arrays
 
     def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
-        return [self._first_env + int(row) for row in rows]
+        return [self._row_offset + int(row) for row in rows]
 
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)

@@ -144,8 +144,8 @@ def _group(build: Build) -> Row | EnvBatch:
     rows, mode = build.rows, build.autoreset_mode
     factory = factories(build)[rows[0]]
     if build.shares:
-        return EnvBatch(rows, made_by(factory, Share(rows, build.shares), mode), mode, False, build.first_env)
-    return Row(0, runner_class(b"")(adapt(factory())), mode, False, build.first_env + rows[0])
+        return EnvBatch(rows, made_by(factory, Share(rows, build.shares), mode), mode, False, build.row_offset)
+    return Row(0, runner_class(b"")(adapt(factory())), mode, False, build.row_offset + rows[0])
 
 
 def _notes(blob: bytes) -> Iterator[list[Any]]:

@@ -54,10 +54,10 @@ class Row:
     posted = True  # whether the words of all of its rows are written, if that of the first is
 
     def __init__(
-        self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, first_env: int = 0
+        self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
     ) -> None:
         self.index = index  # in the session
-        self._first_env = first_env
+        self._row_offset = row_offset
         self.place = index  # of the group's words
         self.indices = [index]
         self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def _name(self) -> str:
-        return f"env {self._first_env + self.index}"
+        return f"env {self._row_offset + self.index}"
 
     def move(self, index: int) -> None:
         self.index = self.place = index

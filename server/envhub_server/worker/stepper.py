@@ -125,7 +125,7 @@ class Stepper:
         if self._reseeded or build.generators or not seeded:
             return
         self._reseeded = True
-        reseed([abs(seeds[seeded[0]] or 0)] * 2, build.first_env + seeded[0], unless_seeded=True)
+        reseed([abs(seeds[seeded[0]] or 0)] * 2, build.row_offset + seeded[0], unless_seeded=True)
         if self._shared is not None:
             self._shared = SharedState()
 

@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncVectorEnv": "envhub_client.envs.async_vector_env",
-    "EnvRunner": "envhub_server.worker.env_runner",
+    "EnvRunner": "envhub_server.worker.row",
     "Client": "envhub_client.client",
     "EnvFailure": "envhub.env_failure",
     "FaultOptions": "envhub_client.session.options",

@@ -16,7 +16,7 @@ from envhub_client.session.options import FaultOptions as FaultOptions
 from envhub_client.session.options import HostingOptions as HostingOptions
 from envhub_client.session.options import SessionOptions as SessionOptions
 from envhub_server.serve import serve as serve
-from envhub_server.worker.env_runner import EnvRunner as EnvRunner
+from envhub_server.worker.row import EnvRunner as EnvRunner
 
 from envhub import errors as errors
 from envhub import fleet as fleet

@@ -30,7 +30,7 @@ from envhub.protocol.messages import Hosting, Recycle
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
-from envhub_server.processes.worker_events import counter
+from envhub_server.processes.worker_handle import counter
 from envhub_server.toml_text import TomlError, heading, key_text, read_toml
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from envhub.process import prepare_hub_process
 from envhub_server.ipc import process_marks
-from envhub_server.processes.interpreter import OWN, environment_of
-from envhub_server.processes.zygote_process import ZygoteProcess
-from envhub_server.worker.own_process import PR_SET_PDEATHSIG, leave_terminal
+from envhub_server.ipc.process_marks import PR_SET_PDEATHSIG, leave_terminal
+from envhub_server.processes.interpreter import OWN, ZygoteProcess, environment_of
 
 if TYPE_CHECKING:
     from envhub_server.hub.hub import Hub

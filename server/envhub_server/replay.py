@@ -16,17 +16,18 @@ from envhub.errors import printable, raised_text, shortened
 from envhub.files import read_regular_file, weakness_of
 from envhub.process import STACKS
 from envhub.values import codec
+from envhub_server.ipc.process_marks import memory_bytes
 from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
 from envhub_server.processes.interpreter import (
+    BOOTSTRAP,
     InterpreterKey,
     InterpreterUnusable,
     environment_of,
+    exposed,
     find,
     not_executed,
 )
-from envhub_server.processes.orphan_reaper import memory_bytes
-from envhub_server.processes.worker_events import signal_name
-from envhub_server.processes.zygote_process import BOOTSTRAP, exposed
+from envhub_server.processes.worker_handle import signal_name
 
 STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed
 SAMPLE_S = 0.05

@@ -23,8 +23,13 @@ from envhub_server.hub.hub import Hub
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.log import Logger
 from envhub_server.log import configure as configure_log
-from envhub_server.processes.interpreter import InterpreterKey, UnsafeFolder, environment_of, import_folder
-from envhub_server.processes.zygote_process import ZygoteProcess
+from envhub_server.processes.interpreter import (
+    InterpreterKey,
+    UnsafeFolder,
+    ZygoteProcess,
+    environment_of,
+    import_folder,
+)
 
 PATH = "PYTHONPATH"
 

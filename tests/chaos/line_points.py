@@ -17,13 +17,10 @@ from chaos.chain_env import ChainEnv
 
 MODULES = (
     "envhub_server.worker.process",
-    "envhub_server.worker.process",
-    "envhub_server.worker.bells",
+    "envhub_server.worker.stepper",
     "envhub_server.worker.builder",
     "envhub_server.worker.calls",
-    "envhub_server.worker.stepper",
     "envhub_server.worker.row",
-    "envhub_server.worker.env_runner",
     "envhub_server.ipc.channel",
     "envhub.arena.memory",
 )

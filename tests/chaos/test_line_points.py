@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.checker import Batch, Checker
-from envhub_server.worker.bells import Bells
+from envhub_server.worker.stepper import Bells
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -108,7 +108,7 @@ def at_the_bell(point: str) -> bool:
     """Whether the worker is about to ring: all its rows are done."""
     lines, first = inspect.getsourcelines(Bells.ring)
     file, _, line = point.partition(" ")[2].partition(":")
-    return file == "bells" and int(line) in range(first, first + len(lines))
+    return file == "stepper" and int(line) in range(first, first + len(lines))
 
 
 def kill(hub: ServedHub, lane: str, workers: int, folder: Path, point: str, occurrence: int) -> bool:

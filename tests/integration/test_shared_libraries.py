@@ -14,7 +14,7 @@ import pytest
 import traces
 from envhub_server.config import usable_cpus
 from envhub_server.ipc import packages
-from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.row import EnvRunner
 from envhub_server.worker.shared_process import may_share_process
 from hubs import HERE, ServedHub, serve
 

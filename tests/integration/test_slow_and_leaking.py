@@ -19,7 +19,7 @@ import sims
 import test_placement
 import vector_sims
 from combinations import each_value
-from envhub_server.processes.orphan_reaper import memory_bytes
+from envhub_server.ipc.process_marks import memory_bytes
 from hubs import LANES, kill_worker, wait_until, worker_pids, worker_processes
 
 import envhub

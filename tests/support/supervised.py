@@ -20,8 +20,7 @@ import msgpack
 from envhub_server.ipc import control
 from envhub_server.loop import Poller
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import Events, ExitCause, WorkerExited
-from envhub_server.processes.worker_handle import WorkerHandle
+from envhub_server.processes.worker_handle import Events, ExitCause, WorkerExited, WorkerHandle
 
 START_TIMEOUT_S = 30.0
 

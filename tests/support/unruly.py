@@ -18,8 +18,7 @@ import gymnasium as gym
 import numpy as np
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
-from envhub_server.worker.bells import Bells
-from envhub_server.worker.stepper import Stepper
+from envhub_server.worker.stepper import Bells, Stepper
 from gymnasium import spaces
 
 from envhub.protocol.messages import Failure

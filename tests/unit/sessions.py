@@ -11,7 +11,7 @@ from typing import Any
 
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
-from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.hang_detector import Progress

@@ -137,7 +137,7 @@ ROOMS = {
         "session": {"catalog", "ipc", "processes"},
         "worker": {"ipc"},
         "config.py": {"catalog", "processes"},
-        "private_hub.py": {"catalog", "hub", "ipc", "network", "processes", "worker"},
+        "private_hub.py": {"catalog", "hub", "ipc", "network", "processes"},
         "replay.py": {"ipc", "processes"},
         "serve.py": {"catalog", "hub", "ipc", "processes"},
     },
@@ -313,12 +313,12 @@ BUDGETS = {
     "server/envhub_server": (1280, 8),
     "server/envhub_server/catalog": (930, 6),
     "server/envhub_server/hub": (3400, 22),
-    "server/envhub_server/ipc": (1220, 8),
+    "server/envhub_server/ipc": (1300, 7),
     "server/envhub_server/memory": (660, 4),
     "server/envhub_server/network": (2790, 13),
-    "server/envhub_server/processes": (1720, 9),
+    "server/envhub_server/processes": (1720, 6),
     "server/envhub_server/session": (3910, 31),
-    "server/envhub_server/worker": (5200, 26),
+    "server/envhub_server/worker": (5200, 20),
 }
 
 

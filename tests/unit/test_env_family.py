@@ -9,7 +9,7 @@ import ale_py
 import gymnasium
 import numpy as np
 import pytest
-from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.row import EnvRunner
 from envhub_server.worker.shared_process import may_share_process
 from gymnasium.wrappers import TimeLimit, TransformReward
 

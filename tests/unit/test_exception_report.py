@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.exception_report import describe_failure
+from envhub_server.worker.context import describe_failure
+from envhub_server.worker.row import EnvRunner
 from gymnasium.wrappers import OrderEnforcing, TransformReward
 
 FOLDED = re.compile(r"\[\d+ frames? of EnvHub and Gymnasium; ENVHUB_FULL_TRACEBACKS=1 shows them\]\n")
@@ -39,7 +39,7 @@ def test_frames_between_the_step_and_the_env_are_one_line() -> None:
     text = report(lambda: EnvRunner(TransformReward(Broken(), float)).step(0))
     assert len(FOLDED.findall(text)) == 1 and "KeyError: 'joint'" in text
     assert text.count('raise KeyError("joint")') == 1 and text.count('raise ValueError("no such joint")') == 1
-    assert "env_runner.py" not in text and "core.py" not in text
+    assert "row.py" not in text and "core.py" not in text
 
 
 def test_frames_of_the_library_between_two_wrappers_are_a_line_of_their_own() -> None:
@@ -61,13 +61,13 @@ class Reaching(gym.Wrapper[int, int, int, int]):
 def test_last_frame_is_shown_also_where_it_is_the_librarys() -> None:
     text = report(lambda: EnvRunner(OrderEnforcing(Broken())).step(0))
     assert "in step\n" in text and "ResetNeeded" in text.splitlines()[-1]
-    assert len(FOLDED.findall(text)) == 1 and "common.py" in text and "env_runner.py" not in text
+    assert len(FOLDED.findall(text)) == 1 and "common.py" in text and "row.py" not in text
 
 
 def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVHUB_FULL_TRACEBACKS", "1")
     text = report(lambda: EnvRunner(OrderEnforcing(Broken())).step(0))
-    assert "env_runner.py" in text and not FOLDED.search(text)
+    assert "row.py" in text and not FOLDED.search(text)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups of exceptions came with Python 3.11")
@@ -79,4 +79,4 @@ def test_frames_in_a_group_of_exceptions_are_folded_too() -> None:
             raise ExceptionGroup("arms", [error]) from None  # noqa: F821
 
     text = report(raising)
-    assert "env_runner.py" not in text and len(FOLDED.findall(text)) == 1 and "no such joint" in text
+    assert "row.py" not in text and len(FOLDED.findall(text)) == 1 and "no such joint" in text

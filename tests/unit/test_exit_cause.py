@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_server.processes.worker_events import ExitCause, MemoryKills, OutOfMemory, exit_cause, own_counters
+from envhub_server.processes.worker_handle import ExitCause, MemoryKills, OutOfMemory, exit_cause, own_counters
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from envhub_server.processes.worker_events import ExitCause
+from envhub_server.processes.worker_handle import ExitCause
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.failure_text import (
     LOG_TAIL_CHARS_MAX,

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.gym_compat import adapt, make, pins
+from envhub_server.worker.row import EnvRunner
 from gymnasium import logger, spaces
 
 SPACE = spaces.Box(0, 9, (1,), np.float32)

@@ -17,13 +17,13 @@ from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server import config
 from envhub_server.catalog import replay_folder
 from envhub_server.hub import replay_keeper, status
-from envhub_server.ipc import channel, control, trace
+from envhub_server.ipc import channel, control, process_marks, replay_file
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import session_memory
 from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.rights import RIGHTS, Quotas
-from envhub_server.processes import orphan_reaper, worker_output
+from envhub_server.processes import worker_output
 from envhub_server.session import failure_text, restarts
 from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
@@ -233,7 +233,7 @@ LIMITS = {
     "workers and spares of a session that its operator says": options.PROCESSES_MAX,
     "bytes of memory that the operator says, unless 0, at least": options.BYTES_MIN,
     "bytes of memory that the operator says, at most": options.BYTES_MAX,
-    "processes of a worker whose memory counts for `memory_max`": orphan_reaper.PROCESSES_MAX,
+    "processes of a worker whose memory counts for `memory_max`": process_marks.PROCESSES_MAX,
     "values of attributes of a session, which are set again on new envs": control.BYTES_MAX,
     "one frame from the hub": prelude.FRAME_BYTES_MAX,
     "frames of a message": prelude.FRAMES_MAX,
@@ -248,7 +248,7 @@ LIMITS = {
     "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
     "files in the folder of replays": replay_folder.FILES_MAX,
     "replays that wait to be written": replay_keeper.WAITING_MAX,
-    "the trace of an env, or of a vector env, in a replay": trace.TAKEN_BYTES_MAX,
+    "the trace of an env, or of a vector env, in a replay": replay_file.TAKEN_BYTES_MAX,
     "time for replays to be written when the hub ends": replay_keeper.CLOSE_S,
     "connections that wait to be accepted, by ipc": listener.IPC_BACKLOG,
     "connections that wait to be accepted, by tcp without the proxy": listener.TCP_BACKLOG,

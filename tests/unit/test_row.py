@@ -9,8 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envhub_server.ipc import control
-from envhub_server.worker.env_runner import EnvRunner
-from envhub_server.worker.row import DISABLED, NEXT_STEP, Row
+from envhub_server.worker.row import DISABLED, NEXT_STEP, EnvRunner, Row
 from envhub_server.worker.row_places import STEPS_CHECKED_FIRST, NotFinite
 from gymnasium import spaces
 from scripted_env import (

@@ -24,7 +24,7 @@ from envhub_client.tools.console import reports
 from envhub_server.catalog.registry import InterpreterKey, Registry
 from envhub_server.log import as_logged
 from envhub_server.processes.interpreter import InterpreterUnusable, find
-from envhub_server.worker.exception_report import describe_failure
+from envhub_server.worker.context import describe_failure
 
 import envhub
 from envhub.cli.commands import app

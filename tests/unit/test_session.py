@@ -31,7 +31,7 @@ from envhub_server.ipc.control import (
     SharedChanged,
     Suspicious,
 )
-from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import state
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.deadlines import SAMPLE_S

@@ -17,7 +17,7 @@ from envhub_server.ipc.control import (
     RowFailed,
     TakePlace,
 )
-from envhub_server.processes.worker_events import WorkerSaid
+from envhub_server.processes.worker_handle import WorkerSaid
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.phases import Phase
 from envhub_server.session.slots import Stage

@@ -29,7 +29,7 @@ from envhub_server.ipc.control import (
     SetAttrRows,
     TakePlace,
 )
-from envhub_server.processes.worker_events import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session.deadlines import SAMPLE_S
 from envhub_server.session.failure_text import MIB, WorkerLoss
 from envhub_server.session.hang_detector import Progress

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envhub_server.ipc.control import CallRows, SetAttrRows
-from envhub_server.ipc.trace import NOTHING, Trace, allocate, layout_of
+from envhub_server.ipc.replay_file import NOTHING, Trace, allocate, layout_of
 from envhub_server.worker import trace_writer
 from envhub_server.worker.env_sources import versions_of
 from envhub_server.worker.gym_compat import GymEnv

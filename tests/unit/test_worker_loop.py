@@ -18,8 +18,8 @@ import pytest
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.factories_memory import held
-from envhub_server.worker import host as worker_host
-from envhub_server.worker.host import Host
+from envhub_server.worker import context
+from envhub_server.worker.context import Host
 from envhub_server.worker.process import Worker
 from hubs import wait_until
 from scripted_env import (
@@ -553,7 +553,7 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
         raise ChannelClosed  # in place of the end of this process
 
     with serving([0], on_exception="truncate") as hub:
-        monkeypatch.setattr(worker_host.os, "_exit", end)
+        monkeypatch.setattr(context.os, "_exit", end)
         monkeypatch.setattr(hub.worker._builder, "_factories", [lambda: 1 / 0])
         hub.step(RAISE)
         assert ended.wait(PATIENCE_S)

@@ -11,7 +11,7 @@ from envhub_server.ipc.packages import on_this_machine
 from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import WorkerEvent, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import WorkerEvent, WorkerExited, WorkerSaid
 
 SLOW_S = 1.0  # for the start of an interpreter, or an import: then the log says where it is
 LOOK_S = 0.25  # how often that is looked at, while something starts

@@ -58,10 +58,9 @@ from envhub_server.network.access import Access
 from envhub_server.network.listener import Router
 from envhub_server.network.rights import Holder
 from envhub_server.network.side_socket import SideSocket
-from envhub_server.processes.interpreter import clean_environment
+from envhub_server.processes.interpreter import ZygoteProcess, clean_environment
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import Events, WorkerEvent
-from envhub_server.processes.zygote_process import ZygoteProcess
+from envhub_server.processes.worker_handle import Events, WorkerEvent
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Phase
 

@@ -17,7 +17,7 @@ from envhub_server.hub.planner import Offer
 from envhub_server.loop import Loop
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import WorkerEvent
+from envhub_server.processes.worker_handle import WorkerEvent
 
 
 class Offers:

@@ -13,8 +13,7 @@ from envhub_server.catalog import replay_folder
 from envhub_server.hub.background_thread import BackgroundThread
 from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.ipc import control, replay_file
-from envhub_server.ipc.replay_file import Replay
-from envhub_server.ipc.trace import Trace, allocate, layout_of
+from envhub_server.ipc.replay_file import Replay, Trace, allocate, layout_of
 from envhub_server.log import Logger
 from envhub_server.loop import Poller
 from envhub_server.memory.session_memory import SessionMemory

@@ -25,7 +25,7 @@ from envhub_server.memory.stand_ins import StandIns
 from envhub_server.network.rights import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_events import Events
+from envhub_server.processes.worker_handle import Events
 from envhub_server.session.build_order import interpreter_of
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Driver, Phase

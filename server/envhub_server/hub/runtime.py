@@ -22,7 +22,7 @@ from envhub_server.hub.replies import COMPRESSED
 from envhub_server.hub.resources import ROWS_STOOD_IN, STEP_REQUESTED, Attaching
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import process_of
-from envhub_server.processes.worker_events import WorkerExited, WorkerSaid, WorkerStarted
+from envhub_server.processes.worker_handle import WorkerExited, WorkerSaid, WorkerStarted
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.phases import Driver
 

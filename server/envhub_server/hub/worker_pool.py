@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from envhub_server.ipc import control
+from envhub_server.ipc.process_marks import memory_bytes
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.processes.orphan_reaper import memory_bytes
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import WorkerHandle
 

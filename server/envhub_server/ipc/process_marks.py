@@ -8,18 +8,23 @@ A worker has two marks, which its children inherit:
   and the worker's pid. It is years long, so it limits nothing. An exec with an empty environment keeps it, in any
   process group and session. Only a lower hard limit prevents a worker from having it.
 
-The hub uses this module while it runs, and its zygote after the hub was killed. Python 3.8 and later, standard library.
+The hub uses this module while it runs, and its zygote after the hub was killed. The bootstrap executes it before it can
+import a package: Python 3.8 and later, standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import mmap
 import os
 import resource
-import secrets
 import signal
+import sys
+import termios
 import time
+import warnings
 
 VARIABLE = "ENVHUB_WORKER"
 ZYGOTE = "envhub-zygote"  # the name of its process
@@ -27,13 +32,19 @@ NO_WORKER = 0  # in the mark of a zygote, and of a forked process before it is a
 END_TIMEOUT_S = 5.0
 END_POLL_S = 0.005
 PIDS = 1 << 32  # more than there are process ids
+PROCESSES_MAX = 1000  # of one worker that are looked at
 
 _PID_DIGITS = 10
+
+PR_SET_PDEATHSIG = 1
+_MUTE = ("ignore", None, Warning, None, 0)
+
+prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do not each make it on pages of their own
 
 
 def new_hub() -> str:
     """A name for a hub in the marks of its processes."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def mark(hub: str, worker: int) -> str:
@@ -123,6 +134,26 @@ def children(pid: int) -> list[int]:
     return pids
 
 
+def memory_bytes(*pids: int) -> int:
+    """The resident memory of these processes and their descendants, without files and shared memory such as the arena.
+
+    Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
+    """
+    total, family = 0, [*pids]
+    for each in family:  # the list grows during the loop
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += _resident_bytes(each)
+            if len(family) < PROCESSES_MAX:
+                family += listed_children(each) or ()  # a search of every process would cost too much
+    return total
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        _, resident, shared = file.read().split()[:3]
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
 def descendants(pid: int) -> list[int]:
     pids = children(pid)
     for child in pids:  # the list grows during the loop
@@ -169,3 +200,41 @@ def _name(pid: int) -> str:
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+# --- settings of this process -----------------------------------------------------------------------------------------
+
+
+def die_with_hub(hub: int) -> None:
+    """Let the kernel end this process, a child of the hub's main thread, when that thread ends."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != hub:
+        os._exit(1)  # the hub ended before the line above
+
+
+def leave_terminal() -> None:
+    """Make this process a group of its own without a terminal: Ctrl-C is for the program that started it.
+
+    It stays in that program's session. Linux shares the CPUs among sessions first (autogroups), so that on a busy
+    machine every wake-up from one session to another waits for the time slices of other programs.
+    """
+    os.setpgid(0, 0)
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # there is none
+        return
+    # To read it, or to write to it, could stop this process.
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
+
+
+def mute_warnings() -> None:
+    """Ignore warnings until workers begin, if the interpreter was started with -W: they may not end its start."""
+    if sys.warnoptions:
+        warnings.filters.insert(0, _MUTE)  # type: ignore[attr-defined]  # simplefilter removes an equal one of -W
+
+
+def unmute_warnings() -> None:
+    """Undo ``mute_warnings``, in a worker."""
+    if _MUTE in warnings.filters:
+        warnings.filters.remove(_MUTE)  # type: ignore[attr-defined]

@@ -1,14 +1,127 @@
-"""The file from which a failure of an env is run again: data only, written by a hub and read by ``worker.replayer``."""
+"""Replays: the trace of what a worker's envs were asked, and the file from which a failure is run again.
+
+The trace is in memory that the hub also maps, since it must outlive the worker. The hub makes a sealed memfd for each
+process of a slot, and the process notes every batch before it calls an env. Of a process that has ended the hub reads
+it; of an env that raised its process sends it, since it goes on. The memory has, one after the other::
+
+    words    int64: the number of batches; and per group of rows the batch with which its trace begins, and the bytes
+             of its notes
+    rings    of bytes, batch ``t`` at ``t % batches``: ``[rows][8]`` the ``needs_reset`` of each row before the step, or
+             NOTHING; then for each leaf of the actions ``[rows][8 per element]``
+    notes    per group, what is no step: each its length (uint32) and an encoded list of the batch that it comes before,
+             its kind, and its fields
+
+The kinds are RESET ``(seeds by row, options, generator)``, ACTION ``(row, leaves without a fixed size)``, CODES ``(of
+each leaf of the actions)``, CALL ``(rows, name, [arguments])`` and SET ``(rows, name, values)``. Each value is
+encoded, or None where it is no plain data.
+
+A worker runs foreign code, which may write anything here: the hub checks all numbers, and decodes nothing.
+"""
 
 from __future__ import annotations
 
+import mmap
+import struct
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
 
 from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
+from envhub.transport.descriptors import new_memory
 from envhub.values import codec
+from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
+
+NOTHING = -1  # what a row was asked in a batch of others
+RESET, ACTION, CALL, SET, CODES = "reset", "action", "call", "set", "codes"
+TAKEN_BYTES_MAX = 1 << 25
+
+LENGTH = struct.Struct("<I")
+
+
+class TraceLayout(NamedTuple):
+    """The places of everything: ``env_bytes`` per row, half of them for the steps, and half for the notes."""
+
+    rows: int
+    groups: int
+    items: Sequence[int]  # elements of each action leaf
+    env_bytes: int
+
+    @property
+    def widths(self) -> list[int]:
+        return [8, *(8 * items for items in self.items)]
+
+    @property
+    def batches(self) -> int:
+        return max(2, self.env_bytes // 2 // sum(self.widths))
+
+    @property
+    def notes_bytes(self) -> int:
+        return self.env_bytes // 2 * (self.rows // self.groups)
+
+    def places(self) -> list[int]:
+        """The ends of the words, of each ring, and of the notes of each group."""
+        sizes = [8 * (1 + 2 * self.groups), *(self.batches * self.rows * width for width in self.widths)]
+        sizes += [self.notes_bytes] * self.groups
+        ends = [0]
+        for size in sizes:
+            ends.append(ends[-1] + -(-size // 64) * 64)
+        return ends[1:]
+
+
+def layout_of(rows: int, is_batch: bool, leaves: Sequence[Leaf], env_bytes: int) -> TraceLayout:
+    """The layout for a worker's rows, which are one group if they are a vector env."""
+    items = tuple(0 if leaf == OBJECT else leaf.items for leaf in leaves)
+    return TraceLayout(rows, 1 if is_batch else rows, items, env_bytes)
+
+
+def allocate(layout: TraceLayout) -> int:
+    """A sealed memfd; the caller owns the descriptor. Its pages are taken as they are written.
+
+    Raises ``OSError`` and leaves nothing behind.
+    """
+    return new_memory("envhub-trace", layout.places()[-1])
+
+
+class Trace:
+    """The mapped memory."""
+
+    def __init__(self, layout: TraceLayout, descriptor: int) -> None:
+        """Map it; the caller still owns the descriptor. Raises ``OSError`` or ``ValueError``."""
+        self.layout, starts = layout, layout.places()
+        self._memory = mmap.mmap(descriptor, starts[-1])
+        if hasattr(mmap, "MADV_DONTFORK"):  # as of the arena
+            self._memory.madvise(mmap.MADV_DONTFORK)  # a child of an env must not write to it
+            self._memory.madvise(mmap.MADV_DONTDUMP)  # a core file would allocate what is not written
+        self.words = np.frombuffer(self._memory, np.int64, 1 + 2 * layout.groups).data
+        self.rings = [
+            np.ndarray((layout.batches, layout.rows, width), np.uint8, self._memory, start)
+            for width, start in zip(layout.widths, starts)
+        ]
+        first = len(layout.widths)
+        whole = memoryview(self._memory)
+        self.notes = [whole[start : start + layout.notes_bytes] for start in starts[first : first + layout.groups]]
+
+    def taken(self, group: int) -> bytes:
+        """A copy of what is kept of a group, encoded, for ``worker.replayer``; ``cut`` says why that is not enough.
+
+        Raises ``ValueError``.
+        """
+        layout, size = self.layout, self.layout.rows // self.layout.groups
+        begun, (first, length) = self.words[0], self.words[1 + 2 * group : 3 + 2 * group]
+        if not (0 <= first <= begun < 1 << 62 and length >= 0):
+            raise ValueError("its trace is damaged")
+        if begun - first > layout.batches or length > layout.notes_bytes:
+            text = f"since its last reset it was asked more than trace_bytes_max={layout.env_bytes} holds"
+            return codec.encode({"cut": text})
+        if (begun - first) * size * sum(layout.widths) + length > TAKEN_BYTES_MAX:
+            raise ValueError(f"its trace has more than {TAKEN_BYTES_MAX} bytes")
+        places, rows = np.arange(first, begun) % layout.batches, slice(group * size, (group + 1) * size)
+        rings = [ring[places, rows].tobytes() for ring in self.rings]
+        return codec.encode({"cut": "", "first": first, "notes": bytes(self.notes[group][:length]), "rings": rings})
+
 
 SUFFIX = ".replay"
 FILE_BYTES_MAX = 1 << 26
@@ -42,7 +155,7 @@ class Replay:
     limits_s: Dict[str, float]  # ``init``, ``reset``, ``step``: how long a call may take
     memory_max: int  # how many bytes of memory its worker was allowed; 0 for no limit
     spec: bytes  # of the env, encoded, for an id that is registered by its program only; empty where it has none
-    trace: bytes  # what it was asked until the call that failed, as ``ipc.trace`` gives it
+    trace: bytes  # what it was asked until the call that failed, as ``Trace.taken`` gives it
 
     @property
     def cut(self) -> str:

@@ -1,33 +1,125 @@
 """The processes of a hub: a zygote started by exec, the workers that it forks, and the orphans that envs leave behind.
 
 A pidfd reports the exit of each worker, and a worker is ended with its process group. A process that left the group
-becomes an orphan of the hub, which is a subreaper, and is ended with its worker (``orphan_reaper``). If the hub is
+becomes an orphan of the hub, which is a subreaper, and is ended with its worker (``OrphanReaper``). If the hub is
 killed, the kernel ends the workers, and the zygote ends all other processes. All of this runs in the hub's main thread:
 the kernel ends a worker when the thread ends that started it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from envhub.arena.spin import RING
 from envhub.values.codec import KNOWN
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
+from envhub_server.ipc.process_marks import NO_WORKER
 from envhub_server.log import Logger, writes_json
 from envhub_server.loop import Poller
-from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, start_environment
-from envhub_server.processes.orphan_reaper import OrphanReaper
-from envhub_server.processes.worker_events import Events, MemoryKills, own_counters
-from envhub_server.processes.worker_handle import WorkerHandle
+from envhub_server.processes.interpreter import (
+    OWN,
+    Environment,
+    InterpreterKey,
+    InterpreterUnusable,
+    ZygoteProcess,
+    start_environment,
+)
+from envhub_server.processes.worker_handle import Events, MemoryKills, WorkerHandle, own_counters
 from envhub_server.processes.worker_output import OutputStream
 from envhub_server.processes.zygote_handle import ZygoteHandle
-from envhub_server.processes.zygote_process import ZygoteProcess
+
+REMEMBERED_S = 10.0  # for an ended worker: its grandchildren become the hub's children only when their parents end
+CLOSE_TIMEOUT_S = 1.0
+CLOSE_POLL_S = 0.002
+
+
+class OrphanReaper:
+    """Finds, ends and reaps the children of this process that it did not start."""
+
+    def __init__(self, hub: str) -> None:
+        """Reap orphans with this hub's mark; the children that exist now are no orphans and are left alone."""
+        self._hub = hub
+        self._foreign = frozenset(process_marks.children(os.getpid()))
+        self._spared: set[int] = set()
+        self._adopted: dict[int, int] = {}  # by pid of an orphan, the pid of its worker, or NO_WORKER
+        self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
+
+    def spare(self, pid: int) -> None:
+        """Leave this child to its owner, which reaps it."""
+        self._spared.add(pid)
+
+    def reaped(self, pid: int) -> None:
+        """Note that its owner has reaped such a child: another may have its number by now."""
+        self._spared.discard(pid)
+
+    def worker_ended(self, pid: int) -> None:
+        """Have the next ``sweep`` end the orphans of this worker."""
+        self._ended[pid] = time.monotonic() + REMEMBERED_S
+
+    def sweep(self, others: Collection[int], workers: Collection[int], births: bool) -> None:
+        """Reap orphans that have exited, and end orphans whose worker has ended.
+
+        Args:
+            others: pids of children that are reaped elsewhere.
+            workers: pids of the workers that live.
+            births: True if there may be workers whose pid the hub does not know yet. Then nothing is reaped, and only
+                orphans of workers that ended lately are ended.
+        """
+        now_s = time.monotonic()
+        self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
+        before, self._adopted = self._adopted, {}
+        for pid in process_marks.children(os.getpid()):
+            if pid in others or pid in self._spared:
+                continue
+            if not births and _reaped(pid):  # a new worker must not be reaped here
+                continue
+            worker = before[pid] if pid in before else process_marks.worker_of(pid, self._hub) or NO_WORKER
+            self._adopted[pid] = worker
+            # A new worker may have orphans before the hub knows its pid.
+            if worker in self._ended or not (births or worker in workers or worker in (NO_WORKER, pid)):
+                process_marks.kill_tree(pid)
+
+    def by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """The orphans by the pid of the worker that started them, as far as the kernel lists children.
+
+        Args:
+            others: pids of children that are not orphans.
+        """
+        orphans: dict[int, list[int]] = {}
+        for pid in process_marks.listed_children(os.getpid()) or ():
+            if pid in others:
+                continue
+            worker = self._adopted.get(pid) or process_marks.worker_of(pid, self._hub) or NO_WORKER
+            if worker not in (NO_WORKER, pid):  # any other pid is about to be a worker, or to execute a program
+                self._adopted[pid] = worker
+                orphans.setdefault(worker, []).append(pid)
+        return orphans
+
+    def end_all(self) -> None:
+        """End all descendants of this process but the children from before, and wait until they have ended."""
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self._spared]
+            for pid in orphans:
+                process_marks.kill_tree(pid)
+                _reaped(pid)
+            if not orphans:
+                return
+            time.sleep(CLOSE_POLL_S)
+
+
+def _reaped(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG) != (0, 0)
+    return True
+
 
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S

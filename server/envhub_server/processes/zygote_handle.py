@@ -17,6 +17,7 @@ from envhub_server.processes.interpreter import (
     InterpreterKey,
     InterpreterUnusable,
     Start,
+    ZygoteProcess,
     environment_of,
     find,
     import_folder,
@@ -26,10 +27,8 @@ from envhub_server.processes.interpreter import (
     waits,
     what_is_wrong,
 )
-from envhub_server.processes.worker_events import OutOfMemory, exit_cause
-from envhub_server.processes.worker_handle import WorkerHandle
+from envhub_server.processes.worker_handle import OutOfMemory, WorkerHandle, exit_cause
 from envhub_server.processes.worker_output import OutputStream, TimerDescriptor, WorkerOutput
-from envhub_server.processes.zygote_process import ZygoteProcess
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s

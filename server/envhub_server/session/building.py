@@ -10,7 +10,7 @@ from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.catalog.registry import EnvFacts, Recipe
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
 from envhub_server.session.effects import Effects
 from envhub_server.session.failure_text import Overrun

@@ -11,7 +11,7 @@ from typing import Any
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import raised_text, shortened, without_folders
 from envhub.protocol.messages import Failure, Faults, Make
-from envhub_server.processes.worker_events import ExitCause
+from envhub_server.processes.worker_handle import ExitCause
 from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.hang_detector import Late
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import WorkerSaid
+from envhub_server.processes.worker_handle import WorkerSaid
 from envhub_server.session.client_events import ClientEvents
 from envhub_server.session.phases import OVER
 from envhub_server.session.process_events import ProcessEvents

@@ -10,7 +10,7 @@ from typing import Any
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import ExitCause, WorkerExited
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited
 from envhub_server.session.calls import Answer
 from envhub_server.session.failure_text import Overrun
 from envhub_server.session.hang_detector import Late, Progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
-from envhub_server.processes.worker_events import WorkerExited
+from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
 from envhub_server.session.closing import EnvClosing
 from envhub_server.session.env_history import EnvHistory

@@ -23,7 +23,7 @@ from types import ModuleType
 PYTHON_MIN = (3, 8)
 # A worker's imports, in this order, with their least versions; one of the last two is enough.
 NEEDED = ("numpy", "msgpack")
-OWN_PROCESS = "envhub_server.worker.own_process"
+PROCESS_MARKS = "envhub_server.ipc.process_marks"
 NAME = "envhub"  # as envs see this program in ``sys.argv``, unless they are those of another program
 GYMNASIUM = {"gymnasium": (0, 26), "gym": (0, 21)}
 
@@ -115,28 +115,30 @@ def replay(arguments: "list[str]") -> None:
     forget_own_folder()
     for place in arguments[4:]:
         expose(*place.split("=", 1))
-    from envhub_server.worker import own_process, replayer
+    from envhub_server.ipc import process_marks
+    from envhub_server.worker import replayer
 
-    own_process.unmute_warnings()
+    process_marks.unmute_warnings()
     sys.path.append(os.getcwd())
     replayer.main(path, int(state), use_pdb == "1")
 
 
 if __name__ == "__main__":
     # What it needs before its packages can be imported, and its workers too.
-    own_process = expose(OWN_PROCESS, os.path.join(os.path.dirname(os.path.realpath(__file__)), "own_process.py"))
-    own_process.mute_warnings()
+    folder = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    process_marks = expose(PROCESS_MARKS, os.path.join(folder, "ipc", "process_marks.py"))
+    process_marks.mute_warnings()
     arguments = sys.argv[1:]
     sys.argv[:] = [NAME]
     if arguments[0] == "replay":
         replay(arguments)
-    own_process.leave_terminal()
+    process_marks.leave_terminal()
     control, said, hub_pid, workers = map(int, arguments[:4])
     report = StartReport(said)
     if os.getppid() != hub_pid:
         report.give_up("apart")
     if not workers:  # without workers there is nothing to guard if the hub ends early
-        own_process.die_with_hub(hub_pid)
+        process_marks.die_with_hub(hub_pid)
     forget_own_folder()
     report.check()
     report.say(importing="envhub")

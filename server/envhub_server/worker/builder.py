@@ -21,7 +21,7 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MA
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext
+from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext, encode_or_nothing, private_bytes
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_sources import (
     adopt_environment,
@@ -33,9 +33,7 @@ from envhub_server.worker.env_sources import (
     source_of,
     versions_of,
 )
-from envhub_server.worker.exception_report import encode_or_nothing
 from envhub_server.worker.gym_compat import adapt
-from envhub_server.worker.host import private_bytes
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
@@ -210,7 +208,7 @@ class Builder:
 def _confine(build: control.Build) -> None:
     import resource
 
-    from envhub_server.worker.own_process import prctl
+    from envhub_server.ipc.process_marks import prctl
 
     if not build.allow_pickle:  # True only for envs of the hub's own program
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -8,11 +8,10 @@ from typing import Any, Callable, Iterator, Sequence, Union
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
-from envhub_server.worker.context import WorkerContext
-from envhub_server.worker.exception_report import PendingFailure
+from envhub_server.worker.context import PendingFailure, WorkerContext
 from envhub_server.worker.gym_compat import is_wrapped
+from envhub_server.worker.native_env import SubEnv
 from envhub_server.worker.row import Row
-from envhub_server.worker.sub_env import SubEnv
 
 RESERVED_CALLS = frozenset(["reset", "step", "close", "_setattr", "_check_spaces"])
 # Methods that reach an attribute of any name.

@@ -2,21 +2,202 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import io
+import os
+import resource
+import sys
+import traceback
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
+import envhub
 from envhub.arena.memory import TURN_ONE, Arena
-from envhub.errors import shortened
+from envhub.errors import FULL_TRACEBACKS, shortened, without_folders, without_secrets
+from envhub.process import STACKS
+from envhub.protocol import messages
 from envhub.protocol.messages import Failure
 from envhub.secret import hidden
 from envhub.values import codec, spaces
+from envhub.values.gym_api import api
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel
+from envhub_server.ipc.channel import Channel, moved_up
 from envhub_server.worker.env_batch import RowGroup
-from envhub_server.worker.exception_report import PendingFailure, describe_failure
-from envhub_server.worker.host import Host
 from envhub_server.worker.row_places import NotFinite
 from envhub_server.worker.trace_writer import TraceWriter
+
+
+class StackDumps:
+    """Writes the stacks of all threads when the hub wants them and at a crash, whatever the process is doing."""
+
+    def __init__(self, output: int, error: int) -> None:
+        """Replace the standard output and error by these pipes; closes both descriptors."""
+        # A copy of its own: an env may close or redirect its standard error.
+        self._descriptor = moved_up(os.dup(error))
+        for standard, pipe in ((1, output), (2, error)):
+            os.dup2(pipe, standard)
+            os.close(pipe)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A killed worker loses no line, and no other process writes into the middle of one.
+                stream.reconfigure(line_buffering=True, write_through=False)
+        self.arm()
+
+    def arm(self) -> None:
+        # ``faulthandler`` ignores a second call unless it is disabled first.
+        faulthandler.disable()
+        faulthandler.unregister(STACKS)
+        faulthandler.enable(self._descriptor)
+        faulthandler.register(STACKS, self._descriptor, all_threads=True)
+
+    def keep(self) -> int:
+        """Write the stack of the main thread into a file in memory from now on; returns its descriptor, -1 for none.
+
+        An env that is slow to close is no failure, and its stack nothing to print.
+        """
+        try:
+            descriptor = moved_up(os.memfd_create("envhub-stacks"))
+        except OSError:  # there is no descriptor left
+            return -1
+        faulthandler.unregister(STACKS)
+        faulthandler.register(STACKS, descriptor, all_threads=False)
+        return descriptor
+
+
+class Host:
+    """A process of the worker's own."""
+
+    def __init__(self, stack_dumps: StackDumps | None = None) -> None:
+        """``stack_dumps`` are those of a process that is a worker to its end."""
+        self._stack_dumps = stack_dumps
+
+    def pin(self, cpu: int | None) -> None:
+        if cpu is None:
+            return
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
+                os.sched_setaffinity(int(thread), [cpu])
+
+    def arm_stack_dumps(self) -> None:
+        """Write stack dumps again on the signals whose handlers an env may have replaced."""
+        if self._stack_dumps is not None:
+            self._stack_dumps.arm()
+
+    def keep_stacks(self) -> int:
+        """Keep the stacks that are asked for in a file of this process; returns its descriptor, -1 for none."""
+        return -1 if self._stack_dumps is None else self._stack_dumps.keep()
+
+    def crash(self) -> None:
+        """End as at a crash: the hub decides how often to try again."""
+        os._exit(1)
+
+
+def private_bytes() -> int:
+    try:
+        with open("/proc/self/smaps_rollup", "rb") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
+
+
+MESSAGE_CHARS_MAX = 1 << 16
+ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
+TRACEBACK_CHARS_MAX = 16384
+
+# Frames of these files and folders stand between an env and the step of its user. The envs of Gymnasium are not there.
+_GYMNASIUM = os.path.dirname(str(api.__file__))
+_LIBRARY = tuple(
+    f'File "{place}'
+    for place in (
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+        os.path.dirname(os.path.abspath(envhub.__file__)) + os.sep,
+        *(os.path.join(_GYMNASIUM, name) for name in ("core.py", "wrappers", "utils")),
+        os.path.join(_GYMNASIUM, "envs", "registration.py"),
+    )
+)
+
+
+class PendingFailure(Exception):
+    """A ``Failure`` that says how the worker before this one ended; the first step of each of its rows raises it."""
+
+
+def describe_failure(
+    error: BaseException,
+    code: str,
+    row: int | None,
+    worker: int | None,
+    hide_folders: bool = False,
+    hide_secrets: bool = False,
+) -> Any:
+    """A ``Failure`` that describes ``error`` in strings; never raises.
+
+    They may name no folder of this machine, or have nothing that may be a secret.
+    """
+
+    def shown(value: Any) -> Any:
+        value = without_folders(value) if hide_folders else value
+        return without_secrets(value) if hide_secrets else value
+
+    try:
+        message = str(error)
+    except BaseException:  # an exception whose own text raises is still worth reporting
+        message = f"<{type(error).__name__}, whose text cannot be read>"
+    if isinstance(error, MemoryError):
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        if limit != resource.RLIM_INFINITY:
+            message += f" (the hub lets a worker have --worker-memory {limit} bytes)"
+    # An OSError keeps the file's name apart; the class takes it as a third argument.
+    file = [error.filename] if isinstance(error, OSError) and len(error.args) == 2 and error.filename else []
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except BaseException:
+        lines = traceback.format_tb(error.__traceback__)
+    if not os.environ.get(FULL_TRACEBACKS):
+        lines = folded(lines)
+    return messages.Failure(
+        code=code,
+        scope="env",
+        message=shown(shortened(message, MESSAGE_CHARS_MAX)),
+        env_index=row,
+        worker=worker,
+        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        args=encode_or_nothing(lambda: shown([*error.args, *file])),
+        attributes=encode_or_nothing(lambda: shown(dict(vars(error)))),
+        traceback=shown("".join(lines)[-TRACEBACK_CHARS_MAX:]),
+    )
+
+
+def folded(lines: Iterable[str]) -> list[str]:
+    """The entries of a formatted traceback, with each run of frames of the library but the innermost as one line."""
+    kept: list[str] = []
+    run: list[str] = []
+    for line in lines:
+        if line.lstrip(" |").startswith(_LIBRARY):
+            run.append(line)
+            continue
+        if line.lstrip(" |").startswith('File "'):
+            kept += _in_a_line(run)
+        elif run:  # the exception itself: the last frame is where it was raised
+            kept += [*_in_a_line(run[:-1]), run[-1]]
+        kept.append(line)
+        run = []
+    return kept + run
+
+
+def _in_a_line(run: list[str]) -> list[str]:
+    frames = f"{len(run)} frame{'s' if len(run) > 1 else ''} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
+    return [f"  [{frames}]\n"] if run else []
+
+
+def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
+    """The encoded value; empty if the codec cannot carry it or it is too large."""
+    try:
+        blob = codec.encode(read(), unknown)
+    except Exception:  # a foreign class may raise anything
+        return b""
+    return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""
 
 
 class SessionSpaces(NamedTuple):

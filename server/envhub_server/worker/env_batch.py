@@ -25,10 +25,9 @@ from envhub_server.worker.batch_places import (
     Outcome,
     infos_by_env,
 )
-from envhub_server.worker.native_env import NativeEnv, Options, Seeds
+from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
 from envhub_server.worker.row_places import CheckPlan, InfoPlace, NotFinite, as_slice, why_not_finite
-from envhub_server.worker.sub_env import SharedCall, SubEnv
 from envhub_server.worker.trace_writer import TraceWriter
 
 _INVALID = codec.encode({"invalid_transition": True})

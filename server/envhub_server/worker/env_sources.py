@@ -20,8 +20,8 @@ from envhub_server.ipc import process_marks
 from envhub_server.ipc.factories_memory import pickle_of
 from envhub_server.ipc.packages import meant, on_this_machine
 from envhub_server.worker import gym_compat
-from envhub_server.worker.env_runner import EnvRunner
 from envhub_server.worker.other_interfaces import as_gymnasium
+from envhub_server.worker.row import EnvRunner
 
 BY_NAME = (
     "a worker imports the module of a factory by its name, and what the program has under that name is not there. Put "

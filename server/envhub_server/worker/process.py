@@ -22,14 +22,20 @@ from envhub.values import codec, spaces
 from envhub.values.info_columns import Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, MESSAGE_BYTES_MAX, Channel, ChannelClosed
-from envhub_server.ipc.trace import layout_of
-from envhub_server.worker.bells import Bells, WorkerPoller
+from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import FailureReports, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
-from envhub_server.worker.host import Host, StackDumps
+from envhub_server.worker.context import (
+    FailureReports,
+    Host,
+    HostedEnvs,
+    ProgressWord,
+    SessionSpaces,
+    StackDumps,
+    WorkerContext,
+)
 from envhub_server.worker.name_lister import NameLister
-from envhub_server.worker.stepper import Departure, Stepper
+from envhub_server.worker.stepper import Bells, Departure, Stepper, WorkerPoller
 from envhub_server.worker.trace_writer import TraceWriter
 
 

@@ -26,12 +26,22 @@ from envhub.process import STACKS
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc.control import Build
-from envhub_server.ipc.replay_file import FILE_BYTES_MAX, Replay, unpack
-from envhub_server.ipc.trace import ACTION, CODES, LENGTH, NOTHING, RESET, SET, layout_of
+from envhub_server.ipc.replay_file import (
+    ACTION,
+    CODES,
+    FILE_BYTES_MAX,
+    LENGTH,
+    NOTHING,
+    RESET,
+    SET,
+    Replay,
+    layout_of,
+    unpack,
+)
+from envhub_server.worker.context import private_bytes
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
-from envhub_server.worker.host import private_bytes
 from envhub_server.worker.native_env import Share, made_by
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_places import NotFinite

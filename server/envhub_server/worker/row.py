@@ -32,7 +32,7 @@ from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.worker.env_runner import EnvRunner
+from envhub_server.worker.gym_compat import accepts
 from envhub_server.worker.row_places import (
     CheckPlan,
     InfoPlace,
@@ -42,6 +42,39 @@ from envhub_server.worker.row_places import (
     why_not_finite,
 )
 from envhub_server.worker.trace_writer import TraceWriter
+
+
+class EnvRunner:
+    """Runs one env inside of a worker.
+
+    ``envhub.AsyncVectorEnv(env_fns, worker=Mine)``, where ``Mine`` extends this class, or is named ``"module:Mine"``.
+    The worker makes one for each env. The autoreset mode, not this class, decides when an env is reset without a
+    request, and in which step the results arrive.
+
+    Attributes:
+        env: the env.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env because its user asked for it; return the values of ``gymnasium.Env.reset``."""
+        asked = {"seed": seed, "options": options}
+        given = {name: value for name, value in asked.items() if value is not None or accepts(self.env, "reset", name)}
+        outcome: tuple[Any, dict[str, Any]] = self.env.reset(**given)
+        return outcome
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the env; return the values of ``gymnasium.Env.step``."""
+        outcome: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
+        return outcome
+
+    def autoreset(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
+        outcome: tuple[Any, dict[str, Any]] = self.env.reset()
+        return outcome
+
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 

@@ -1,4 +1,4 @@
-"""Writes the trace of a worker (``ipc.trace``): a few copies before each batch, and a note for what is no step."""
+"""Writes the trace of a worker: a few copies before each batch, and a note for what is no step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from envhub.arena.memory import Arena
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 from envhub_server.ipc.control import SetAttrRows
-from envhub_server.ipc.replay_file import is_plain
-from envhub_server.ipc.trace import ACTION, CALL, CODES, LENGTH, NOTHING, RESET, SET, Trace, TraceLayout
+from envhub_server.ipc.replay_file import ACTION, CALL, CODES, LENGTH, NOTHING, RESET, SET, Trace, TraceLayout, is_plain
 from envhub_server.worker.gym_compat import innermost
 from envhub_server.worker.row_places import as_slice
 

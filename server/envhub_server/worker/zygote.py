@@ -28,12 +28,12 @@ import numpy as np
 from envhub.arena.memory import OP_RESET, OP_STEP, Arena, allocate
 from envhub.process import handle_job_signals, keep_freed_memory, unblock_job_signals, write_no_core_file
 from envhub.values import actions, codec
-from envhub_server.ipc import control, process_marks, trace
+from envhub_server.ipc import control, process_marks, replay_file
 from envhub_server.ipc.channel import Channel, ChannelClosed
+from envhub_server.ipc.process_marks import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker import process
+from envhub_server.worker.context import Host, StackDumps
 from envhub_server.worker.env_sources import remember_registry, remember_variables
-from envhub_server.worker.host import Host, StackDumps
-from envhub_server.worker.own_process import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker.process import Worker
 from envhub_server.worker.shared_process import reseed
 
@@ -94,7 +94,7 @@ class _WarmUp:
         arena.format(epoch=1)
         heard, rung = os.pipe()  # Python has no eventfd before 3.10
         os.set_blocking(rung, False)  # it is never read, and has room for all rings
-        traced = trace.allocate(trace.layout_of(1, False, layout.actions, TRACE_BYTES))
+        traced = replay_file.allocate(replay_file.layout_of(1, False, layout.actions, TRACE_BYTES))
         descriptors = control.ArenaDescriptors(memory, heard, heard, rung, rung, traced)
         self._tell(mapped, descriptors.sent)
         for descriptor in (memory, heard, rung, traced):

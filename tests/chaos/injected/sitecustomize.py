@@ -34,7 +34,7 @@ POINTS = {
         "envhub_server.worker.row:Row.step",
         "envhub_server.worker.row:Row.reset",
         "envhub_server.worker.stepper:Stepper._finish",
-        "envhub_server.worker.bells:Bells.ring",
+        "envhub_server.worker.stepper:Bells.ring",
     ),
     "zygote": (*_CHANNEL, "envhub_server.worker.zygote:Zygote._fork_workers"),
     "hub": (

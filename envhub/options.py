@@ -6,6 +6,7 @@ allowed, as ``msgspec`` checks it.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -103,14 +104,12 @@ def read_program(text: str, folder: Path) -> str:
     return path if "/" in text or os.path.exists(path) else text
 
 
-def read_address(text: str, folder: Path) -> str:
-    address.parse(text)
-    return text
+def _checked_by(check: Callable[[str], Any]) -> Callable[[str, Path], str]:
+    def read(text: str, folder: Path) -> str:
+        check(text)
+        return text
 
-
-def read_arguments(text: str, folder: Path) -> str:
-    parse_arguments(text)
-    return text
+    return read
 
 
 def read_function(text: str, folder: Path) -> str:
@@ -140,8 +139,8 @@ def _read_by(read: Callable[[Any, Path], Any], low: int | None = None, high: int
     return Meta(ge=low, le=high, extra={"read": read})
 
 
-Address = Annotated[str, _read_by(read_address)]
-Arguments = Annotated[str, _read_by(read_arguments)]
+Address = Annotated[str, _read_by(_checked_by(address.parse))]
+Arguments = Annotated[str, _read_by(_checked_by(parse_arguments))]
 Bytes = Annotated[int, _read_by(byte_count, 0, BYTES_MAX)]
 SomeBytes = Annotated[int, _read_by(byte_count, 1, BYTES_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
@@ -165,199 +164,112 @@ Workers = Annotated[int, Meta(ge=1, le=PROCESSES_MAX)]
 
 
 class RecycleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The table ``recycle``: bounds after which another worker takes over; 0 for never."""
+    """The table ``recycle``: bounds after which another worker takes over; 0 for never.
 
-    episodes: Annotated[
-        int,
-        Meta(ge=0, le=EPISODES_MAX),
-        Meta(description="After this number of episodes of its envs together; 0, the default, for never."),
-    ] = 0
-    age_s: Annotated[
-        Seconds,
-        Meta(description="After this number of seconds; 0, the default, for never."),
-    ] = 0.0
-    memory_bytes: Annotated[
-        Memory,
-        Meta(description="With more bytes of memory than these, such as 2GB; 0, the default, for never."),
-    ] = 0
+    Attributes:
+        episodes: After this number of episodes of its envs together; 0, the default, for never.
+        age_s: After this number of seconds; 0, the default, for never.
+        memory_bytes: With more bytes of memory than these, such as 2GB; 0, the default, for never.
+    """
+
+    episodes: Annotated[int, Meta(ge=0, le=EPISODES_MAX)] = 0
+    age_s: Seconds = 0.0
+    memory_bytes: Memory = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """Options of a hub besides its envs. A field is an option of ``envhub serve``, and a key of its file."""
+    """Options of a hub besides its envs. A field is an option of ``envhub serve``, and a key of its file.
 
-    bind: Annotated[
-        tuple[Address, ...],
-        Meta(
-            description="Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be "
-            "given more than once."
-        ),
-    ] = ()
-    name: Annotated[
-        HubName,
-        Meta(
-            description="The hub's name for its clients and its log, of at most 64 printable characters of ASCII. "
-            "Without it, the name of the machine."
-        ),
-    ] = ""
-    python: Annotated[
-        Program,
-        Meta(
-            description="The interpreter of envs that name none: a program, a virtual environment or a conda prefix, "
-            "of Python 3.8 or later. Without it, the hub's own."
-        ),
-    ] = ""
-    rendering: Annotated[
-        Literal["egl", "osmesa"] | None,
-        Meta(
-            description="The way to draw frames without a screen, for envs that name none: by a GPU or Mesa (egl), or "
-            "by the CPU (osmesa). Tried at the start."
-        ),
-    ] = None
-    vector: Annotated[
-        bool,
-        Meta(description="Take the envs of the command line as vector envs, as ``vector`` of a table does."),
-    ] = False
-    workers: Annotated[
-        Workers | Literal["auto"],
-        Meta(
-            description="The number of workers of a session that asks for none. By default, or with auto, envs that "
-            "may share a process have one per CPU, and others one each."
-        ),
-    ] = "auto"
-    cpus: Annotated[
-        Cpus | None,
-        Meta(description="The number of CPUs that the hub plans with. By default all that it may use."),
-    ] = None
-    worker_memory: Annotated[
-        Memory,
-        Meta(
-            description="The bytes of memory that each worker may allocate, such as 2GB or 512MiB; an env that wants "
-            "more gets a MemoryError. 0, the default, for no limit."
-        ),
-    ] = 0
-    worker_env: Annotated[
-        tuple[VariableName, ...],
-        Meta(
-            description="A variable of the environment that workers get, too; may be given more than once. Without it "
-            "they get only what programs need to run, such as PATH and HOME."
-        ),
-    ] = ()
-    keys: Annotated[
-        Path | None,
-        Meta(
-            description="The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their "
-            "holders, and may be one that other machines can reach. Changes of the folder count at once."
-        ),
-    ] = None
-    insecure: Annotated[
-        bool, Meta(description="Allow an address that other machines can reach, though nothing guards it.")
-    ] = False
-    allow_factories: Annotated[
-        bool,
-        Meta(description="Run factories that clients send, for the own user and keys with the right deploy."),
-    ] = False
-    allow_arguments: Annotated[
-        tuple[Arguments, ...],
-        Meta(
-            description="Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may "
-            "be a pattern; may be given more than once."
-        ),
-    ] = ()
-    verbose_errors: Annotated[
-        bool,
-        Meta(
-            description="Name folders of this machine in the errors of all clients, and not of the hub's own user "
-            "alone."
-        ),
-    ] = False
-    gpus: Annotated[
-        tuple[Gpu, ...],
-        Meta(
-            description="A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be "
-            "given more than once. Clients choose among them."
-        ),
-    ] = ()
-    memory_max: Annotated[
-        Memory | None,
-        Meta(
-            description="The bytes of memory that each worker may have, with what it started; one that has more is "
-            "ended. Clients may ask for less. 0, the default, for no limit."
-        ),
-    ] = None
-    spares: Annotated[
-        Spares | None,
-        Meta(
-            description="The number of workers of each session that are made ahead, 0 by default. Clients may choose "
-            "another number, up to spares_max."
-        ),
-    ] = None
-    recycle: Annotated[
-        RecycleOptions,
-        Meta(
-            description="When another worker takes over from one: after ``episodes`` of its envs together, ``age_s`` "
-            "seconds, or with more than ``memory_bytes``, as ``--recycle.memory-bytes 2GB``; 0 for never."
-        ),
-    ] = RecycleOptions()  # noqa: RUF009 - it is frozen
+    Attributes:
+        bind: Where to listen: ``tcp://HOST:PORT`` (port 0 takes a free one) or ``ipc://PATH``; may be given more than
+            once.
+        name: The hub's name for its clients and its log, of at most 64 printable characters of ASCII. Without it, the
+            name of the machine.
+        python: The interpreter of envs that name none: a program, a virtual environment or a conda prefix, of Python
+            3.8 or later. Without it, the hub's own.
+        rendering: The way to draw frames without a screen, for envs that name none: by a GPU or Mesa (egl), or by the
+            CPU (osmesa). Tried at the start.
+        vector: Take the envs of the command line as vector envs, as ``vector`` of a table does.
+        workers: The number of workers of a session that asks for none. By default, or with auto, envs that may share a
+            process have one per CPU, and others one each.
+        cpus: The number of CPUs that the hub plans with. By default all that it may use.
+        worker_memory: The bytes of memory that each worker may allocate, such as 2GB or 512MiB; an env that wants more
+            gets a MemoryError. 0, the default, for no limit.
+        worker_env: A variable of the environment that workers get, too; may be given more than once. Without it they
+            get only what programs need to run, such as PATH and HOME.
+        keys: The folder of keys that ``envhub keys`` makes. Every tcp address then admits only their holders, and may
+            be one that other machines can reach. Changes of the folder count at once.
+        insecure: Allow an address that other machines can reach, though nothing guards it.
+        allow_factories: Run factories that clients send, for the own user and keys with the right deploy.
+        allow_arguments: Arguments of an env to which any client may give any value: ``ENV=NAME,NAME``, where ENV may be
+            a pattern; may be given more than once.
+        verbose_errors: Name folders of this machine in the errors of all clients, and not of the hub's own user alone.
+        gpus: A device that workers get in turn, by CUDA_VISIBLE_DEVICES and the variables of EGL; may be given more
+            than once. Clients choose among them.
+        memory_max: The bytes of memory that each worker may have, with what it started; one that has more is ended.
+            Clients may ask for less. 0, the default, for no limit.
+        spares: The number of workers of each session that are made ahead, 0 by default. Clients may choose another
+            number, up to spares_max.
+        recycle: When another worker takes over from one: after ``episodes`` of its envs together, ``age_s`` seconds, or
+            with more than ``memory_bytes``, as ``--recycle.memory-bytes 2GB``; 0 for never.
+        sessions_max: The number of sessions that may exist at one time.
+        max_envs: The number of envs that may exist at one time.
+        envs_per_session_max: The number of envs that a session may have.
+        spares_max: The number of spares that a client may ask for, where spares says no larger number.
+        arena_bytes_max: The bytes of shared memory of all sessions together, in which observations and actions lie.
+        message_bytes_max: The bytes of one frame that a client sends, and of the results of a call that travel as one
+            frame.
+        info_bytes_max: The bytes of an info, besides the observation in it.
+        replays: The folder for the replays of envs that failed, which ``envhub replay`` runs again. By default that of
+            ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state.
+        replays_bytes_max: The bytes of all files there; older ones are removed, and with 0 none is kept.
+        trace_bytes_max: The bytes of shared memory per env for what it was asked since a reset, which a replay runs
+            again. With 0 no replay is kept.
+        lease: The seconds that a session outlives the loss of its client.
+        close_timeout_max: The most seconds that a client may give an env to close.
+        drain_timeout: The seconds for requests to end, once the hub is told to stop.
+        drain_close_timeout: The seconds for envs to close after that; then their workers are killed.
+    """
+
+    bind: tuple[Address, ...] = ()
+    name: HubName = ""
+    python: Program = ""
+    rendering: Literal["egl", "osmesa"] | None = None
+    vector: bool = False
+    workers: Workers | Literal["auto"] = "auto"
+    cpus: Cpus | None = None
+    worker_memory: Memory = 0
+    worker_env: tuple[VariableName, ...] = ()
+    keys: Path | None = None
+    insecure: bool = False
+    allow_factories: bool = False
+    allow_arguments: tuple[Arguments, ...] = ()
+    verbose_errors: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    memory_max: Memory | None = None
+    spares: Spares | None = None
+    recycle: RecycleOptions = RecycleOptions()  # noqa: RUF009 - it is frozen
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
-    sessions_max: Annotated[
-        int,
-        Meta(ge=1, le=1 << 16),
-        Meta(description="The number of sessions that may exist at one time."),
-    ] = 64
-    max_envs: Annotated[Envs, Meta(description="The number of envs that may exist at one time.")] = 4096
-    envs_per_session_max: Annotated[Envs, Meta(description="The number of envs that a session may have.")] = 1024
-    spares_max: Annotated[
-        Spares, Meta(description="The number of spares that a client may ask for, where spares says no larger number.")
-    ] = 8
-    arena_bytes_max: Annotated[
-        SomeBytes,
-        Meta(description="The bytes of shared memory of all sessions together, in which observations and actions lie."),
-    ] = 2048 * MIB
-    message_bytes_max: Annotated[
-        MessageBytes,
-        Meta(
-            description="The bytes of one frame that a client sends, and of the results of a call that travel as one "
-            "frame."
-        ),
-    ] = 64 * MIB
-    info_bytes_max: Annotated[
-        InfoBytes,
-        Meta(description="The bytes of an info, besides the observation in it."),
-    ] = MIB
-    replays: Annotated[
-        Path | None,
-        Meta(
-            description="The folder for the replays of envs that failed, which ``envhub replay`` runs again. By "
-            "default that of ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state."
-        ),
-    ] = None
-    replays_bytes_max: Annotated[
-        Bytes,
-        Meta(description="The bytes of all files there; older ones are removed, and with 0 none is kept."),
-    ] = 256 * MIB
-    trace_bytes_max: Annotated[
-        Bytes,
-        Meta(
-            description="The bytes of shared memory per env for what it was asked since a reset, which a replay runs "
-            "again. With 0 no replay is kept."
-        ),
-    ] = MIB
+    sessions_max: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
+    max_envs: Envs = 4096
+    envs_per_session_max: Envs = 1024
+    spares_max: Spares = 8
+    arena_bytes_max: SomeBytes = 2048 * MIB
+    message_bytes_max: MessageBytes = 64 * MIB
+    info_bytes_max: InfoBytes = MIB
+    replays: Path | None = None
+    replays_bytes_max: Bytes = 256 * MIB
+    trace_bytes_max: Bytes = MIB
 
     # --- times ------------------------------------------------------------------------------------------------------
 
-    lease: Annotated[Seconds, Meta(description="The seconds that a session outlives the loss of its client.")] = 60.0
-    close_timeout_max: Annotated[
-        Seconds, Meta(description="The most seconds that a client may give an env to close.")
-    ] = 60.0
-    drain_timeout: Annotated[
-        Seconds, Meta(description="The seconds for requests to end, once the hub is told to stop.")
-    ] = 5.0
-    drain_close_timeout: Annotated[
-        Seconds, Meta(description="The seconds for envs to close after that; then their workers are killed.")
-    ] = 2.0
+    lease: Seconds = 60.0
+    close_timeout_max: Seconds = 60.0
+    drain_timeout: Seconds = 5.0
+    drain_close_timeout: Seconds = 2.0
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------
@@ -519,12 +431,16 @@ def _argument(kind_and_extra: tuple[Any, Mapping[str, Any]]) -> Any:
 
 def described(table: Any, name: str) -> str:
     """The help of an option, with its default."""
-    text, default = description(kinds_of(table)[name]), default_text(table, name)
+    text, default = descriptions(table).get(name, ""), default_text(table, name)
     return f"{text} {default} by default." if default else text
 
 
-def description(annotation: Any) -> str:
-    return next((each.description for each in get_args(annotation) if getattr(each, "description", None)), "")
+@cache
+def descriptions(table: type) -> Mapping[str, str]:
+    """The texts of the attributes in a docstring; none under ``python -OO``."""
+    attributes = inspect.cleandoc(table.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def default_text(table: Any, name: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, structs
+from msgspec import structs
 
 from envhub.options import (
     Function,
@@ -30,84 +30,45 @@ class EnvSettings:
     """The table ``[envs.NAME]`` of a hub's file; None and empty values are what the hub's options say.
 
     A field is a key of the table; its annotation says what is allowed. A recipe has the settings of its environment.
+
+    Attributes:
+        env: The env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python follows the colon.
+            Without it the table's name, which then may be a pattern of ids.
+        python: The interpreter: a program, a virtual environment or a conda prefix; without it that of the hub.
+        variables: Variables of the workers' environment, in place of the hub's of these names.
+        ld_library_path: The folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        folder: The workers' working directory, from which they import what is not installed; without it the hub's.
+        rendering: The way to draw frames without a screen: the value of ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM``.
+            Without it what the hub says, or the env chooses.
+        vector: True for an env that steps all of its envs in one call, such as ALE's, EnvPool, or Gymnasium's own: an
+            id with a ``vector_entry_point``, or a factory that takes ``num_envs``. One worker holds the batch, unless
+            the client or ``--workers`` says how many have a share.
+        gpus: The devices that are dealt to the workers, in place of ``--gpus``.
+        memory_max: The bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit.
+        spares: The number of workers that are made ahead, in place of ``--spares``.
+        recycle: When another worker takes over from one, in place of ``--recycle``.
+        shared_process: True if several envs may share a process.
+        one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
+            have only one.
+        worker_setup: A function, ``module:function``, that each worker calls once before it makes its envs.
+        required: True if the hub ends with status 2 where the env is not ready at its start.
     """
 
-    env: Annotated[
-        str,
-        Meta(
-            description="The env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python "
-            "follows the colon. Without it the table's name, which then may be a pattern of ids."
-        ),
-    ] = ""
-    python: Annotated[
-        Program,
-        Meta(
-            description="The interpreter: a program, a virtual environment or a conda prefix; without it that of "
-            "the hub."
-        ),
-    ] = ""
-    variables: Annotated[
-        dict[VariableName, VariableValue],
-        Meta(description="Variables of the workers' environment, in place of the hub's of these names."),
-    ] = field(default_factory=dict)
-    ld_library_path: Annotated[
-        tuple[Path, ...],
-        Meta(description="The folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``."),
-    ] = ()
-    folder: Annotated[
-        Path | None,
-        Meta(
-            description="The workers' working directory, from which they import what is not installed; without it the "
-            "hub's."
-        ),
-    ] = None
-    rendering: Annotated[
-        Literal["egl", "osmesa"] | None,
-        Meta(
-            description="The way to draw frames without a screen: the value of ``MUJOCO_GL`` and "
-            "``PYOPENGL_PLATFORM``. Without it what the hub says, or the env chooses."
-        ),
-    ] = None
-    vector: Annotated[
-        bool,
-        Meta(
-            description="True for an env that steps all of its envs in one call, such as ALE's, EnvPool, or "
-            "Gymnasium's own: an id with a ``vector_entry_point``, or a factory that takes ``num_envs``. "
-            "One worker holds the batch, unless the client or ``--workers`` says how many have a share."
-        ),
-    ] = False
-    gpus: Annotated[
-        tuple[Gpu, ...] | None,
-        Meta(description="The devices that are dealt to the workers, in place of ``--gpus``."),
-    ] = None
-    memory_max: Annotated[
-        Memory | None,
-        Meta(
-            description="The bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit."
-        ),
-    ] = None
-    spares: Annotated[
-        Spares | None, Meta(description="The number of workers that are made ahead, in place of ``--spares``.")
-    ] = None
-    recycle: Annotated[
-        RecycleOptions | None,
-        Meta(description="When another worker takes over from one, in place of ``--recycle``."),
-    ] = None
-    shared_process: Annotated[bool, Meta(description="True if several envs may share a process.")] = False
-    one_per_process: Annotated[
-        bool,
-        Meta(
-            description="True if each env has a process of its own in any case, for simulators of which a process can "
-            "have only one."
-        ),
-    ] = False
-    worker_setup: Annotated[
-        Function,
-        Meta(description="A function, ``module:function``, that each worker calls once before it makes its envs."),
-    ] = ""
-    required: Annotated[
-        bool, Meta(description="True if the hub ends with status 2 where the env is not ready at its start.")
-    ] = False
+    env: str = ""
+    python: Program = ""
+    variables: dict[VariableName, VariableValue] = field(default_factory=dict)
+    ld_library_path: tuple[Path, ...] = ()
+    folder: Path | None = None
+    rendering: Literal["egl", "osmesa"] | None = None
+    vector: bool = False
+    gpus: tuple[Gpu, ...] | None = None
+    memory_max: Memory | None = None
+    spares: Spares | None = None
+    recycle: RecycleOptions | None = None
+    shared_process: bool = False
+    one_per_process: bool = False
+    worker_setup: Function = ""
+    required: bool = False
 
     def __post_init__(self) -> None:
         """Check that what is said goes together; raises ``ValueError``."""

@@ -1,4 +1,4 @@
-"""The entry points of ``EnvHub/Remote-v0``, see ``envhub.registration``."""
+"""The entry points of ``EnvHub/Remote-v0``, which ``envhub`` registers with Gymnasium."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 FRAMEWORKS = {
-    "minari": "minari",
     "rllib": "ray",
     "sb3": "stable_baselines3",
     "tianshou": "tianshou",

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from envhub_client import deadline
 from envhub_client.envs.arguments import environment
+from envhub_client.session.description import REMOTE
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from hubs import wait_until
 from lying_hub import NUM_ENVS, SPACE, LyingHub, made
@@ -36,7 +37,6 @@ from envhub.protocol.messages import (
     pack_rows,
 )
 from envhub.protocol.prelude import CUTS_MAX
-from envhub.registration import REMOTE
 from envhub.transport import sockets
 from envhub.values import codec
 from envhub.values.info_columns import Rows, pack_columns

@@ -19,10 +19,9 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envhub.errors import SpaceMismatch
-from envhub.registration import REMOTE
 from envhub.values import spaces
 from envhub.values.spaces import misfit
-from envhub_client.session.description import SessionDescription, own_spec
+from envhub_client.session.description import REMOTE, SessionDescription, own_spec
 
 EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
 

@@ -12,6 +12,7 @@ import enum
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from gymnasium import Space
 from gymnasium.spaces import Dict, Text, Tuple
 
 from envhub.errors import UnsupportedSpace
-from envhub.film import Film
 from envhub.values.leaf import OBJECT
 from envhub.values.spaces import leaves
 
@@ -287,3 +287,36 @@ class EpisodeCutter:
         episode = self._under_way.pop(row)
         episode.ended, episode.failure = how, failure
         return episode
+
+
+class Film:
+    """An MP4 file (H.264), by PyAV, that grows frame by frame, until it is finished."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        import av
+
+        self._path = path
+        self._make_frame = av.VideoFrame.from_ndarray
+        self._container = av.open(str(path), "w", format="mp4")
+        self._stream: Any = self._container.add_stream("libx264", rate=max(1, round(fps)))
+        self._stream.pix_fmt = "yuv420p"
+        self._empty = True
+
+    def add(self, frames: np.ndarray) -> None:
+        """Add frames, uint8 ``(n, height, width, 3)``; H.264 wants even sides, so an odd one is repeated once."""
+        height, width = frames.shape[1:3]
+        frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
+        if self._empty:
+            self._stream.height, self._stream.width = frames.shape[1:3]
+            self._empty = False
+        for frame in frames:
+            self._container.mux(self._stream.encode(self._make_frame(np.ascontiguousarray(frame), format="rgb24")))
+
+    def finish(self) -> Path:
+        self._container.mux(self._stream.encode())
+        self._container.close()
+        return self._path
+
+    def discard(self) -> None:
+        self._container.close()
+        self._path.unlink(missing_ok=True)

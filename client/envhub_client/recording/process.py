@@ -22,10 +22,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Dict, Discrete, Text, Tuple
 
-from envhub.film import Film
 from envhub.process import keep_large_blocks
 from envhub.values import codec, spaces
-from envhub_client.recording.episodes import SAME_STEP, Episode, EpisodeCutter, mapped, step_of
+from envhub_client.recording.episodes import SAME_STEP, Episode, EpisodeCutter, Film, mapped, step_of
 
 STAGING, ABOUT, BEGINS = ".unfinished", "recording.json", "recording-v"
 

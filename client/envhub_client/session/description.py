@@ -14,16 +14,24 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from envhub import errors
-from envhub.errors import RemoteProtocolError
+from envhub.errors import RemoteProtocolError, RequestRefused
 from envhub.protocol.messages import Attach, Made, Make
 from envhub.protocol.prelude import Frame
-from envhub.registration import REMOTE
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT, Leaf
 from envhub_client.session.options import ObservationMode, SessionOptions
 
-NOT_RUN = "envhub.registration:refuse_to_make"  # in place of an entry point that is the hub's choice
+REMOTE = "EnvHub/Remote-v0"
+NOT_RUN = "envhub_client.session.description:refuse_to_make"  # in place of an entry point that is the hub's choice
 GYMNASIUM_WRAPPER = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+
+
+def refuse_to_make(**kwargs: Any) -> Any:
+    """The entry point of specs that came over the network, whose own entry point the other side chose."""
+    raise RequestRefused(
+        "this spec came from a hub, so that nothing it names is run here: make the env there, by "
+        "envhub.make(spec.id, hub=...), or here by its id, gymnasium.make(spec.id)"
+    )
 
 
 def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from envhub_client.private_hub.process import private_hub
+from hubs import below, worker_processes
 
 import envhub
 from envhub.arena.spin import HAS_FENCE
@@ -35,7 +36,7 @@ def envs() -> Iterator[envhub.HubVectorEnv]:
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process(private_hub().pid).children() if child.name() == "envhub-worker"]
+    return worker_processes(private_hub().pid)
 
 
 def reads_and_writes(process: psutil.Process) -> tuple[int, int]:
@@ -95,7 +96,7 @@ def test_hub_and_workers_are_in_the_session_of_their_program_and_in_groups_of_th
     envs: envhub.HubVectorEnv,
 ) -> None:
     hub = psutil.Process(private_hub().pid)
-    processes = [hub, *hub.children()]
+    processes = [hub, *workers(), *(psutil.Process(pid) for pid, _ in below(hub))]
     assert {os.getsid(process.pid) for process in processes} == {os.getsid(0)}
     assert {os.getpgid(process.pid) for process in processes} == {process.pid for process in processes}
 

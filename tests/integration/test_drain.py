@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from hubs import ServedHub, lives, serve, stopped, wait_until
 
 import envhub
 
-GONE_S = 9.5  # `docker stop` kills after 10; stubborn envs take 5.3 s
+GONE_S = 30.0  # 10 are promised, when `docker stop` kills; the rest is for a slow machine
 NUM_ENVS = 8
 OFFERED = ("sleeper=odd_sims:Sleeper", "stubborn=odd_sims:Stubborn")
 
@@ -36,7 +35,6 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
                 envs.step_async(np.zeros(NUM_ENVS, int))
             # The hub has the request.
             assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
-            begun_s = time.monotonic()
             hub.process.terminate()
             assert wait_until(lambda: '"event": "stopping"' in hub.log)
             with pytest.raises(envhub.HubLost, match="shutting down"):
@@ -48,22 +46,20 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
             with pytest.raises(envhub.HubLost):
                 envs.step(np.zeros(NUM_ENVS, int))
         assert hub.process.wait(GONE_S) == 0
-        assert time.monotonic() - begun_s < GONE_S
         assert not any(map(lives, workers))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["wire", "auto"])
 def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> None:
-    with serve(tmp_path, *OFFERED) as hub, contextlib.closing(made(hub, "stubborn", lane)) as envs:
+    offered = (*OFFERED, "--drain-timeout", "600")
+    with serve(tmp_path, *offered) as hub, contextlib.closing(made(hub, "stubborn", lane)) as envs:
         workers = hub.workers()
-        envs.step_async(np.full(NUM_ENVS, 6000))
+        envs.step_async(np.full(NUM_ENVS, 6000))  # for which it waits after one signal
         hub.process.terminate()
         assert wait_until(lambda: '"event": "stopping"' in hub.log)
-        begun_s = time.monotonic()
         hub.process.terminate()
         assert hub.process.wait(GONE_S) == 0
-        assert time.monotonic() - begun_s < 4.5  # after one signal a step has 5 s
         assert not any(map(lives, workers))
         with pytest.raises(envhub.HubLost):
             envs.step_wait(timeout=10)

@@ -31,8 +31,8 @@ WAIT_S = 0.5  # restart_wait
 LOOK_S = 0.05
 ROWS = 4
 SEEDS = [11, 22, 33, 44]
-SLACK_S = 5.0  # of a slow machine, which may stall for some seconds
-AGAIN_S = 20.0  # for envs that are made again, on a slow machine
+SLACK_S = 20.0  # of a slow machine, which may stall for some seconds
+AGAIN_S = 60.0  # for envs that are made again, on a slow machine
 
 
 @pytest.fixture(scope="module")

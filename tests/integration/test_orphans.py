@@ -19,7 +19,7 @@ from launchers import KINDS
 
 import envhub
 
-GONE_S = 10.0  # promised within 1 s; this machine may be slow, and what is left stays for minutes
+GONE_S = 30.0  # promised within 1 s; this machine may be slow, and what is left stays for minutes
 READY_S = 30.0
 LEASE_S = 0.5  # where its end is waited for; else a client that stalls keeps its session
 CLOSE_S = 5.0  # for envs, of which those that hang need all

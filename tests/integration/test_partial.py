@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
+from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, lives, stopped, wait_until
@@ -282,10 +283,7 @@ def held(pid: int) -> Iterator[None]:
 
 def hub_of(envs: envhub.HubVectorEnv, hub: ServedHub) -> int:
     """The process of the hub of these envs."""
-    if envs.address is not None:
-        return hub.process.pid
-    below = psutil.Process().children()
-    return next(child.pid for child in below if any("envhub_server.private_hub" in part for part in child.cmdline()))
+    return private_hub().pid if envs.address is None else hub.process.pid
 
 
 def received(envs: envhub.HubVectorEnv) -> dict[int, Any]:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import recorded_sims
 import sims
-from hubs import HERE, ServedHub, at_rest, kill_worker, serve, wait_until, worker_processes
+from hubs import HERE, ServedHub, at_rest, kill_worker, lives, serve, wait_until, worker_processes
 from same import assert_same
 from witness import Witness, about_each, assert_parts_recorded, data_set, play_until_one_crashed
 
@@ -295,7 +295,7 @@ def recorder_of(envs: Any) -> psutil.Process:
     (found,) = (
         process
         for process in psutil.Process().children()
-        if "envhub_client.recording.process" in " ".join(process.cmdline())
+        if lives(process) and "envhub_client.recording.process" in " ".join(process.cmdline())
     )
     return found
 

@@ -101,4 +101,4 @@ def test_health_reports_how_long_the_hub_was_busy(tmp_path: Path) -> None:
             stopped_s = time.monotonic() - begun_s
         with envhub.connect(hub.tcp) as client:
             assert wait_until(lambda: 0.5 <= client.stats()["loop_lag_s"] < 2.0)
-            assert client.health()["loop_lag_s"] >= 0.5
+            assert client.health()["loop_lag_s"] >= 0.5  # the largest of the last minute

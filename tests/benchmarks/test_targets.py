@@ -11,20 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from envhub_client.private_hub.process import private_hub
+from envhub_client.tools import bench
+from envhub_client.tools.bench import ASYNC, PRIVATE, SYNC, TCP, Result
 from envhub_client.tools.served_hub import ServedHub, served_hub
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
-from side_by_side import entrant as entrants
-from side_by_side.contest import ECHO, ONE_WAY, MeasuredContest, Measurement, wire_bytes
-from side_by_side.entrant import ASYNC, PRIVATE, SYNC, TCP, Task
+from side_by_side.echo import ECHO, ONE_WAY, nbytes, yardsticks
 from side_by_side.workloads import BUSY_S, busy, entry, images
 
 import envhub
+from envhub.arena.layout import RESULT_BYTES
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
@@ -63,19 +65,15 @@ def told(measure: str, target: str, found: float, detail: str = "") -> None:
     print(f"\n{measure}: {found:.2f} (target {target}){'; ' + detail if detail else ''}")
 
 
-def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Measurement]:
-    task = Task(entry(env), num_envs)
-    with MeasuredContest(task) as contest:
-        contest.add(ASYNC, entrants.async_entrant(task))
-        contest.add(SYNC, entrants.sync_entrant(task))
-        contest.add(PRIVATE, entrants.private_entrant(task))
-        contest.add(TCP, entrants.hub_entrant(task, hub.tcp))
-        contest.add_pyzmq()
-        return contest.measure(SECONDS, REPEATS)
+def race(env: str, num_envs: int, hub: ServedHub) -> dict[str, Result]:
+    make = bench.factory(entry(env))
+    ways = bench.ways(entry(env), make, num_envs, hub)
+    ways = {way: ways[way] for way in (ASYNC, SYNC, PRIVATE, TCP)}
+    return bench.timed({**ways, **yardsticks(make, num_envs)}, SECONDS, REPEATS)
 
 
-def of_async(found: dict[str, Measurement], way: str) -> float:
-    return found[way].summary.rate / found[ASYNC].summary.rate
+def of_async(found: dict[str, Result], way: str) -> float:
+    return bench.rate(found[way]) / bench.rate(found[ASYNC])
 
 
 def test_cartpole(hub: ServedHub) -> None:
@@ -87,31 +85,42 @@ def test_cartpole(hub: ServedHub) -> None:
         if num_envs in wire:
             told(f"tcp to AsyncVectorEnv, {num_envs} envs", f">= {wire[num_envs]}", of_async(found, TCP))
         if num_envs == 1:
-            ratio = found[TCP].summary.p50_us / found[ECHO].summary.p50_us
-            detail = f"{found[TCP].summary.p50_us:.0f} to {found[ECHO].summary.p50_us:.0f} µs"
+            ratio = found[TCP].batch_us / found[ECHO].batch_us
+            detail = f"{found[TCP].batch_us:.0f} to {found[ECHO].batch_us:.0f} µs"
             told("tcp round trip of one env to raw pyzmq's", "<= 1.6", ratio, detail)
         if num_envs == 64:
-            ratio = found[PRIVATE].summary.rate / (CPUS * found[SYNC].summary.rate)
+            ratio = bench.rate(found[PRIVATE]) / (CPUS * bench.rate(found[SYNC]))
             told(f"shared lane, 64 envs, to {CPUS} x SyncVectorEnv", ">= 0.35, stretch 0.6", ratio)
 
 
 def test_process_per_env() -> None:
     for num_envs, target in ((16, ">= 2.5"), (64, ">= 3")):
-        task = Task("CartPole-v1", num_envs)
-        with MeasuredContest(task) as contest:
-            contest.add(ASYNC, entrants.async_entrant(task))
-            of_each = entrants.private_entrant(task, num_workers=num_envs)
-            contest.add(PRIVATE, of_each, lambda: private_hub().pid)
-            found = contest.measure(SECONDS, REPEATS)
-        told(f"a worker per env to AsyncVectorEnv, {num_envs} envs", target, of_async(found, PRIVATE))
-    memory = found[PRIVATE].memory_mb / found[ASYNC].memory_mb
-    detail = f"{found[PRIVATE].memory_mb:.0f} to {found[ASYNC].memory_mb:.0f} MB"
-    told("memory of 64 workers with their hub to AsyncVectorEnv's", "<= 1", memory, detail)
-    ways = {
+        factories = [bench.factory("CartPole-v1")] * num_envs
+        ways: bench.Ways = {
+            ASYNC: partial(AsyncVectorEnv, factories),
+            PRIVATE: partial(envhub.make_vec, factories, num_workers=num_envs),
+        }
+        told(
+            f"a worker per env to AsyncVectorEnv, {num_envs} envs",
+            target,
+            of_async(bench.timed(ways, SECONDS, REPEATS), PRIVATE),
+        )
+    memory_mb = {}
+    with contextlib.closing(AsyncVectorEnv(factories)) as others:
+        others.reset(seed=1)
+        memory_mb[ASYNC] = pss_mb(*(psutil.Process(process.pid) for process in others.processes))
+    with contextlib.closing(envhub.make_vec(factories, num_workers=num_envs)) as envs:
+        envs.reset(seed=1)
+        memory_mb[PRIVATE] = pss_mb(psutil.Process(private_hub().pid))
+    detail = f"{memory_mb[PRIVATE]:.0f} to {memory_mb[ASYNC]:.0f} MB"
+    told(
+        "memory of 64 workers with their hub to AsyncVectorEnv's", "<= 1", memory_mb[PRIVATE] / memory_mb[ASYNC], detail
+    )
+    makes = {
         "ours": lambda: envhub.make_vec("CartPole-v1", 64, num_workers=64),
         "theirs": lambda: gym.make_vec("CartPole-v1", 64, vectorization_mode="async"),
     }
-    seconds = {way: [seconds_until_made(make) for _ in range(REPEATS)] for way, make in ways.items()}
+    seconds = {way: [seconds_until_made(make) for _ in range(REPEATS)] for way, make in makes.items()}
     ours, theirs = map(np.median, seconds.values())
     detail = f"AsyncVectorEnv's {theirs:.2f}"
     told("seconds until 64 workers are ready on a warm hub", "<= 0.2", float(ours), detail)
@@ -134,8 +143,8 @@ def seconds_until_made(make: Callable[[], VectorEnv]) -> float:
 def test_images(hub: ServedHub) -> None:
     found = race("images", 64, hub)
     told("shared lane to AsyncVectorEnv, 64 image envs", ">= 5", of_async(found, PRIVATE))
-    _, reply = wire_bytes(images().observation_space, gym.spaces.Discrete(2))
-    steps, messages = found[TCP].summary.rate / 64, found[ONE_WAY].summary.rate / 64
+    reply = nbytes(images().observation_space) + RESULT_BYTES
+    steps, messages = bench.rate(found[TCP]) / 64, bench.rate(found[ONE_WAY]) / 64
     detail = f"{steps * reply * 64 / 1e9:.2f} to {messages * reply * 64 / 1e9:.2f} GB/s"
     told("tcp, 64 image envs, to raw pyzmq one way", ">= 0.75", steps / messages, detail)
 

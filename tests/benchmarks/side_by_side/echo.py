@@ -1,4 +1,4 @@
-"""The yardsticks: what raw pyzmq does over loopback tcp, without EnvHub.
+"""The yardsticks: what raw pyzmq does over loopback tcp with the bytes of a batched step, without EnvHub.
 
 The other end is in a process of its own, as a hub is. Each message is a single frame.
 """
@@ -6,30 +6,57 @@ The other end is in a process of its own, as a hub is. Each message is a single 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from side_by_side.peer import announce, peer
+from envhub_client.tools.bench import Factory, Ways
+
+from envhub.arena.layout import RESULT_BYTES
+from envhub.values import spaces
+
+ECHO, ONE_WAY = "pyzmq echo", "pyzmq one-way"
 
 # On the way; then the sender waits, and takes no CPU from the way that is measured meanwhile.
 QUEUE_MESSAGES_MAX = 4
 BUFFER_BYTES = 1 << 16  # of the kernel's for each side, which would hold small messages by the 100,000
 
 
-@contextlib.contextmanager
-def _socket(kind: str) -> Iterator[Any]:
-    """A pyzmq socket of this kind."""
-    import zmq
+def yardsticks(make: Factory, num_envs: int) -> Ways:
+    """A round trip, and replies of which none was asked for, as if they were vector envs of these envs."""
+    with closing(make()) as env:
+        request, reply = (num_envs * nbytes(space) for space in (env.action_space, env.observation_space))
+        space = env.action_space
+    reply += num_envs * RESULT_BYTES
 
-    with zmq.Context() as context, context.socket(getattr(zmq, kind)) as socket:
-        socket.linger = 0
-        yield socket
+    def made(opened: AbstractContextManager[Callable[[], object]]) -> Any:
+        stack = ExitStack()
+        step = stack.enter_context(opened)
+        return SimpleNamespace(
+            num_envs=num_envs,
+            action_space=space,
+            reset=lambda seed: None,
+            step=lambda _: step(),
+            close=stack.close,
+        )
+
+    return {ECHO: lambda: made(echo(request, reply)), ONE_WAY: lambda: made(one_way(reply))}
+
+
+def nbytes(space: Any) -> int:
+    return sum(leaf.nbytes for leaf in spaces.leaves(space))
 
 
 @contextlib.contextmanager
 def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]:
     """One DEALER/ROUTER round trip per call, with a request and a reply of these sizes."""
-    with peer(__name__, "answer", reply_bytes) as address, _socket("DEALER") as dealer:
+    with peer("answer", reply_bytes) as address, _socket("DEALER") as dealer:
         dealer.connect(address)
         request = bytes(request_bytes)
 
@@ -43,10 +70,32 @@ def echo(request_bytes: int, reply_bytes: int) -> Iterator[Callable[[], object]]
 @contextlib.contextmanager
 def one_way(message_bytes: int) -> Iterator[Callable[[], object]]:
     """One message of this size per call, of many that come one after another and ask for nothing."""
-    with peer(__name__, "pour", message_bytes) as address, _socket("PULL") as pull:
+    with peer("pour", message_bytes) as address, _socket("PULL") as pull:
         pull.rcvhwm, pull.rcvbuf = QUEUE_MESSAGES_MAX, buffer_bytes(message_bytes)
         pull.connect(address)
-        yield lambda: pull.recv(copy=False)
+        yield partial(pull.recv, copy=False)
+
+
+@contextlib.contextmanager
+def peer(role: str, message_bytes: int) -> Iterator[str]:
+    """The address that this function of this module prints, in a process of its own, which ends with the block."""
+    command = [sys.executable, "-c", f"from {__name__} import {role}; {role}({message_bytes})"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _socket(kind: str) -> Iterator[Any]:
+    import zmq
+
+    with zmq.Context() as context, context.socket(getattr(zmq, kind)) as socket:
+        socket.linger = 0
+        yield socket
 
 
 def buffer_bytes(message_bytes: int) -> int:
@@ -59,10 +108,10 @@ def answer(reply_bytes: int) -> None:
     reply = bytes(reply_bytes)
     with _socket("ROUTER") as router:
         router.bind("tcp://127.0.0.1:*")
-        announce(router.last_endpoint.decode())
+        _announce(router.last_endpoint.decode())
         while True:
-            peer, _ = router.recv_multipart(copy=False)
-            router.send_multipart([peer, reply], copy=False)
+            sender, _ = router.recv_multipart(copy=False)
+            router.send_multipart([sender, reply], copy=False)
 
 
 def pour(message_bytes: int) -> None:
@@ -71,6 +120,18 @@ def pour(message_bytes: int) -> None:
     with _socket("PUSH") as push:
         push.sndhwm, push.sndbuf = QUEUE_MESSAGES_MAX, buffer_bytes(message_bytes)
         push.bind("tcp://127.0.0.1:*")
-        announce(push.last_endpoint.decode())
+        _announce(push.last_endpoint.decode())
         while True:
             push.send(message, copy=False)
+
+
+def _announce(address: str) -> None:
+    """Print the address, and end this process as soon as its stdin ends: the program that started it is gone."""
+    # A thread and not a poller, which every message would pay for.
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    print(address, flush=True)
+
+
+def _exit_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)

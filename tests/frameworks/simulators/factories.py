@@ -1,13 +1,11 @@
-"""Functions that make an env of a package, and the plain loops that use it as its own documentation does."""
+"""Functions that make an env of a package, as its own documentation does; see server/docs/simulators.md."""
 
 from __future__ import annotations
 
-import inspect
 import random
 import string
 import tempfile
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,74 +30,6 @@ def seeded_globally(env: Any) -> Any:
             return self.env.reset(seed=seed, options=options)
 
     return Seeded(env)
-
-
-class Looped:
-    """An env of Gymnasium, or of gym of any age, as a plain loop uses it."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-
-    def reset(self, seed: int | None) -> Any:
-        """The first observation."""
-        try:
-            found = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        except TypeError:  # an older one
-            for env in [self.env, getattr(self.env, "unwrapped", None)]:
-                if hasattr(env, "seed") and inspect.signature(env.seed).parameters:
-                    env.seed(seed)
-                    break
-            found = self.env.reset()
-        return found[0] if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict) else found
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
-        """Observation, reward, and whether the episode was terminated or truncated."""
-        observation, reward, *flags, info = self.env.step(action)
-        if len(flags) == 1:
-            late = bool(info.get("TimeLimit.truncated", False))
-            flags = [flags[0] and not late, flags[0] and late]
-        return observation, reward, bool(flags[0]), bool(flags[1])
-
-
-class LoopedDmEnv(Looped):
-    """An env of dm_env."""
-
-    def reset(self, seed: int | None) -> Any:
-        """The first observation."""
-        random = getattr(getattr(self.env, "task", None), "random", None)
-        if seed is not None and random is not None:
-            random.seed(seed)
-        return self._observation(self.env.reset())
-
-    def _observation(self, timestep: Any) -> Any:
-        return timestep.observation
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool]:
-        """As of any."""
-        timestep = self.env.step(action)
-        ended, reward = timestep.last(), timestep.reward
-        terminated = bool(ended and timestep.discount == 0)
-        return self._observation(timestep), 0.0 if reward is None else reward, terminated, ended and not terminated
-
-
-def looped(env: Any, kind: str) -> Looped:
-    """The plain loop for envs of this kind."""
-    return LoopedDmEnv(env) if kind.startswith("dm_env") else Looped(env)
-
-
-def vector_records(
-    package: Any, make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]
-) -> list[list[Any]]:
-    """What a vector env gives directly, for each of its envs."""
-    return globals()[f"{package.env}_directly"](make, num_envs, seed, actions)  # type: ignore[no-any-return]
-
-
-def _row(batch: Any, env: int) -> Any:
-    if isinstance(batch, dict):
-        return {key: _row(part, env) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_row(part, env) for part in batch)
-    return np.asarray(batch)[env]
 
 
 # --- gym --------------------------------------------------------------------------------------------------------------
@@ -392,17 +322,7 @@ def kaggle_connectx() -> Any:
 # --- vector envs ------------------------------------------------------------------------------------------------------
 
 
-def _runs(batches: list[Any], num_envs: int) -> list[Any]:
-    return [[_row(batch, env) for batch in batches] for env in range(num_envs)]
-
-
 def envpool_cartpole(num_envs: int, seed: Any = 0) -> Any:
     import envpool
 
     return envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=seed)
-
-
-def envpool_cartpole_directly(make: Callable[..., Any], num_envs: int, seed: int, actions: list[Any]) -> list[Any]:
-    """The vector env itself, which is seeded when it is made."""
-    env = make(num_envs=num_envs, seed=[seed + number for number in range(num_envs)])
-    return _runs([env.reset()[0], *(env.step(action)[:4] for action in actions)], num_envs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from envhub_server.hub.replies import INLINE_BYTES_MAX
+from envhub_server.hub.resources import INLINE_BYTES_MAX
 from hubs import ServedHub, serve, wait_until
 
 import envhub

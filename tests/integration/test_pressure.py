@@ -19,7 +19,7 @@ import psutil
 import pytest
 import zmq
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
-from envhub_server.session.restarts import BOOTS_MAX
+from envhub_server.session.launcher import BOOTS_MAX
 from hubs import ServedHub, serve, wait_until
 
 import envhub

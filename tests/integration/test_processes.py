@@ -21,7 +21,7 @@ from envhub_client.connection.connection import connect
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_server.network import descriptor_guard
 from envhub_server.processes.interpreter import ZygoteProcess
-from envhub_server.session.worker_count import SHARE
+from envhub_server.session.sizing import SHARE
 from hubs import ServedHub, below, serve, wait_until
 
 import envhub

@@ -14,7 +14,7 @@ from typing import Any
 
 from envhub_server.session.effects import Effects
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.transitions import HANDLERS, TRANSITIONS
+from envhub_server.session.state import HANDLERS, TRANSITIONS
 
 
 class Effect:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,15 +11,11 @@ from typing import Any
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
-from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.hang_detector import Progress
+from envhub_server.session.launcher import Machine, Restarts, WorkerRules
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.phases import MAKING, OVER, SERVING, Driver, Phase
-from envhub_server.session.restarts import Restarts
-from envhub_server.session.slots import Slot, Stage
-from envhub_server.session.transitions import HANDLERS, TRANSITIONS
-from envhub_server.session.worker_count import Machine, WorkerCount
+from envhub_server.session.sizing import WorkerCount
+from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
+from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
 from recorder import Effect, Recorder, Tell, events
 
 from envhub.protocol.messages import Failure, Make
@@ -170,15 +165,8 @@ def validate_slot(state: SessionMachine, slot: Slot) -> None:
         assert not slot.waiting and (state.requests.asked or slot.pending is None)
 
 
-class Steady(random.Random):
-    """No delay is longer or shorter by it."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return 0.0
-
-
 def restarts(restarts_max: int = 5) -> Restarts:
-    return Restarts(restarts_max, 1, Steady())
+    return Restarts(restarts_max, 1, lambda low, high: 0.0)
 
 
 def built(*observations: bytes) -> Built:

@@ -30,9 +30,8 @@ PURE = [
     "envhub/values/spaces.py",
     "envhub/protocol/validation.py",
     "server/envhub_server/catalog/registry.py",
-    # Restarts draw from the generator that they are given.
     "server/envhub_server/hub/planner.py",
-    *(each for each in FILES if each.startswith("server/envhub_server/session/") and not each.endswith("/restarts.py")),
+    *(each for each in FILES if each.startswith("server/envhub_server/session/")),
 ]
 STEP_PATH = [
     "envhub/transport/sockets.py",
@@ -310,14 +309,14 @@ BUDGETS = {
     "envhub/protocol": (1570, 6),
     "envhub/transport": (800, 6),
     "envhub/values": (2190, 9),
-    "server/envhub_server": (1280, 8),
+    "server/envhub_server": (1355, 8),  # 75 are BackgroundThread, from hub
     "server/envhub_server/catalog": (930, 6),
-    "server/envhub_server/hub": (3400, 22),
+    "server/envhub_server/hub": (3110, 12),
     "server/envhub_server/ipc": (1300, 7),
     "server/envhub_server/memory": (660, 4),
     "server/envhub_server/network": (2790, 13),
     "server/envhub_server/processes": (1720, 6),
-    "server/envhub_server/session": (3910, 31),
+    "server/envhub_server/session": (3740, 14),
     "server/envhub_server/worker": (5200, 20),
 }
 
@@ -336,15 +335,6 @@ def test_every_class_has_a_name_of_its_own() -> None:
     places = [(node.name, name) for name in FILES for node in nodes_of(name) if isinstance(node, ast.ClassDef)]
     names = Counter(name for name, _ in places)
     assert not sorted(place for place in places if names[place[0]] > 1)
-
-
-SESSION_CORE = [f"server/envhub_server/hub/{name}.py" for name in ("runtime", "resources", "effects", "replies")]
-
-
-@of_each(SESSION_CORE)
-def test_core_of_a_session_names_none_of_the_features_that_observe_it(name: str) -> None:
-    features = {"replay_keeper"}
-    assert not features & {module.rpartition(".")[2] for module, _, _ in imports_of(name)}
 
 
 @of_each(name for name in FILES if not name.startswith("server/envhub_server/session/"))

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Recipe
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.session.build_order import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
+from envhub_server.session.launcher import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
 from sessions import RECIPE
 
 from envhub.protocol.messages import Faults, Hosting, Make, ProgramEnvironment, Recycle

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from envhub_server.hub.client_usage import MINUTE_S, ClientUsage
+from envhub_server.hub.directory import MINUTE_S, ClientUsage
 from envhub_server.hub.planner import Usage
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.rights import OWN_USER, Holder, Quotas

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 from envhub_server.processes.worker_handle import ExitCause
-from envhub_server.session.build_order import WorkerRules
 from envhub_server.session.failure_text import (
     LOG_TAIL_CHARS_MAX,
     MIB,
-    Overrun,
     env_failure,
     exhausted,
     failure,
@@ -20,7 +18,7 @@ from envhub_server.session.failure_text import (
     slow_to_close,
     unready,
 )
-from envhub_server.session.hang_detector import Late
+from envhub_server.session.slots import Late, Overrun
 
 from envhub.protocol.messages import Failure, Faults, Make
 
@@ -33,11 +31,10 @@ CRASH = ExitCause(
 
 @pytest.mark.parametrize("hide_folders", [False, True])
 def test_env_whose_interpreter_cannot_be_used_is_told_by_its_name(hide_folders: bool) -> None:
-    rules = WorkerRules(0, hide_folders, "")
-    told = unready(Make(1, "sim"), "/home/a/python has no numpy", rules)
+    told = unready(Make(1, "sim"), "/home/a/python has no numpy", hide_folders)
     assert told.code == "env_unready" and told.message.startswith("'sim' is not ready: ")
     assert ("/home/a" in told.message) is not hide_folders
-    assert "a factory" in unready(Make(1), "why", rules).message
+    assert "a factory" in unready(Make(1), "why", hide_folders).message
 
 
 def test_worker_is_named_with_its_envs() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from envhub_server.loop import Clock
-from envhub_server.session.hang_detector import HangDetector, Late
+from envhub_server.session.slots import HangDetector, Late
 
 from envhub.protocol.messages import Faults
 

@@ -24,7 +24,7 @@ from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.rights import RIGHTS, Quotas
 from envhub_server.processes import worker_output
-from envhub_server.session import failure_text, restarts
+from envhub_server.session import failure_text, launcher
 from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
@@ -311,11 +311,11 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
     text = " ".join((SERVER / "limits.md").read_text().split())
     for sentence in (
         f"it grows up to {layout.LARGE_INFO_BYTES_MAX >> 20} MiB",
-        f"started again after {restarts.DELAY_S} s",
-        f"up to {restarts.DELAY_MAX_S:.0f} s",
-        f"{restarts.JITTER:.0%} longer or shorter".replace("%", " %"),
-        f"Within {restarts.WINDOW_S:.0f} s one worker may end {messages.Faults().restarts_max} times",
-        f"all workers together {restarts.ALL_MAX} times",
+        f"started again after {launcher.DELAY_S} s",
+        f"up to {launcher.DELAY_MAX_S:.0f} s",
+        f"{launcher.JITTER:.0%} longer or shorter".replace("%", " %"),
+        f"Within {launcher.WINDOW_S:.0f} s one worker may end {messages.Faults().restarts_max} times",
+        f"all workers together {launcher.ALL_MAX} times",
     ):
         assert sentence in text, sentence
     replays = (ROOT / "client/docs/replays.md").read_text()

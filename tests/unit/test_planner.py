@@ -13,7 +13,7 @@ from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
 from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
-from envhub_server.session.worker_count import Machine
+from envhub_server.session.launcher import Machine
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from envhub_server.session.restarts import ALL_MAX, DELAY_S, JITTER, STABLE_S, WINDOW_S, Restarts
+from envhub_server.session.launcher import ALL_MAX, DELAY_S, JITTER, STABLE_S, WINDOW_S, Restarts
 from hypothesis import given
 from hypothesis import strategies as st
 from sessions import restarts
@@ -49,7 +49,7 @@ def test_workers_have_budgets_of_their_own_and_one_of_all() -> None:
 
 
 def test_one_budget_of_all_workers_has_a_restart_for_each_env() -> None:
-    found = Restarts(5, 12, random.Random(0))
+    found = Restarts(5, 12, random.Random(0).uniform)
     delays = [serve_and_end(found, 10.0, served_s=5, worker=worker) for worker in range(13)]
     assert None not in delays[:12] and delays[12] is None
 
@@ -84,7 +84,7 @@ def test_envs_rebuilt_in_their_worker_count_as_restarts() -> None:
 
 @given(st.integers(0, 2**32))
 def test_jitter_stays_within_its_part(seed: int) -> None:
-    delay_s = serve_and_end(Restarts(5, 1, random.Random(seed)), 1.0, 0.1)
+    delay_s = serve_and_end(Restarts(5, 1, random.Random(seed).uniform), 1.0, 0.1)
     assert delay_s is not None and 0.1 * (1 - JITTER) - 1e-9 <= delay_s <= 0.1 * (1 + JITTER) + 1e-9
 
 
@@ -96,16 +96,10 @@ def test_seed_of_another_incarnation_is_another_and_always_the_same(seed: int, i
     assert reseeded(None, incarnation) is None and reseeded(seed, 0) == seed
 
 
-class Drawn(random.Random):
-    """Every delay is longer, by half of the most."""
-
-    def uniform(self, a: float, b: float) -> float:
-        assert (a, b) == (-JITTER, JITTER)
-        return b / 2
-
-
 def test_delay_is_longer_or_shorter_by_what_is_drawn() -> None:
-    assert serve_and_end(Restarts(5, 1, Drawn()), 10.0, 0.1) == pytest.approx(DELAY_S * (1 + JITTER / 2))
+    drawn = {(-JITTER, JITTER): JITTER / 2}
+    restarts_ = Restarts(5, 1, lambda low, high: drawn[low, high])
+    assert serve_and_end(restarts_, 10.0, 0.1) == pytest.approx(DELAY_S * (1 + JITTER / 2))
 
 
 def test_worker_that_served_for_just_a_while_begins_a_new_row() -> None:
@@ -126,7 +120,7 @@ def test_envs_that_are_made_again_are_counted() -> None:
 
 
 def test_all_workers_are_told_of_where_they_are_what_was_too_often() -> None:
-    found = Restarts(ALL_MAX - 1, 1, random.Random(1))
+    found = Restarts(ALL_MAX - 1, 1, random.Random(1).uniform)
     for worker in range(ALL_MAX + 1):
         assert ("all workers" in found.count_text(worker)) is False
         given_up = serve_and_end(found, 100.0, STABLE_S, worker) is None
@@ -140,7 +134,7 @@ def test_all_workers_are_told_of_where_they_are_what_was_too_often() -> None:
 
 
 def test_worker_that_fails_too_often_is_told_of_alone() -> None:
-    found = Restarts(2, 1, random.Random(1))
+    found = Restarts(2, 1, random.Random(1).uniform)
     for _ in range(3):
         found.faulted(0, 100.0)
     assert found.count_text(0) == "it failed 3 times"

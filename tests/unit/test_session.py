@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import EnvFacts, Recipe
-from envhub_server.hub.effects import SessionEffects
+from envhub_server.hub.runtime import SessionEffects
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -33,14 +33,11 @@ from envhub_server.ipc.control import (
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import state
-from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.hang_detector import Late, Progress
-from envhub_server.session.phases import Driver, LaneName, Phase
-from envhub_server.session.sizing import SECOND_FAILED
+from envhub_server.session.launcher import Machine, WorkerRules
+from envhub_server.session.sizing import SECOND_FAILED, WorkerCount, crowded_text
+from envhub_server.session.slots import SAMPLE_S, Late, Progress
+from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase, diagram
 from envhub_server.session.supervision import STACKS_S
-from envhub_server.session.transitions import HANDLERS, TRANSITIONS, IllegalEvent, diagram
-from envhub_server.session.worker_count import Machine, WorkerCount, crowded_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder import (

@@ -10,8 +10,7 @@ from pathlib import Path
 import logged_events
 import pytest
 from envhub_server.ipc.control import CloseEnvs, RowFailed
-from envhub_server.session.phases import OVER, Phase
-from envhub_server.session.transitions import TRANSITIONS
+from envhub_server.session.state import OVER, TRANSITIONS, Phase
 from pages import section
 from recorder import Answer, Effect, Fail, Kill, Tell, events
 from sessions import Session, begun, every, ready

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, UnreadMemory, UnreadObservations
-from envhub_server.session.hang_detector import Progress
+from envhub_server.session.slots import Progress
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST

@@ -18,10 +18,9 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.processes.worker_handle import WorkerSaid
-from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.phases import Phase
-from envhub_server.session.slots import Stage
-from envhub_server.session.spares import SPARE_RETRY_MAX_S, SPARE_RETRY_S
+from envhub_server.session.replacement import SPARE_RETRY_MAX_S, SPARE_RETRY_S
+from envhub_server.session.slots import SAMPLE_S, Stage
+from envhub_server.session.state import Phase
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from recorder import (
     Assign,

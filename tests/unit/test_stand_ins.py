@@ -10,9 +10,9 @@ import pytest
 from envhub_server.ipc.control import RowInfo
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
-from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.process_events import ProcessEvents
-from envhub_server.session.transitions import Event
+from envhub_server.session.machine import SessionMachine
+from envhub_server.session.slots import WorkerLoss
+from envhub_server.session.state import Event
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
@@ -35,12 +35,12 @@ ROWS, WORKERS = 4, 2
 FAILURE = Failure("worker_died", "request", "worker 0 was ended", env_index=0, worker=0)
 TRUNCATED = WorkerLoss(FAILURE, raises=False, info=b"what happened")
 RAISED = WorkerLoss(FAILURE, raises=True, info=b"what happened")
-WAITING = (ProcessEvents.on_rows_waiting, (0,))
+WAITING = (SessionMachine.on_rows_waiting, (0,))
 
 
 def failures(reports: list[Event]) -> list[Failure]:
     """Those with which rows were completed."""
-    return [facts[0] for method, facts in reports if method is ProcessEvents.on_stand_in_failed]
+    return [facts[0] for method, facts in reports if method is SessionMachine.on_stand_in_failed]
 
 
 def memory_of(info_bytes: int = 64) -> SessionMemory:
@@ -225,7 +225,7 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     step(memory)
     reports = stand_ins.take(0, TRUNCATED, None)
     assert [(method, facts[0]) for method, facts in reports] == [
-        (ProcessEvents.on_stand_in_info, row) for row in (0, 2)
+        (SessionMachine.on_stand_in_info, row) for row in (0, 2)
     ]
     assert reports[0][1] == (0, with_objects(b"a text that was shown", TRUNCATED.info))
     assert arena.info_length[0] == len(with_objects(b"a text that was shown", TRUNCATED.info)) > 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from envhub_server.ipc.control import FirstBuilt
-from envhub_server.session.worker_count import (
-    Machine,
+from envhub_server.session.launcher import Machine
+from envhub_server.session.sizing import (
     WorkerCount,
     chosen_count,
     count_in_advance,

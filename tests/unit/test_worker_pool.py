@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from envhub_server.hub.worker_pool import WorkerPool
+from envhub_server.hub.resources import WorkerPool
 from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
 

@@ -12,9 +12,8 @@ from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.transport import sockets
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor
+from envhub_server.hub.connection_supervisor import ConnectionSupervisor, Leases
 from envhub_server.hub.directory import Directory
-from envhub_server.hub.leases import Leases
 from envhub_server.log import Logger
 from envhub_server.loop import Loop
 from envhub_server.network.access import Access

@@ -36,22 +36,17 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hub.background_thread import BackgroundThread
-from envhub_server.hub.client_usage import ClientUsage
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor
-from envhub_server.hub.directory import Directory
+from envhub_server.hub.connection_supervisor import ConnectionSupervisor, Leases, ProxyRunner
+from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
-from envhub_server.hub.hub_requests import HUB_OPS, HubRequests
-from envhub_server.hub.leases import Leases
+from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, SessionStarter
 from envhub_server.hub.offers import Offers
-from envhub_server.hub.proxy_runner import ProxyRunner
+from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.hub.session_features import SessionFeatures
-from envhub_server.hub.session_starter import SessionStarter
 from envhub_server.hub.status import Status
 from envhub_server.log import Logger
-from envhub_server.loop import LAG_MIN_S, Clock, Loop, Ready, Schedule
+from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
 from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
@@ -62,7 +57,7 @@ from envhub_server.processes.interpreter import ZygoteProcess, clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerEvent
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.phases import Phase
+from envhub_server.session.state import Phase
 
 UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
 
@@ -159,12 +154,14 @@ class Hub:
             forget=directory.forget,
             compression=self._compression,
         )
-        self._features = SessionFeatures(config, self._poller)
+        self._replays: ReplayWriter | None = None
+        if config.replays is not None and config.replays_bytes_max and config.trace_bytes_max:
+            self._replays = ReplayWriter(config.replays, config.replays_bytes_max, self._poller)
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
-        starter = SessionStarter(config, services, directory, usage, offers, self._features, self._side_socket)
+        starter = SessionStarter(config, services, directory, usage, offers, self._replays, self._side_socket)
         self._status = Status(
             config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
         )
@@ -231,7 +228,8 @@ class Hub:
         self._abandon_all()
         self._supervisor.close()
         self._compression.close()
-        self._features.close_replays()
+        if self._replays is not None:
+            self._replays.close()
         self._side_socket.close()
         if self._router.is_open:
             self._router.close()

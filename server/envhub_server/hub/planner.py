@@ -16,16 +16,8 @@ from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
 from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.rights import OWN_USER, Holder
-from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.worker_count import (
-    Machine,
-    WorkerCount,
-    chosen_count,
-    count_in_advance,
-    first_workers,
-    lacking,
-    separate,
-)
+from envhub_server.session.launcher import Machine, WorkerRules
+from envhub_server.session.sizing import WorkerCount, chosen_count, count_in_advance, first_workers, lacking, separate
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envhub.protocol.messages import Faults, as_map
+from envhub.values.leaf import Leaf
 from envhub_server.catalog import replay_folder
-from envhub_server.hub.background_thread import BackgroundThread
-from envhub_server.hub.session_observer import Recipient, SessionObserver
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.replay_file import Replay, Trace, allocate, layout_of
 from envhub_server.log import Logger
-from envhub_server.loop import Poller
+from envhub_server.loop import BackgroundThread, Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.effects import ReplayOrder
+from envhub_server.session.slots import Slot
 
 WAITING_MAX = 16  # replays to be written
 CLOSE_S = 2.0  # for what waits to be written when the hub ends
@@ -71,7 +71,7 @@ def not_kept(name: str, why: str) -> None:
 
 
 @dataclass
-class ReplayKeeper(SessionObserver):
+class ReplayKeeper:
     """Has the replays of one session written.
 
     Attributes:
@@ -100,24 +100,21 @@ class ReplayKeeper(SessionObserver):
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
 
-    def arena_given(
-        self, recipient: Recipient, message: control.MapArena
-    ) -> tuple[control.MapArena, Mapping[str, int]]:
-        """Have a process that has no trace begin one."""
-        if recipient.process in self.traces:
-            return message, {}
-        bytes_max, rows = self.trace_bytes_max, len(recipient.rows)
-        layout = layout_of(rows, self.is_vector, recipient.layout.actions, bytes_max)
+    def begin_trace(self, process: int, slot: Slot, actions: Sequence[Leaf], log: Logger) -> int | None:
+        """Begin the trace of a process that has none; the descriptor, which the caller closes."""
+        if process in self.traces:
+            return None
+        layout = layout_of(len(slot.rows), self.is_vector, actions, self.trace_bytes_max)
         try:
             descriptor = allocate(layout)
-            self.traces[recipient.process] = Trace(layout, descriptor)
+            self.traces[process] = Trace(layout, descriptor)
         except OSError as error:
             # Event: A worker keeps no trace, so that its failures have no replays.
-            recipient.log.warning("trace_not_made", worker=recipient.slot, why=str(error))
-            return message, {}
-        return replace(message, trace_bytes_max=bytes_max), {"trace": descriptor}
+            log.warning("trace_not_made", worker=slot.index, why=str(error))
+            return None
+        return descriptor
 
-    def process_ended(self, process: int, why: str) -> None:
+    def process_ended(self, process: int) -> None:
         """Forget a process."""
         self.traces.pop(process, None)
         self.built.pop(process, None)

@@ -2,34 +2,169 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from envhub.arena.memory import LARGE
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
-from envhub.protocol.messages import Failure, Make, Step
+from envhub.protocol.messages import Failure, Make, Op, Step
+from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import EnvFactsTable, Recipe
-from envhub_server.hub.background_thread import BackgroundThread
-from envhub_server.hub.session_observer import SessionObserver
-from envhub_server.hub.worker_pool import WorkerPool
+from envhub_server.hub.replay_keeper import ReplayKeeper
+from envhub_server.ipc import control
+from envhub_server.ipc.process_marks import memory_bytes
 from envhub_server.log import Logger
-from envhub_server.loop import Clock, Poller, Ringer
+from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, SharedLaneGrant, UnreadMemory, new_bell
 from envhub_server.memory.stand_ins import StandIns
+from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
 from envhub_server.network.rights import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Events
-from envhub_server.session.build_order import interpreter_of
+from envhub_server.processes.worker_handle import Events, WorkerHandle
+from envhub_server.session.failure_text import logged, slow_to_close
+from envhub_server.session.launcher import interpreter_of
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.phases import Driver, Phase
-from envhub_server.session.transitions import Event
+from envhub_server.session.state import Driver, Event, Phase
+
+STACK_BYTES_MAX = 16384
+
+
+class WorkerPool:
+    """The processes; what they say and how they end is reported by the hub's events.
+
+    A number without a process hears nothing: whatever a slot has to know, its next process is told.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        name: str,
+        supervisor: Supervisor,
+        key: InterpreterKey,
+        environ: Mapping[str, str] | None,
+    ) -> None:
+        """Serve this session, whose processes run this interpreter in this environment (None: that of all sessions).
+
+        ``name`` is the session's in the log.
+        """
+        self._session, self._name = session, name
+        self._supervisor = supervisor
+        self._key = key
+        self._environ = environ
+        self._handles: dict[int, WorkerHandle] = {}
+        self._serving: dict[int, WorkerHandle] = {}  # by slot
+
+    def start(self, processes: Sequence[int], libraries: Sequence[str] = ()) -> None:
+        """Ask for the processes of these numbers, which no other had, with these libraries.
+
+        Raises:
+            OSError: there are no descriptors or processes left; none was started.
+        """
+        started = self._supervisor.start(self._session, processes, self._key, self._environ, libraries)
+        self._handles.update(zip(processes, started, strict=True))
+
+    def serve(self, slot: int, process: int) -> None:
+        """Ring this process from now on when the slot is rung."""
+        if process in self._handles:
+            self._serving[slot] = self._handles[process]
+
+    def label(self, process: int, worker: int) -> None:
+        """Log what the process prints from now on as the output of this worker."""
+        if process in self._handles:
+            self._handles[process].label.update(session=self._name, worker=worker)
+
+    def remove(self, process: int) -> None:
+        """Forget a process that has ended."""
+        handle = self._handles.pop(process, None)
+        if handle is None:
+            return
+        self._serving = {slot: each for slot, each in self._serving.items() if each is not handle}
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [handle.pid for handle in self._handles.values() if handle.pid is not None]
+
+    def memory(self) -> Mapping[int, int]:
+        """Number of bytes of memory each process has, with what it started."""
+        pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
+        orphans = self._supervisor.orphans()
+        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
+
+    def output(self, process: int) -> str:
+        """The last output of a process; empty once it has ended."""
+        return self._handles[process].log_tail if process in self._handles else ""
+
+    def tell(self, process: int, message: Any, *descriptors: int) -> None:
+        """Send a message, with copies of these descriptors."""
+        if process in self._handles:
+            self._handles[process].send(message, *descriptors)
+
+    def map_arena(self, process: int, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
+        """Have a process map an arena; the ``hub_bell`` is that of the process."""
+        if process in self._handles:
+            self._handles[process].map_arena(message, descriptors)
+
+    def ring(self) -> None:
+        """Wake the processes that serve slots."""
+        for handle in self._serving.values():
+            try:  # costs nothing, which ``suppress`` would
+                handle.ring()
+            except BlockingIOError:
+                pass  # it has not listened for thousands of rings
+
+    def ring_some(self, slots: Collection[int]) -> None:
+        """Wake the processes that serve these slots."""
+        for slot in slots:
+            if slot in self._serving:
+                try:
+                    self._serving[slot].ring()
+                except BlockingIOError:
+                    pass  # as above
+
+    def read(self) -> None:
+        """Report all that they have said until now."""
+        for handle in [*self._handles.values()]:
+            handle.receive_all()
+
+    def dump(self, process: int) -> None:
+        """Have a process write the stacks of its threads."""
+        if process in self._handles:
+            self._handles[process].dump_stacks()
+
+    def stack(self, process: int, descriptor: int) -> str:
+        """The stack that a process has written into this file of its own; empty if it has not."""
+        try:
+            file = os.open(f"/proc/{self._handles[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        except (KeyError, OSError):
+            return ""
+        try:
+            return os.read(file, STACK_BYTES_MAX).decode(errors="replace")
+        except OSError:  # an env has put something else there
+            return ""
+        finally:
+            os.close(file)
+
+    def kill(self, process: int) -> None:
+        """End a process at once."""
+        if process in self._handles:
+            self._handles[process].kill()
+
+    def kill_all(self) -> None:
+        """End all processes at once."""
+        for handle in [*self._handles.values()]:
+            handle.kill()
+
 
 _log = Logger("envhub.hub")
 
@@ -82,7 +217,7 @@ class SessionResources:
         connections: by which replies were sent under an earlier token, or were before the session ended.
         interpreter: of its workers.
         pool: its processes.
-        observers: the features that it has, such as its replays.
+        replays: what keeps its replays; None for nothing.
         factories: the memory of pickled factories, which the session closes; -1 for none.
         memory: its arena, once there is one.
         stand_ins: what completes rows in place of processes, once there is an arena.
@@ -127,7 +262,7 @@ class SessionResources:
         environ = None if program_environment is None else program_environment.environ
         self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
         self.pool = WorkerPool(number, token.hex()[:8], services.supervisor, self.interpreter, environ)
-        self.observers: tuple[SessionObserver, ...] = ()
+        self.replays: ReplayKeeper | None = None
         self.factories = factories
         self.memory: SessionMemory | None = None
         self.stand_ins: StandIns | None = None
@@ -196,11 +331,6 @@ class SessionResources:
         steps, given, observations = memory.arena.last_observations()
         spaces = [] if described else made.observation_spaces
         return messages.Observed(self.state.make.num_envs, steps.tolist(), given.tolist(), spaces), observations
-
-    def observe_by(self, observer: SessionObserver | None) -> None:
-        """Have an observer, if there is one, learn of what happens from now on; of several the first learns first."""
-        if observer is not None:
-            self.observers = (*self.observers, observer)
 
     @property
     def quiescent(self) -> bool:
@@ -290,3 +420,184 @@ class SessionResources:
         else:
             # Not by the bell, which a worker may have filled.
             self.services.events.append((self.number, ROWS_STOOD_IN))
+
+
+INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
+COMPRESSED = object()  # the event of the end of a compression
+
+
+@dataclass
+class Compression:
+    """A reply whose observations a thread compresses; until it is sent, the session is told nothing."""
+
+    request: Incoming
+    message: Any
+    frames: Frames
+    following: list[Callable[[], None]] = field(default_factory=list)  # messages that are sent after it
+    events: list[Any] = field(default_factory=list)  # that have come meanwhile
+    error: Exception | None = None
+
+
+class SessionReplies(SessionResources):
+    """The messages to the client of one session, as ``Effects`` describes them.
+
+    Attributes:
+        compressing: the reply that a thread compresses; later messages are sent after it.
+    """
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        method = self.make.compression
+        self._compressors = LeafCompressors(method) if method else None
+        self.compressing: Compression | None = None
+
+    def delays(self, effect: Callable[[], None]) -> bool:
+        """True if a reply is compressed; the effect then follows it."""
+        if self.compressing is None:
+            return False
+        self.compressing.following.append(effect)
+        return True
+
+    def send_compressed(self) -> None:
+        """Send the reply that was compressed, and then the messages that wait for it.
+
+        Raises:
+            Exception: it could not be compressed.
+        """
+        reply, self.compressing = self.compressing, None
+        assert reply is not None
+        self.services.events.extendleft((self.number, each) for each in reversed(reply.events))
+        if reply.error is not None:
+            raise reply.error
+        self._send(reply.request, reply.message, reply.frames)
+        for effect in reply.following:
+            effect()
+
+    def answer(
+        self,
+        message: Any,
+        arrays: bool = False,
+        rows: Sequence[Blob] = (),
+        part: tuple[int, ...] | None = None,
+    ) -> None:
+        request = self.under_way
+        assert request is not None
+        frames: list[Any] = []
+        if self.memory is not None:
+            if arrays:
+                infos = self.state.infos.large if self.has_infos else None
+                frames = self.memory.frames.batch(request.op is Op.STEP, infos)
+                if self._compressors is not None and self._compresses(request, message, frames, first=0):
+                    return
+            elif part is not None:
+                frames = self.memory.frames.rows(np.array(part, np.int64), rows)
+                if self._compressors is not None and self._compresses(request, message, frames, first=1):
+                    return
+            elif request.op is Op.CALL:
+                frames, why = self.services.unread.results(rows, request.message.separate_frames, self.budget)
+                if why:
+                    self.fail_request(request, Failure("limit", "hub", why))
+                    return
+            else:
+                frames = row_frames(rows if request.op is not Op.COLLECT else self._collected(rows))
+        self._send(request, message, frames)
+
+    def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
+        """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
+        assert self.memory is not None and self.under_way is not None
+        arena, infos = self.memory.arena, dict(sent)
+        for row in self.under_way.message.rows:
+            if row < arena.layout.rows and arena.info_template[row] == LARGE:
+                infos[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
+        return sorted(infos.items())
+
+    def _compresses(self, request: Incoming, message: Any, frames: Frames, first: int) -> bool:
+        """Compress the observations, which begin at the frame ``first``; whether a thread does it, and they are late.
+
+        The session's rows are not written meanwhile: a reply of views is given to its client until the next request.
+        """
+        assert self.memory is not None and self._compressors is not None
+        compressors, place = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
+        thread = self.services.compression
+        if thread is None or sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
+            frames[place] = compressors.compress(frames[place])
+            return False
+        reply = Compression(request, message, frames)
+
+        def work() -> None:
+            try:
+                frames[place] = compressors.compress(frames[place])
+            except Exception as error:
+                reply.error = error
+
+        try:
+            thread.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
+        except RuntimeError:  # no thread is left
+            frames[place] = compressors.compress(frames[place])
+            return False
+        self.compressing = reply
+        return True
+
+    def _send(self, request: Incoming, message: Any, frames: Frames) -> None:
+        """Send a reply, unless it is too large."""
+        if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
+            text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
+            self.fail_request(request, Failure("limit", "hub", text))
+            return
+        if type(message) is messages.Made:
+            message = replace(message, ticket=self.ticket)
+            # Event: The envs of a session are made, or were taken over; `why` is the reason for the number of workers.
+            self.log.info("session_ready", num_workers=message.num_workers, why=message.sizing)
+        self.services.protocol.answer(request, message, frames)
+
+    def fail(self, failure: Failure) -> None:
+        self.fail_request(self.under_way, failure)
+
+    def fail_request(self, request: Incoming | None, failure: Failure) -> None:
+        """Answer this request with a failure, which is logged if it concerns the session or an env."""
+        assert request is not None
+        if failure.scope in ("env", "session"):
+            self.log.warning("request_failed", once_per=("session", "code"), **logged(failure))
+        self.services.protocol.fail(request, failure)
+
+    def answer_attach(self) -> None:
+        if self.delays(self.answer_attach):
+            return
+        memory, attaching, made = self.memory, self.attaching, self.state.made
+        assert memory is not None and attaching is not None and made is not None
+        request = attaching.request
+        self.under_way, self.attaching = request, None  # its request is the one under way
+        memory.arena.restore()
+        made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
+        self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
+        self.services.protocol.answer(request, made, ())
+
+    def fail_attach(self, failure: Failure) -> None:
+        if not self.delays(partial(self.refuse_attach, failure)):
+            self.refuse_attach(failure)
+
+    def refuse_attach(self, failure: Failure) -> None:
+        """Refuse the client that attaches, even while a reply is compressed."""
+        attaching, self.attaching = self.attaching, None
+        assert attaching is not None
+        self.fail_request(attaching.request, failure)
+        if self.token != attaching.request.token:
+            self.services.forget(attaching.request.token)
+
+    def goodbye(self, why: Failure) -> None:
+        if not self.delays(partial(self.goodbye, why)):
+            self.services.protocol.goodbye(self.token, why)
+
+    def report_closing(self, slow: tuple[tuple[int, int, tuple[int, ...]], ...]) -> None:
+        by_stack = dict[str, list[int]]()
+        for process, stacks, rows in slow:  # envs that execute the same are told together
+            by_stack.setdefault(self.pool.stack(process, stacks), []).extend(rows)
+        state = self.state
+        text = slow_to_close(state.make, by_stack, state.launcher.rules.hide_folders)
+        # Event: Envs are slow to close; `note` says which, and what they execute. Their client is told.
+        self.notify("envs_closing", text)
+
+    def notify(self, event: str, text: str) -> None:
+        if not self.delays(partial(self.notify, event, text)):
+            self.log.warning(event, note=text)
+            self.services.protocol.notice(self.token, text)

@@ -17,8 +17,7 @@ from envhub.protocol.messages import Capacity, HeartbeatReply, Welcome
 from envhub.values import compression
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hub import planner
-from envhub_server.hub.client_usage import ClientUsage
-from envhub_server.hub.directory import NAME_BYTES, Directory
+from envhub_server.hub.directory import NAME_BYTES, ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.planner import hides_folders

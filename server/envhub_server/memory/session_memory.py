@@ -25,7 +25,7 @@ from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub_server.loop import Poller, Source
 from envhub_server.memory.step_io import Blob, StepFrames, row_frames
 from envhub_server.session.failover import Words
-from envhub_server.session.hang_detector import Progress
+from envhub_server.session.slots import Progress
 
 INFO_BYTES = 2048  # room for an info in the arena, per row; it grows where an env shows more
 INFO_GROWTH = 1.25  # room for an info that is a little larger than the last one

@@ -21,9 +21,9 @@ from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.session import failover
-from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.process_events import ProcessEvents
-from envhub_server.session.transitions import Event
+from envhub_server.session.machine import SessionMachine
+from envhub_server.session.slots import WorkerLoss
+from envhub_server.session.state import Event
 
 
 class ObjectCopies:
@@ -108,7 +108,7 @@ class StandIns:
             return []
         lost, waiting = failover.posted(self.memory.words(slot), self._is_batch)
         reports = self._lose(lost, loss)
-        return [*reports, (ProcessEvents.on_rows_waiting, (slot,))] if waiting.size else reports
+        return [*reports, (SessionMachine.on_rows_waiting, (slot,))] if waiting.size else reports
 
     def finish(self, slot: int, loss: WorkerLoss) -> list[Event]:
         """Complete every step that waits for the slot's next process."""
@@ -130,7 +130,7 @@ class StandIns:
         for row in rows.tolist():
             if loss.raises:
                 reports += self._leave(row)
-                reports.append((ProcessEvents.on_stand_in_failed, (replace(loss.failure, env_index=row),)))
+                reports.append((SessionMachine.on_stand_in_failed, (replace(loss.failure, env_index=row),)))
                 arena.needs_reset[row] = FRESH
                 arena.status[row] = STATUS_RAISED
             else:
@@ -171,7 +171,7 @@ class StandIns:
             return len(info), template, []
         if self.copies is not None:
             self.copies.note_large(row, int(arena.request[row]), info)
-        return len(info), 0, [(ProcessEvents.on_stand_in_info, (row, info))]
+        return len(info), 0, [(SessionMachine.on_stand_in_info, (row, info))]
 
     # --- objects in observations --------------------------------------------------------------------------------------
 

@@ -13,13 +13,9 @@ from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
 from envhub_server.session.effects import Effects
-from envhub_server.session.failure_text import Overrun
-from envhub_server.session.hang_detector import Late
-from envhub_server.session.launcher import Launcher
-from envhub_server.session.restarts import Restarts
+from envhub_server.session.launcher import Launcher, Machine, Restarts
 from envhub_server.session.sizing import SECOND_FAILED, WorkerSizing
-from envhub_server.session.slots import Process, Slot, SlotTable, Stage
-from envhub_server.session.worker_count import Machine
+from envhub_server.session.slots import Late, Overrun, Process, Slot, SlotTable, Stage
 
 
 class EnvBuilding:
@@ -236,9 +232,9 @@ class EnvBuilding:
         if building and self._sizing.separable(slot) and process.built and by_itself:
             self._separate(slot, now_s)
             return None
-        if exited.cause.unready:
-            return failure_text.unready(self._make, exited.cause.unready, launcher.rules)
         hides = launcher.rules.hide_folders
+        if exited.cause.unready:
+            return failure_text.unready(self._make, exited.cause.unready, hides)
         failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, hides)
         text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
         return replace(failure, message=text)

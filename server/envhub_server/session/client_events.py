@@ -9,12 +9,23 @@ from typing import Any
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Call, Close, Collect, Failure, Receive, Reset, Send, SetAttr, Step
-from envhub_server.session.calls import Question
-from envhub_server.session.deadlines import SAMPLE_S
-from envhub_server.session.phases import LIVE, MAKING, OVER, SERVING, Driver, LaneName, Phase
-from envhub_server.session.requests import refusal
-from envhub_server.session.state import SessionState
-from envhub_server.session.transitions import Method, allowed_in, handles
+from envhub_server.session.requests import Question, refusal
+from envhub_server.session.slots import SAMPLE_S
+from envhub_server.session.state import (
+    HANDLERS,
+    LIVE,
+    MAKING,
+    OVER,
+    SERVING,
+    Driver,
+    IllegalEvent,
+    LaneName,
+    Method,
+    Phase,
+    SessionState,
+    allowed_in,
+    handles,
+)
 
 DONE = messages.Done()
 
@@ -40,6 +51,18 @@ class ClientEvents(SessionState):
 
     A request has ``quiescent``: True if every row is done.
     """
+
+    def on_request(self, now_s: float, message: Any, quiescent: bool) -> None:
+        """Handle the client's next request.
+
+        Raises:
+            IllegalEvent: it cannot come in this phase: a bug of the hub.
+        """
+        handler = HANDLERS.get(type(message), {}).get(self.phase)
+        if handler is None:
+            raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")
+        self.requests.asked = True
+        handler(self, now_s, message, quiescent)
 
     # --- whole batches ------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
-from envhub_server.session.failure_text import WorkerLoss
-from envhub_server.session.hang_detector import Late
+from envhub_server.session.slots import Late, WorkerLoss
 
 
 class ReplayOrder(Frozen):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -12,8 +11,7 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import raised_text, shortened, without_folders
 from envhub.protocol.messages import Failure, Faults, Make
 from envhub_server.processes.worker_handle import ExitCause
-from envhub_server.session.build_order import WorkerRules
-from envhub_server.session.hang_detector import Late
+from envhub_server.session.slots import Late, Overrun, WorkerLoss
 
 LOG_TAIL_CHARS_MAX = 4096
 LOGGED_CHARS_MAX = 200
@@ -22,29 +20,6 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _STACKS = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 MIB = 1 << 20
 _WHAT = {"init": "its making or its first step", "reset": "its reset", "step": "its step", "call": "a call"}
-
-
-@dataclass(frozen=True)
-class Overrun:
-    """A worker exceeded its memory limit ``bytes_max``."""
-
-    nbytes: int
-    bytes_max: int
-
-
-@dataclass(frozen=True)
-class WorkerLoss:
-    """Failure in the results of an ended worker's rows.
-
-    Attributes:
-        failure: the failure; each row reports it with its own ``env_index``.
-        raises: True if the step raises; else it is a truncation.
-        info: the encoded info of a truncated row.
-    """
-
-    failure: Failure
-    raises: bool
-    info: bytes
 
 
 def named(slot: int, rows: Sequence[int], row_offset: int = 0) -> str:
@@ -58,9 +33,9 @@ def envs(rows: Sequence[int], row_offset: int) -> str:
     return f"{'env' if len(rows) == 1 else 'envs'} {', '.join(numbers)}"
 
 
-def unready(make: Make, why: str, rules: WorkerRules) -> Failure:
+def unready(make: Make, why: str, hide_folders: bool) -> Failure:
     """The failure of an env whose interpreter cannot be used."""
-    why = without_folders(why) if rules.hide_folders else why
+    why = without_folders(why) if hide_folders else why
     return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
 

@@ -2,19 +2,273 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from envhub.protocol.messages import Make
+from envhub.protocol.messages import Hosting, Make, ProgramEnvironment
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import shared
-from envhub_server.session.build_order import Place, WorkerRules, build, build_rest, variables
-from envhub_server.session.deadlines import Deadlines
+from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 from envhub_server.session.effects import Effects
-from envhub_server.session.restarts import Restarts
-from envhub_server.session.slots import Process, Slot, SlotTable, Stage
-from envhub_server.session.worker_count import Machine
+from envhub_server.session.slots import Deadlines, Process, Slot, SlotTable, Stage
+
+WINDOW_S = 60.0  # an end counts for this long
+DELAY_S = 0.1  # before the first restart in a row; it doubles with each further one
+DELAY_MAX_S = 10.0  # upper limit of the delay
+JITTER = 0.2  # each delay varies by up to this fraction, so that workers do not all start at the same time
+STABLE_S = 1.0  # a process that has served for this long starts a new row of restarts
+BOOTS_MAX = 3  # consecutive failures of a slot's processes to build its envs
+ALL_MAX = 10  # least limit of restarts of all slots of a session within the window
+
+
+class Restarts:
+    """The ends of the processes of one session, by slot: the delay of each restart, and their limit.
+
+    A slot whose process served for a while gets the next one almost at once; the delay grows with each restart in a
+    row, as supervisord's. The limit follows Erlang/OTP's restart intensity: ``restarts_max`` ends in a slot within the
+    window are each followed by a restart, and the next end is final. The ends in all slots together have a limit too:
+    one per env, but no less than the limit of one slot.
+    """
+
+    def __init__(self, restarts_max: int, num_envs: int, uniform: Callable[[float, float], float]) -> None:
+        """Count the ends of the processes of ``num_envs`` envs; the jitter is drawn from ``uniform``."""
+        self._restarts_max = restarts_max
+        self._all_max = max(ALL_MAX, num_envs, restarts_max)
+        self._uniform = uniform
+        self._ends_s: defaultdict[int, deque[float]] = defaultdict(deque)
+        self._all_s: deque[float] = deque()
+        self._row: Counter[int] = Counter()  # restarts in a row
+        self._boots: Counter[int] = Counter()
+        self._serving_since_s: dict[int, float] = {}
+        self._count: Counter[int] = Counter()
+
+    def count(self, slot: int) -> int:
+        """Number of ends and rebuilt envs in this slot."""
+        return self._count[slot]
+
+    def count_text(self, slot: int) -> str:
+        """The number of failures in the slot, and in all slots if that number was too high, as text for users."""
+        text = f"it failed {self._count[slot]} times"
+        if len(self._ends_s[slot]) > self._restarts_max or len(self._all_s) <= self._all_max:
+            return text
+        return f"{text}, and all workers of this session {len(self._all_s)} times within {WINDOW_S:g} s,"
+
+    def serves(self, slot: int, now_s: float) -> None:
+        """Note that the envs of the slot are made."""
+        self._serving_since_s[slot] = now_s
+        self._boots.pop(slot, None)
+
+    def ended(self, slot: int, now_s: float, started: bool = True) -> float | None:
+        """Note an end; return the seconds until the restart, or None if the budget is spent.
+
+        A process that was not ``started``, for want of descriptors for example, says nothing about the envs, and takes
+        nothing of the budget.
+        """
+        self._count[slot] += 1
+        since_s = self._serving_since_s.pop(slot, None)
+        if not started:
+            return self._next_delay_s(slot)
+        if since_s is None:
+            self._boots[slot] += 1
+            if self._boots[slot] >= BOOTS_MAX:
+                return None
+        elif now_s - since_s >= STABLE_S:
+            self._row.pop(slot, None)
+        if self._is_spent(slot, now_s):
+            return None
+        return self._next_delay_s(slot)
+
+    def _next_delay_s(self, slot: int) -> float:
+        delay_s = min(DELAY_MAX_S, DELAY_S * 2.0 ** min(self._row[slot], 64))
+        self._row[slot] += 1
+        return delay_s * (1 + self._uniform(-JITTER, JITTER))
+
+    def faulted(self, slot: int, now_s: float) -> bool:
+        """Note that a serving process rebuilt an env; return True if the budget of its slot allows that."""
+        self._count[slot] += 1
+        return not self._is_spent(slot, now_s)
+
+    def _is_spent(self, slot: int, now_s: float) -> bool:
+        own_s, all_s = self._ends_s[slot], self._all_s
+        return _spent(own_s, self._restarts_max, now_s) or _spent(all_s, self._all_max, now_s)
+
+
+def _spent(ends_s: deque[float], limit: int, now_s: float) -> bool:
+    while ends_s and ends_s[0] <= now_s - WINDOW_S:
+        ends_s.popleft()
+    ends_s.append(now_s)
+    return len(ends_s) > limit
+
+
+# The variables by which libraries choose a device: CUDA sees only these devices, MuJoCo and others render on this one.
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of the machine that a session may use.
+
+    Attributes:
+        affinity: the CPUs' numbers.
+        cpus: the number of usable CPUs.
+        quota: True if a cgroup limits the CPU time.
+        workers_max: the number of workers that the session's share of descriptors and processes allows.
+        memory_bytes: the available memory.
+    """
+
+    affinity: tuple[int, ...]
+    cpus: int
+    quota: bool = False
+    workers_max: int = 1 << 20
+    memory_bytes: int = 1 << 50
+
+    def cpu(self, slot: int) -> int:
+        """The CPU of this slot, if each has its own."""
+        return self.affinity[slot % len(self.affinity)]
+
+
+@dataclass(frozen=True)
+class WorkerRules:
+    """Settings of every worker of a session.
+
+    Attributes:
+        memory_bytes_max: limit of a worker's own memory; 0 for none. hide_folders: True if failures sent to the client
+        must not name folders of this machine. session: the session's name for its envs; empty for envs that get no
+        variables. hosting: its settings besides its envs. replays: the prefix of the names of the session's replays;
+        empty if none are kept. info_bytes_max: limit of an info without its observation, for a hub that is not private.
+        libraries: the libraries that its workers share through their zygote; None until the first workers report
+        theirs. alone: True if an earlier session could not make two of its envs in a process.
+    """
+
+    memory_bytes_max: int = 0
+    hide_folders: bool = False
+    session: str = ""
+    hosting: Hosting = field(default_factory=Hosting)
+    replays: str = ""
+    libraries: tuple[str, ...] | None = ()
+    alone: bool = False
+    info_bytes_max: int = control.INFO_BYTES_MAX
+
+
+NO_RULES = WorkerRules()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in its session.
+
+    Attributes:
+        slot: its index.
+        workers: the number of the session's workers; None until it is decided.
+        rows: its rows.
+        cpu: the only CPU that it runs on; None for all.
+        row_offset: the index of row 0 in the vector env that the session is a part of.
+        incarnation: as of ``control.Build``.
+    """
+
+    slot: int
+    workers: int | None
+    rows: Sequence[int]
+    cpu: int | None = None
+    row_offset: int = 0
+    incarnation: int = 0
+
+    @property
+    def env_indices(self) -> list[int]:
+        """The indices of its envs in the vector env that the session is a part of."""
+        return [self.row_offset + row for row in self.rows]
+
+
+def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
+    """The environment variables of the worker at this place; they are the same for its replacements.
+
+    The number of workers and the envs' indices are empty until they are decided.
+    """
+    if not rules.session:
+        return {}
+    decided = place.workers is not None
+    environment = {
+        "ENVHUB_SESSION": rules.session,
+        "ENVHUB_WORKER_INDEX": str(place.slot),
+        "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
+        "ENVHUB_ENV_INDICES": ",".join(map(str, place.env_indices)) if decided else "",
+    }
+    if gpus := rules.hosting.gpus:
+        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.slot % len(gpus)])))
+    return environment
+
+
+def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
+    """The order to make the envs of this place; only the first env if the number of workers is not decided."""
+    return control.Build(
+        worker=place.slot,
+        rows=list(place.rows),
+        name=recipe.name,
+        kwargs=make.kwargs,
+        kwargs_each=_kwargs_each(make, place),
+        factories=make.factories,
+        python=make.python,
+        entry=recipe.entry,
+        modules=list(recipe.modules),
+        autoreset_mode=make.autoreset_mode,
+        observation_mode=make.observation_mode,
+        runner=make.runner,
+        wrappers=make.wrappers,
+        wrapper_kwargs=make.wrapper_kwargs,
+        allow_pickle=make.program_environment is not None and not recipe.settings.python,
+        columns=make.columns,
+        first_only=place.workers is None,
+        says_imported=rules.libraries != (),
+        cpu=place.cpu,
+        on_exception=make.faults.on_exception,
+        on_invalid=make.faults.on_invalid,
+        memory_bytes_max=rules.memory_bytes_max,
+        hide_folders=rules.hide_folders,
+        variables=variables(rules, place),
+        shares=(place.workers or 1) if recipe.settings.vector else 0,
+        replays=rules.replays,
+        episodes_max=rules.hosting.recycle.episodes,
+        setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
+        setup=make.worker_setup_code,
+        info_bytes_max=rules.info_bytes_max,
+        row_offset=place.row_offset,
+        incarnation=place.incarnation,
+        **_program_environment(make.program_environment, recipe),
+    )
+
+
+def build_rest(make: Make, rules: WorkerRules, place: Place) -> control.BuildRest:
+    """The order to make the other envs, for a worker that has made its first env, once its place is decided."""
+    return control.BuildRest(list(place.rows), _kwargs_each(make, place), variables(rules, place))
+
+
+def _kwargs_each(make: Make, place: Place) -> list[bytes]:
+    return [make.kwargs_each[row] for row in place.rows] if make.kwargs_each else []
+
+
+def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
+    """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
+    return own if program_environment is None else replace(own, flags=tuple(program_environment.flags))
+
+
+def _program_environment(program_environment: ProgramEnvironment | None, recipe: Recipe) -> dict[str, Any]:
+    """The fields of Build by which a worker adopts the program's environment; none for an interpreter of its own."""
+    if program_environment is None:
+        return {}
+    if recipe.settings.python:
+        return {"generators": program_environment.generators}
+    inherited = {name: value for name, value in vars(program_environment).items() if name not in _OF_INTERPRETER}
+    return {
+        **inherited,
+        "environ": {**ONE_THREAD, **program_environment.environ, **dict(recipe.settings.interpreter.variables)},
+    }
+
+
+_OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts
+
 
 SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 

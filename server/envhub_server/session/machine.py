@@ -6,40 +6,48 @@ never re-entered. It makes every decision about a session: which requests are ex
 process and when it is replaced, which env hangs, how another client takes over, and when the session ends. It also
 decides who drives: the hub or the client, which posts the rows' requests in the arena.
 
-``SessionState`` keeps the phase and everything else that a session knows. ``ClientEvents`` and ``ProcessEvents`` have
+``SessionState`` keeps the phase and everything else that a session knows. ``ClientEvents`` and ``SessionMachine`` have
 the methods by which it is told; their decorators say in which phase each is allowed, and which phases may follow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from envhub.env_failure import EnvFailure
+from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
-from envhub_server.processes.worker_handle import WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session.client_events import ClientEvents
-from envhub_server.session.phases import OVER
-from envhub_server.session.process_events import ProcessEvents
-from envhub_server.session.requests import refusal
-from envhub_server.session.transitions import HANDLERS, IllegalEvent
+from envhub_server.session.requests import Answer, refusal
+from envhub_server.session.slots import Late, Overrun, Process, Progress, Slot, Stage
+from envhub_server.session.state import (
+    HANDLERS,
+    LIVE,
+    MAKING,
+    OVER,
+    SERVING,
+    Driver,
+    LaneName,
+    Phase,
+    allowed_in,
+    handles,
+)
+from envhub_server.session.supervision import MEMORY_S
 
 # Messages of a process that are handled also while it serves no slot; its other messages are ignored then.
 WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.Closing)
 
 
-class SessionMachine(ClientEvents, ProcessEvents):
-    """The state of a session, and all that it can be told."""
+class SessionMachine(ClientEvents):
+    """The state of a session, and all that it can be told: by its client, its processes, and the passing of time.
 
-    def on_request(self, now_s: float, message: Any, quiescent: bool) -> None:
-        """Handle the client's next request.
-
-        Raises:
-            IllegalEvent: it cannot come in this phase: a bug of the hub.
-        """
-        handler = HANDLERS.get(type(message), {}).get(self.phase)
-        if handler is None:
-            raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")
-        self.requests.asked = True
-        handler(self, now_s, message, quiescent)
+    A method that handles a message of a process is called for one that serves a slot or, if ``WITHOUT_SLOT`` has the
+    message, for any.
+    """
 
     def on_said(self, now_s: float, said: WorkerSaid) -> None:
         """Handle a message of a process, unless it is stale or irrelevant."""
@@ -58,3 +66,280 @@ class SessionMachine(ClientEvents, ProcessEvents):
         elif handler := HANDLERS.get(kind, {}).get(self.phase):
             handler(self, now_s, process, said.message)
         # Without a handler, the process sent it before it learned of this phase.
+
+    # --- making -------------------------------------------------------------------------------------------------------
+
+    @allowed_in(Phase.BUILDING)
+    def on_made(self, now_s: float) -> None:
+        """Start the first processes: the session was made."""
+        hosting = self.launcher.rules.hosting
+        if hosting.memory_max or hosting.recycle.memory_bytes:
+            self.deadlines.memory_at_s = now_s + MEMORY_S
+        self.building.on_session_made(now_s)
+
+    @handles(control.Building)
+    @allowed_in(Phase.BUILDING, *SERVING)
+    def on_building(self, now_s: float, process: Process, building: control.Building) -> None:
+        """Note how many envs a process has made."""
+        process.built, process.importing = building.built, building.importing
+
+    @handles(control.Imported)
+    @allowed_in(Phase.BUILDING)
+    def on_imported(self, now_s: float, process: Process, imported: control.Imported) -> None:
+        """Start the other workers, once the first have loaded the code that makes their envs."""
+        self.building.on_imported(process, imported, now_s)
+
+    @handles(control.FirstBuilt)
+    @allowed_in(Phase.BUILDING)
+    def on_first_built(self, now_s: float, process: Process, built: control.FirstBuilt) -> None:
+        """Decide on the number of workers, once the first envs are made."""
+        self.building.on_first_built(process, built, now_s)
+
+    @handles(control.Built)
+    @allowed_in(Phase.BUILDING, then=(Phase.MAPPING, Phase.CLOSING))
+    @allowed_in(*SERVING)
+    def on_built(self, now_s: float, process: Process, built: control.Built) -> None:
+        """Make the arena, once all envs are made; later hand the arena to the process, or keep it as a spare."""
+        if self.making:
+            self._go_on(self.building.on_built(process, built, now_s), now_s)
+        else:
+            self.replacement.on_built(process, now_s)
+
+    @allowed_in(Phase.MAPPING, then=(Phase.CLOSING,))
+    @allowed_in(Phase.CLOSING)
+    def on_arena_refused(self, now_s: float, reason: str) -> None:
+        """End the session: the shared memory that it needs is not available."""
+        if self.making:
+            self.abandon(Failure("limit", "hub", reason), now_s)
+
+    @handles(control.Mapped)
+    @allowed_in(Phase.MAPPING, then=(Phase.READY,))
+    @allowed_in(*SERVING)
+    def on_mapped(self, now_s: float, process: Process, _: control.Mapped) -> None:
+        """Have a process that has mapped the arena serve; the first ones once all have mapped it."""
+        if not self.making:
+            self.replacement.on_mapped(process, now_s)
+            return
+        made = self.building.on_mapped(process, now_s)
+        if made is None:
+            return
+        self.phase, make = Phase.READY, self.make
+        self.made = replace(made, autoreset_mode=make.autoreset_mode, observation_mode=make.observation_mode)
+        self.building.serve(now_s)
+        self.answer(made)
+        self.advance_takeover(True)
+        self.replacement.spares.fill(now_s)
+
+    def _go_on(self, failure: Failure | None, now_s: float) -> None:
+        """Continue to build the envs, or end the session if that failed."""
+        if failure is not None:
+            self.abandon(failure, now_s)
+        elif self.launcher.arena is not None:
+            self.phase = Phase.MAPPING
+
+    # --- ends of processes --------------------------------------------------------------------------------------------
+
+    @allowed_in(*MAKING, then=(Phase.CLOSING, Phase.ENDED))
+    @allowed_in(*SERVING, then=(Phase.BROKEN,))
+    @allowed_in(Phase.BROKEN)
+    @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
+    def on_not_started(self, now_s: float, processes: tuple[int, ...], reason: str) -> None:
+        """Continue without the processes of these numbers, none of which could be started."""
+        if self.making:
+            self.abandon(Failure("limit", "hub", f"a worker cannot be started: {reason}"), now_s)
+        cause = ExitCause(f"cannot be started: {reason}", started=False)
+        for number in processes:
+            self._end_process(now_s, WorkerExited(number, cause))
+
+    @allowed_in(*MAKING, then=(Phase.CLOSING, Phase.ENDED))
+    @allowed_in(Phase.READY, Phase.MOVING, then=(Phase.BROKEN,))
+    @allowed_in(Phase.CALLING, then=(Phase.READY, Phase.BROKEN))
+    @allowed_in(Phase.BROKEN)
+    @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
+    def on_exited(self, now_s: float, exited: WorkerExited) -> None:
+        """Handle the end of a process."""
+        self._end_process(now_s, exited)
+
+    def _end_process(self, now_s: float, exited: WorkerExited) -> None:
+        process = self.slots.process(exited.process)
+        if process is None:
+            return
+        slot, why, was_leaving = self.slots.of(process), process.killed_for, process.stage is Stage.LEAVING
+        self.slots.end(process)
+        self.closing.on_ended(process, f"the process {exited.cause.how}")
+        if self.phase is Phase.CLOSING:
+            if not self.slots.alive:
+                self.end()
+        elif self.phase is Phase.BROKEN:
+            self.closing.tell()
+        elif slot is None:
+            self.closing.tell()
+            self.replacement.on_spare_exited(was_leaving, now_s)
+        elif self.making:
+            self._go_on(self.building.on_exited(process, exited, why, now_s), now_s)
+        else:
+            self._lose(now_s, slot, exited, why)
+
+    def _lose(self, now_s: float, slot: Slot, exited: WorkerExited, why: Late | Overrun | None) -> None:
+        """Handle the end of a slot's process; the next process gets a call that it had not read."""
+        was_serving = slot.loss is None
+        if broken := self.replacement.on_lost(slot, exited, why, now_s):
+            self.break_down(broken)
+            return
+        assert slot.loss is not None
+        unread = exited.unread is not None and exited.unread is slot.pending and why is None
+        if self.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
+            self.calls.on_lost(slot, slot.loss.failure)
+            self.end_call()
+        self.replacement.replace_lost(now_s)
+
+    @handles(control.EpisodesDone)
+    @allowed_in(*SERVING)
+    def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
+        """Recycle a process that has reached its number of episodes."""
+        self.replacement.recycling.on_episodes_done(self.slots[process.place], now_s)
+
+    @handles(control.Left)
+    @allowed_in(*SERVING)
+    def on_left(self, now_s: float, process: Process, left: control.Left) -> None:
+        """Have another process serve the rows that this one has left."""
+        self.replacement.on_left(self.slots[process.place], now_s)
+
+    @allowed_in(*LIVE)
+    def on_rows_waiting(self, now_s: float, slot: int) -> None:
+        """Note that steps were posted to a slot whose process has ended; its rows wait for the next one."""
+        self.replacement.on_rows_waiting(self.slots[slot], now_s)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    @handles(control.RowInfo)
+    @allowed_in(*SERVING)
+    def on_row_info(self, now_s: float, process: Process, sent: control.RowInfo) -> None:
+        """Keep an info that was too large for the arena."""
+        if sent.row in self.slots[process.place].rows:
+            self.infos.note(sent.row, sent.info)
+
+    @allowed_in(*LIVE)
+    def on_stand_in_info(self, now_s: float, row: int, info: bytes) -> None:
+        """Keep a large info of a row of an ended worker that the hub completed."""
+        self.infos.note(row, info)
+
+    @handles(control.InfoTemplate)
+    @allowed_in(*SERVING)
+    def on_template(self, now_s: float, process: Process, template: control.InfoTemplate) -> None:
+        """Keep the example of a template."""
+        self.infos.on_template(self.slots[process.place], template)
+
+    @handles(control.CallResults, control.CallFailed)
+    @allowed_in(Phase.CALLING, then=(Phase.READY,))
+    @allowed_in(*SERVING)
+    def on_call_answered(self, now_s: float, process: Process, answer: Answer) -> None:
+        """Note the answer of a process; answer the call, once every slot has answered."""
+        slot = self.slots[process.place]
+        if self.calls.on_answered(slot, answer):
+            self.end_call()
+        else:
+            self.requests.report_stale(slot, answer)
+
+    @handles(control.RowFailed)
+    @allowed_in(*MAKING, then=(Phase.CLOSING,))
+    @allowed_in(*SERVING, Phase.CLOSING)
+    def on_row_failed(self, now_s: float, process: Process, failed: control.RowFailed) -> None:
+        """Handle that an env could not be made or closed, or has raised."""
+        slot = self.slots[process.place]
+        if self.making:
+            self._go_on(self.building.on_failed(process, failed.failure, now_s), now_s)
+        elif self.phase is not Phase.CLOSING:
+            self._note_raised(slot, failed)
+        elif slot.loss is None:  # else the process was about to replace an ended one
+            self.requests.note_failure(failed.failure)
+
+    def _note_raised(self, slot: Slot, failed: control.RowFailed) -> None:
+        """Note that an env raised, or could not be rebuilt."""
+        failure = failed.failure
+        if slot.loss is not None and failure.code == "factory_failed":
+            slot.boot_failure = failure
+            return
+        row, cause = failure.env_index, "nan" if failed.invalid else "exception"
+        env_failure = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
+        name = self.replays.of_env(slot, row, failed.number, failed.trace, env_failure)
+        self._note_failure(replace(failure, replay=name), slot.rows)
+
+    @allowed_in(*SERVING, Phase.BROKEN, Phase.CLOSING)
+    def on_stand_in_failed(self, now_s: float, failure: Failure) -> None:
+        """Note the failure with which the hub completed a row of an ended worker."""
+        if self.phase in SERVING:
+            self._note_failure(failure, range(self.make.num_envs))
+
+    def _note_failure(self, failure: Failure, rows: Collection[int]) -> None:
+        if self.phase is Phase.READY:
+            self.infos.note_failure(failure, rows)
+        else:
+            self.requests.note_failure(failure)
+
+    @handles(control.Faulted)
+    @allowed_in(*SERVING, then=(Phase.BROKEN,))
+    def on_faulted(self, now_s: float, process: Process, fault: control.Faulted) -> None:
+        """Count a failure of an env that its worker truncated and rebuilt."""
+        if broken := self.replacement.on_faulted(self.slots[process.place], fault, now_s):
+            self.break_down(broken)
+
+    @handles(control.SharedChanged)
+    @allowed_in(*LIVE)
+    def on_shared_changed(self, now_s: float, process: Process, changed: control.SharedChanged) -> None:
+        """Tell the client that its envs change state that a process shares."""
+        self.sizing.on_shared_changed(changed)
+
+    @handles(control.Closing)
+    @allowed_in(*LIVE)
+    def on_closing(self, now_s: float, process: Process, said: control.Closing) -> None:
+        """Note which envs a process closes."""
+        self.closing.on_closing(process, said, now_s)
+
+    @handles(control.Suspicious)
+    @allowed_in(*LIVE)
+    def on_suspicious(self, now_s: float, process: Process, _: Any) -> None:
+        """Do nothing: what an env should not do was logged."""
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @allowed_in(*LIVE)
+    def on_elapsed(
+        self,
+        now_s: float,
+        quiescent: bool,
+        progress: Sequence[Progress | None],
+        memory: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """Do what is due, and supervise the processes: the time of ``next_deadline_s`` has come.
+
+        ``progress`` has each slot's progress, None for an idle slot; ``memory`` the bytes of memory of each process, if
+        ``supervision`` measures it now.
+        """
+        if self.phase in (Phase.BROKEN, Phase.CLOSING):
+            self._end_late(progress, now_s)
+            return
+        ownership, replacement = self.ownership, self.replacement
+        self.supervision.on_sampled(progress, now_s)
+        replacement.finish_steps(now_s)
+        idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.takeover_pending
+        self.supervision.plan_next_sample(self.samples, idle, now_s)
+        self.supervision.on_measured(memory, now_s)
+        self.quiescent = quiescent
+        if ownership.lane is LaneName.WIRE and quiescent:
+            ownership.take_drive()
+        self.advance_takeover(quiescent)
+        self.end_recall(now_s)
+        self.closing.on_elapsed(progress, now_s)
+        replacement.restart(now_s)
+        if now_s >= self.deadlines.spares_at_s:
+            replacement.spares.fill(now_s)
+        replacement.recycling.on_measured(memory, now_s)
+        replacement.recycling.recycle(now_s)
+
+    def _end_late(self, progress: Sequence[Progress | None], now_s: float) -> None:
+        """Kill processes that do not close in time; once all are killed, CLOSE is answered, though one may not end."""
+        waited = self.closing.waits
+        self.closing.on_elapsed(progress, now_s)
+        if self.phase is Phase.CLOSING and waited and not self.closing.waits:
+            self.answer_close()

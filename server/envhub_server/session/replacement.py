@@ -3,23 +3,208 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
+from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
-from envhub_server.session.closing import EnvClosing
-from envhub_server.session.env_history import EnvHistory
-from envhub_server.session.failure_text import Overrun
-from envhub_server.session.hang_detector import Late
-from envhub_server.session.launcher import Launcher
-from envhub_server.session.recycling import Recycling
-from envhub_server.session.replay_orders import ReplayOrders
-from envhub_server.session.restarts import Restarts
-from envhub_server.session.slots import Process, Slot, SlotTable, Stage
-from envhub_server.session.spares import Spares
+from envhub_server.session.effects import Effects, ReplayOrder
+from envhub_server.session.launcher import Launcher, Restarts
+from envhub_server.session.requests import EnvHistory
+from envhub_server.session.slots import Deadlines, Late, Overrun, Process, Slot, SlotTable, Stage
+from envhub_server.session.supervision import EnvClosing
+
+
+class ReplayOrders:
+    """Orders the replays of one session, if any are kept."""
+
+    def __init__(self, launcher: Launcher, effects: Effects) -> None:
+        self._launcher, self._effects = launcher, effects
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the names of the session's replays; empty if none are kept."""
+        return self._launcher.rules.replays
+
+    def of_env(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> str:
+        """Order a replay of this row's env up to its exception in this request, if its worker sent a trace.
+
+        Returns:
+            The name of the replay, or an empty one.
+        """
+        if not (trace and self.prefix and row in slot.rows and slot.process is not None):
+            return ""
+        named = replace(failure, replay=name_of_raised(self.prefix, row or 0, request))
+        self.keep(slot, slot.process.number, named, row, trace)
+        return named.replay
+
+    def keep(self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b"") -> None:
+        """Order a replay, if the failure names one; see ``ReplayOrder``."""
+        if failure.replay:
+            launcher, limit = self._launcher, self._launcher.rules.hosting.memory_max
+            assert launcher.arena is not None
+            order = launcher.order(slot)
+            kept = ReplayOrder(slot.index, process, row, trace, failure, order, launcher.arena, limit)
+            self._effects.keep_replay(kept)
+
+
+SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
+SPARE_RETRY_MAX_S = 60.0
+
+
+class Spares:
+    """Processes that are built in advance, and serve a slot as soon as its process ends."""
+
+    def __init__(
+        self,
+        make: Make,
+        is_vector: bool,
+        slots: SlotTable,
+        launcher: Launcher,
+        restarts: Restarts,
+        deadlines: Deadlines,
+    ) -> None:
+        self._make, self._is_vector = make, is_vector
+        self._slots, self._launcher, self._restarts, self._deadlines = slots, launcher, restarts, deadlines
+        self.failed = 0  # consecutive spares that could not make their envs
+
+    @property
+    def wanted(self) -> int:
+        """The wanted number of spares."""
+        return self._launcher.rules.hosting.spares or 0
+
+    @property
+    def unused(self) -> int:
+        """The number of spares that no process which leaves is to be replaced by."""
+        spares = self._slots.spares.values()
+        return sum(spare.stage is not Stage.LEAVING for spare in spares) - sum(map(_leaves, self._slots))
+
+    def fill(self, now_s: float) -> None:
+        """Start processes until the wanted number of spares exists."""
+        if self._deadlines.waits_for_spares(now_s):
+            return
+        self._deadlines.spares_at_s = math.inf
+        while self.unused < self.wanted:
+            self._launcher.start_spare(self._next_slot(), now_s)
+
+    def on_built(self) -> None:
+        """Note that a spare has made its envs."""
+        self.failed = 0
+
+    def on_exited(self, now_s: float) -> None:
+        """Plan the replacement of an ended spare."""
+        retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
+        self.failed += 1
+        self._deadlines.spares_at_s = now_s + retry_s
+
+    def _group(self, slot: Slot) -> tuple[int, int]:
+        """The group of a slot; slots of a group have equal envs and the same device, and share spares."""
+        if self._make.kwargs_each or (self._make.factories and not self._make.alike):
+            return slot.index, 0
+        envs = len(slot.rows) if self._is_vector else 0  # a vector env has a fixed number of rows
+        return slot.index % max(1, len(self._launcher.rules.hosting.gpus)), envs
+
+    def _group_of(self, spare: Process) -> tuple[int, int]:
+        return self._group(self._slots[spare.place])
+
+    def _next_slot(self) -> Slot:
+        """The slot for which the next spare is made: first of the group with the fewest spares, then the most restarts.
+
+        Within a group it is the first slot, because no slot of the group has more rows.
+        """
+        groups = [self._group_of(spare) for spare in self._slots.spares.values()]
+        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}
+        count = self._restarts.count
+        return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
+
+    def _fit_for(self, slot: Slot) -> list[Process]:
+        """The spares that can serve this slot at once."""
+        group = self._group(slot)
+        ready = [each for each in self._slots.spares.values() if each.stage is Stage.BUILT and not each.killed_for]
+        return [each for each in ready if self._group_of(each) == group]
+
+    def fit_for(self, slot: Slot) -> Process | None:
+        """A spare that can serve this slot at once."""
+        return next(iter(self._fit_for(slot)), None)
+
+    def free_for(self, slot: Slot) -> bool:
+        """True if a spare can serve this slot at once, besides those for slots whose processes leave."""
+        group = self._group(slot)
+        return len(self._fit_for(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
+
+
+def _leaves(slot: Slot) -> bool:
+    return slot.told_to_leave and slot.serving is not None
+
+
+class Recycling:
+    """The planned end of processes that are old or large, or have run many episodes.
+
+    A spare is made first. Then the process is told to leave its rows, and its slot gets the spare as if the process had
+    ended. A process of one env leaves between two episodes. One of several envs, or with SAME_STEP, leaves at once, and
+    its envs that are in an episode are truncated.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        slots: SlotTable,
+        launcher: Launcher,
+        spares: Spares,
+        deadlines: Deadlines,
+        effects: Effects,
+    ) -> None:
+        self._cuts_all = make.autoreset_mode == "SameStep"
+        self._slots, self._launcher, self._spares, self._deadlines = slots, launcher, spares, deadlines
+        self._effects = effects
+
+    def next_age_s(self) -> float:
+        """The time at which the next process reaches its age."""
+        age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
+        serving = (slot for slot in self._slots if slot.serving is not None and not slot.due_for_recycling)
+        return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
+
+    def on_episodes_done(self, slot: Slot, now_s: float) -> None:
+        """Note that a process has reached its number of episodes."""
+        slot.due_for_recycling = slot.serving is not None
+        self.recycle(now_s)
+
+    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
+        """Note which processes have exceeded their age or memory."""
+        recycle = self._launcher.rules.hosting.recycle
+        for slot in self._slots:
+            if slot.serving is None:
+                continue
+            nbytes = memory.get(slot.serving.number, 0)
+            is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
+            if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
+                slot.due_for_recycling = True
+
+    def recycle(self, now_s: float) -> None:
+        """Have processes leave for which spares are ready, the oldest first, and have one more spare made.
+
+        A slot waits while its last process still closes its envs, so that it never has more than two processes.
+        """
+        if self._deadlines.waits_for_spares(now_s):
+            return
+        spares = self._slots.spares.values()
+        closing = {spare.place for spare in spares if spare.stage is Stage.LEAVING}
+        due = [slot for slot in self._slots if slot.due_for_recycling and slot.serving and slot.index not in closing]
+        for slot in sorted(due, key=lambda each: each.serves_since_s):
+            assert slot.process is not None
+            if slot.told_to_leave:
+                continue
+            if self._spares.free_for(slot):
+                slot.told_to_leave = True
+                cut = self._cuts_all or len(slot.rows) > 1
+                self._effects.tell(slot.process.number, control.Leave(cut))
+                self._spares.fill(now_s)
+            elif not any(spare.stage is Stage.BUILDING for spare in spares):
+                self._launcher.start_spare(slot, now_s)
 
 
 class Replacement:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+from envhub.arena.layout import split_share, whole_shares
+from envhub.env_failure import reseeded
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import Failure, Make, Reset
+from envhub.protocol.messages import Call, Failure, Make, Receive, Reset, Send, SetAttr, Templates
+from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
+from envhub_server.ipc.control import SetAttributes
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Slot, SlotTable
 
@@ -101,3 +108,224 @@ class Requests:
             options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
             message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each)
             self.tell(slot, message)
+
+
+class EnvHistory:
+    """The last seed of each env, and the attributes that were set on it; the next process of a slot sets them again."""
+
+    def __init__(self, make: Make) -> None:
+        """Begin with the seeds that the envs of a lost session have left to those of this one."""
+        self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
+        self._attributes = SetAttributes()
+
+    def note_seeds(self, seeds: Sequence[int | None], mask: Sequence[bool]) -> None:
+        """Note a reset of the envs in ``mask``."""
+        kept = zip(self._seeds, seeds, mask, strict=True)
+        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
+
+    def note_attribute(self, message: control.SetAttrRows) -> bool:
+        """Note a set attribute; False if it is too large to keep."""
+        return self._attributes.note(message)
+
+    def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
+        """The seeds of a slot's envs, after this number of replacements."""
+        return [reseeded(self._seeds[row], replaced) for row in slot.rows]
+
+    def attributes(self, slot: Slot) -> list[control.SetAttrRows]:
+        """The messages that set the attributes of the envs of this slot."""
+        return [*self._attributes.again(slot.rows)]
+
+
+Question = control.CallRows | control.SetAttrRows
+Answer = control.CallResults | control.CallFailed
+QUESTIONS = (control.CallRows, control.SetAttrRows)
+
+
+class Calls:
+    """The pending call.
+
+    Attributes:
+        number: the number of the last call, which its answers repeat.
+    """
+
+    def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory, effects: Effects) -> None:
+        self._make, self._slots, self._requests, self._history = make, slots, requests, history
+        self._effects = effects
+        self.number = 0
+
+    @property
+    def complete(self) -> bool:
+        """True if every slot of the call has answered or has lost its process."""
+        return not any(slot.waiting for slot in self._slots)
+
+    def rows_problem(self, rows: Sequence[int]) -> Failure | None:
+        """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
+        if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
+            return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
+        return None
+
+    def question(self, call: Call) -> Callable[[list[int]], Question]:
+        """The question of a call to some rows."""
+        wanted = control.CallRows(
+            [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
+        )
+        return lambda rows: replace(wanted, rows=rows)
+
+    def assignment(self, message: SetAttr) -> Callable[[list[int]], Question] | Failure:
+        """The order to set an attribute of these rows; a failure if the numbers of values and rows differ."""
+        name, values, rows = message.name, message.values, message.rows or range(self._make.num_envs)
+        if len(values) not in (1, len(rows)):
+            return refusal(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
+        if len(values) == 1:
+            return lambda rows: control.SetAttrRows(rows, name, values[0])
+        by_row = dict(zip(rows, values, strict=True))
+        return lambda rows: control.SetAttrRows(rows, name, each=[by_row[row] for row in rows])
+
+    def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> None:
+        """Send the call to each slot that has wanted rows; an empty list means all rows."""
+        chosen = set(wanted or range(self._make.num_envs))
+        self.number += 1
+        for slot in self._slots:
+            if rows := [row for row in slot.rows if row in chosen]:
+                slot.waiting = True
+                self._requests.tell(slot, replace(question(rows), number=self.number))
+
+    def on_answered(self, slot: Slot, answer: Answer) -> bool:
+        """Note the answer of a slot; False if it is stale."""
+        asked = slot.pending
+        if not isinstance(asked, QUESTIONS) or asked.number != answer.number:
+            return False
+        slot.pending, slot.waiting = None, False
+        if isinstance(answer, control.CallFailed):
+            self._requests.note_failure(answer.failure)
+        elif len(answer.values) != len(asked.rows):
+            count = f"{len(answer.values)} envs in place of {len(asked.rows)}"
+            self._requests.note_failure(refusal(f"worker {slot.index} gave the results of {count}"))
+        else:
+            slot.results = tuple(zip(asked.rows, answer.values, strict=True))
+        if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
+            # Event: The values of an attribute are too large to be set on new envs again.
+            self._effects.warn("attribute_not_kept", {"name": asked.name[:200]})
+        return True
+
+    def on_lost(self, slot: Slot, failure: Failure) -> None:
+        """Give up the results of a slot whose process ended during the call."""
+        during = replace(failure, message=f"{failure.message} during a call")
+        self._requests.failure = self._requests.failure or during
+        slot.waiting, slot.pending = False, None
+
+    def result(self) -> tuple[tuple[int, bytes], ...] | Failure:
+        """The results of the complete call by row, or its failure."""
+        pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
+        for slot in self._slots:
+            slot.results = ()
+        return pairs if self._requests.failure is None else self._requests.failure
+
+
+KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
+
+
+class RowInfos:
+    """Large infos, failures and templates, kept until the next request.
+
+    Attributes:
+        large: infos that were too large for the arena, by row.
+        failures: failures of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
+    """
+
+    def __init__(self, slots: SlotTable) -> None:
+        self._slots = slots
+        self.large: dict[int, bytes] = {}
+        self.failures: dict[int, Failure] = {}
+
+    def forget(self) -> None:
+        """Forget the infos and failures of the last request."""
+        self.large.clear()
+        self.failures.clear()
+
+    def note(self, row: int, info: bytes) -> None:
+        """Keep the info of a row."""
+        self.large[row] = info
+        self.failures.pop(row, None)
+
+    def note_failure(self, failure: Failure, rows: Collection[int]) -> None:
+        """Keep the failure of one of these rows."""
+        if failure.env_index is not None and failure.env_index in rows:
+            self.failures[failure.env_index] = failure
+            self.large.pop(failure.env_index, None)
+
+    def on_template(self, slot: Slot, template: control.InfoTemplate) -> None:
+        """Keep the example of a template."""
+        templates = slot.templates
+        if len(template.example) <= EXAMPLE_BYTES_MAX:
+            templates.pop(template.number, None)
+            templates[template.number] = template.example  # last in the order of the dict
+        if len(templates) > KEPT_TEMPLATES_MAX:
+            del templates[next(iter(templates))]
+
+    def collect(self, wanted: Collection[int]) -> tuple[tuple[int, bytes], ...] | Failure:
+        """The first failure among these rows, else their infos.
+
+        They are not removed, because a client that was interrupted asks again; a row's next info or failure
+        replaces them.
+        """
+        rows = sorted(wanted)
+        failures = [self.failures[row] for row in rows if row in self.failures]
+        infos = tuple((row, self.large[row]) for row in rows if row in self.large)
+        return failures[0] if failures else infos
+
+    def templates(self, numbers: Sequence[int]) -> Templates:
+        """The examples of these numbers, as far as they are kept."""
+        examples = {
+            number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
+        }
+        return Templates([*examples], [*examples.values()])
+
+
+class PartialBatches:
+    """The pending partial batches.
+
+    Attributes:
+        rows_out: the number of rows that were posted and not received.
+        receiving: the number of rows that RECEIVE waits for; 0 without a pending RECEIVE.
+    """
+
+    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
+        self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
+        self.rows_out = self.receiving = 0
+
+    def problem(self, send: Send) -> Failure | None:
+        """The reason why these rows cannot be posted; None if they can."""
+        shares = self._make.num_envs, len(self._slots)
+        if self._is_vector and not whole_shares(send.rows, *shares):
+            return refusal(split_share(*shares))
+        return None
+
+    def on_receive(self, receive: Receive) -> Failure | None:
+        """Wait for the wanted number of rows, at most for all that are out; a failure if there are none."""
+        if not self.rows_out:
+            return refusal("no env is under way")
+        self.receiving = max(1, min(receive.min_envs, self.rows_out))
+        self._effects.take_part(self.receiving)
+        return None
+
+    def end_receive(self) -> None:
+        """End the pending RECEIVE, if there is one; the next RECEIVE returns its rows."""
+        if self.receiving:
+            self.receiving = 0
+            self._effects.leave_part()
+
+    def on_raised(self, row: int) -> Failure:
+        """The answer of RECEIVE for a row that raised."""
+        self.rows_out -= 1
+        number = self._make.row_offset + row
+        unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
+        return self._infos.failures.pop(row, unknown)
+
+    def on_done(
+        self, rows: Collection[int], small: Iterable[tuple[int, bytes]], large: Iterable[int]
+    ) -> tuple[tuple[int, bytes], ...]:
+        """The infos of these done rows for RECEIVE: those in the arena, and those that came on the channel."""
+        self.rows_out -= len(rows)
+        sent = [(row, self._infos.large.pop(row)) for row in large if row in self._infos.large]
+        return tuple(sorted([*small, *sent]))

@@ -1,23 +1,153 @@
-"""The number of workers of a session: its decision, and the notices that follow from it."""
+"""The number of a session's workers: its decision, from facts about the env and the machine, and what follows from it.
+
+The first row that applies decides:
+
+=======================  ==============================================================================================
+fact                     workers
+=======================  ==============================================================================================
+a chosen number          that number: ``num_workers``, or the hub's ``--workers``
+one env per process      a process per env: ``one_per_process``, or a second env could not be made in a process before
+envs may share           one per CPU
+.. and are very cheap    fewer: the root of their number, and a CPU is left to the driver below 8 envs per worker
+nothing                  a process per env, within a share of the memory, descriptors and processes
+=======================  ==============================================================================================
+
+Envs of a session may share a process if a user says so (``shared_process``), or if the env and its wrappers are of
+packages that keep no state per process, see ``worker.shared_process``; it also knows the very cheap envs. If there
+are no more envs than CPUs, there is a process per env, unless their id is that of a very cheap env.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from envhub.arena.spin import spin_us
 from envhub.protocol.messages import Make
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
+from envhub_server.ipc.control import FirstBuilt
 from envhub_server.session.effects import Effects
-from envhub_server.session.launcher import Launcher
+from envhub_server.session.launcher import Launcher, Machine
 from envhub_server.session.slots import Slot, SlotTable
-from envhub_server.session.worker_count import (
-    Machine,
-    WorkerCount,
-    crowded_text,
-    first_workers,
-    of_first_envs,
-    separate,
-    shared_text,
+
+# Gymnasium's envs of which a step takes less than the wake-up of a worker, without their versions.
+CHEAP = frozenset(
+    [
+        *("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum"),
+        *("Blackjack", "CliffWalking", "FrozenLake", "FrozenLake8x8", "Taxi"),
+    ]
 )
+CHEAP_ROWS = 8  # of a worker, from which on one more worker is worth the driver's own CPU
+SHARE = 0.5  # of the available memory, descriptors and processes, for a session without a chosen number of workers
+
+
+@dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers, and the reason for it.
+
+    Attributes:
+        workers: the number.
+        reason: the reason for the number, for people.
+        chosen: True if a user or a rule fixed the number, so that later sessions do not adapt it.
+        alone: True if a process could not make two of the envs.
+        crowded: True if envs share processes only because there is no room for more.
+    """
+
+    workers: int
+    reason: str
+    chosen: bool = False
+    alone: bool = False
+    crowded: bool = False
+
+
+def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
+    """The number of workers that the setting ``by`` fixes, at most one per env."""
+    return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
+
+
+def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
+    """A process per env, without a limit."""
+    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
+
+
+def lacking(num_envs: int, count: WorkerCount, machine: Machine) -> str:
+    """The reason why envs that need their own processes cannot have them; empty if they can."""
+    need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
+    if count.workers < num_envs:
+        return f"{need}, and there are to be {count.workers}, {count.reason}"
+    room = max(machine.workers_max, machine.cpus)
+    return f"{need}, and there is room for {room}; num_workers={room} has them share" if count.workers > room else ""
+
+
+def count_in_advance(name: str, num_envs: int, alone: bool, cpus: int) -> WorkerCount | None:
+    """The number before any env is made, of envs of this id; None if the first envs decide."""
+    if alone:
+        return separate(num_envs, "a second env could not be made in a process before", alone=True)
+    if num_envs <= cpus and first_workers(name, num_envs, cpus) == num_envs:
+        return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
+    return None
+
+
+def first_workers(name: str, num_envs: int, cpus: int) -> int:
+    """The number of workers that make the first envs, of this id: the least that these can decide on."""
+    cheap = name.rpartition("/")[2].partition("-")[0] in CHEAP
+    return _cheap_workers(num_envs, cpus) if cheap else min(num_envs, cpus)
+
+
+def _cheap_workers(num_envs: int, cpus: int) -> int:
+    """The number of workers for very cheap envs: each more of them costs the driver, and the last one its own CPU."""
+    workers = min(math.isqrt(num_envs), cpus)
+    return max(1, cpus - 1) if workers == cpus and num_envs < CHEAP_ROWS * cpus else workers
+
+
+def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
+    """The number of workers, once the first envs are made, each by one of them."""
+    built = list(first)
+    if shares:
+        return WorkerCount(machine.cpus, "one per CPU: shared_process")
+    if all(each.cheap for each in built):
+        count = max(len(built), _cheap_workers(num_envs, machine.cpus))
+        return WorkerCount(count, "few: the env is known to share a process well, and its steps to be very cheap")
+    if all(each.fit for each in built):
+        return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
+    nbytes = max(each.private_bytes for each in built)
+    return _separate_if_possible(num_envs, nbytes, "nothing is known of this env", machine)
+
+
+def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Machine) -> WorkerCount:
+    workers = _within(num_envs, each_bytes, machine)
+    reason = f"a process per env: {why}{_limited(num_envs, workers)}"
+    return WorkerCount(workers, reason, crowded=workers < num_envs)
+
+
+def crowded_text(num_envs: int, workers: int) -> str:
+    """The notice about envs that share processes for lack of room."""
+    return (
+        f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
+        "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
+    )
+
+
+def shared_text(what: Iterable[str]) -> str:
+    """The notice about envs whose steps change state that all envs of their process share."""
+    return (
+        f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
+        "results depend on each other; one_per_process=True gives each env a process of its own"
+    )
+
+
+def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
+    """The number of wanted workers that memory allows, with ``each_bytes`` each; at least one per CPU."""
+    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
+    return min(wanted, max(machine.cpus, room))
+
+
+def _limited(wanted: int, workers: int) -> str:
+    limits = "memory, descriptors and processes"
+    return "" if workers == wanted else f"; {wanted} are more than the {limits} that are to be had allow"
+
 
 SECOND_FAILED = "a second env could not be made in its process"
 

@@ -8,14 +8,110 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envhub.protocol.messages import Failure, Faults
 from envhub_server.ipc import control
-from envhub_server.session.failure_text import Overrun, WorkerLoss
-from envhub_server.session.hang_detector import HangDetector, Late
+
+SLOW_S = 30.0  # a longer call is reported to the operator, once
+INTERVALS_MAX = 2.0  # a sample counts for at most this many planned intervals
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a serving worker, read from the arena's words.
+
+    Attributes:
+        turn: its progress word, which changes before every call into an env.
+        row: the env that the word names, or the worker's first env if it names none of them.
+        kind: ``init``, ``reset`` or ``step`` of a pending row; empty if all rows are done.
+    """
+
+    turn: int
+    row: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Late:
+    """An env that has not returned.
+
+    Attributes:
+        kind: the operation: ``init``, ``reset``, ``step`` or ``call``.
+        row: the env's row.
+        waited_s: the duration so far, without the time that late samples leave out.
+        limit_s: its deadline.
+    """
+
+    kind: str
+    row: int
+    waited_s: float
+    limit_s: float
+
+    @property
+    def expired(self) -> bool:
+        """True if the deadline has passed, so that the worker must be ended."""
+        return self.waited_s >= self.limit_s
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A worker exceeded its memory limit ``bytes_max``."""
+
+    nbytes: int
+    bytes_max: int
+
+
+@dataclass(frozen=True)
+class WorkerLoss:
+    """Failure in the results of an ended worker's rows.
+
+    Attributes:
+        failure: the failure; each row reports it with its own ``env_index``.
+        raises: True if the step raises; else it is a truncation.
+        info: the encoded info of a truncated row.
+    """
+
+    failure: Failure
+    raises: bool
+    info: bytes
+
+
+class HangDetector:
+    """Judges the samples of one worker: finds an env that does not return.
+
+    A worker stores which env it runs, and the hub samples that word: while it sees the same env in the same call, that
+    env has not returned. So a worker of many slow envs does not hang. A sample counts for at most twice the planned
+    interval, because the hub may be the first process to continue after a pause of the whole machine.
+    """
+
+    def __init__(self, faults: Faults) -> None:
+        self._limits_s = {kind: getattr(faults, f"{kind}_s") for kind in ("init", "reset", "step", "call")}
+        self.rest()
+
+    def rest(self) -> None:
+        """Note that no env is called."""
+        self._turn: tuple[str, int] | None = None
+        self._sampled_s = self._waited_s = 0.0
+        self._reported = False
+
+    def sample(self, now_s: float, planned_s: float, kind: str, row: int, turn: int) -> Late | None:
+        """Note the worker's progress; return a late env once when it is slow, and again when its deadline has passed.
+
+        The sample was planned for ``planned_s`` after the last one.
+        """
+        passed_s, self._sampled_s = now_s - self._sampled_s, now_s
+        if (kind, turn) != self._turn:
+            self._turn, self._waited_s, self._reported = (kind, turn), 0.0, False
+            return None
+        self._waited_s += min(passed_s, INTERVALS_MAX * planned_s)
+        late = Late(kind, row, self._waited_s, self._limits_s[kind])
+        if late.expired or (late.waited_s >= SLOW_S and not self._reported):
+            self._reported = True
+            return late
+        return None
 
 
 class Stage(enum.Enum):
@@ -228,3 +324,56 @@ class SlotTable:
     def alive(self) -> bool:
         """True if at least one process has not ended."""
         return bool(self._processes)
+
+
+SAMPLE_S = 0.1  # between two samples of the arena while envs run
+
+
+@dataclass
+class Deadlines:
+    """Times on the monotonic clock; infinity if nothing is planned.
+
+    Attributes:
+        drain_by_s: time at which a session of a draining hub ends, even with a pending request.
+        end_by_s: time after which no env of a draining hub gets more time to close.
+        sample_at_s: time of the arena's next sample.
+        memory_at_s: time of the next measurement of the processes' memory.
+        spares_at_s: time after which spares are made again.
+    """
+
+    drain_by_s: float = math.inf
+    end_by_s: float = math.inf
+    sample_at_s: float = math.inf
+    memory_at_s: float = math.inf
+    spares_at_s: float = math.inf
+
+    @property
+    def draining(self) -> bool:
+        """True if the hub drains, and the session has not ended yet."""
+        return self.drain_by_s != math.inf
+
+    def plan_sample(self, now_s: float) -> None:
+        """Plan a sample of the arena soon, if envs run; a time in the past belongs to an earlier request."""
+        if not now_s < self.sample_at_s <= now_s + SAMPLE_S:
+            self.sample_at_s = now_s + SAMPLE_S
+
+    def waits_for_spares(self, now_s: float) -> bool:
+        """True if no spare is made now: the hub drains, or the last spare could not make its envs."""
+        return self.draining or now_s < self.spares_at_s < math.inf
+
+    def next_s(self, slots: SlotTable, samples: bool, age_s: float) -> float:
+        """The next deadline of a live session; ``age_s`` is the time at which a process is due for recycling."""
+        planned = [self.drain_by_s, self.memory_at_s, age_s]
+        if samples:
+            planned.append(self.sample_at_s)
+        if not self.draining:  # a draining hub makes no spares
+            planned.append(self.spares_at_s)
+        return min((*planned, *_of_slots(slots)))
+
+
+def _of_slots(slots: SlotTable) -> Iterable[float]:
+    for slot in slots:
+        yield slot.restart_at_s
+        yield slot.finish_at_s
+    for process in slots.processes:
+        yield process.kill_at_s

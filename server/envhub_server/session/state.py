@@ -1,43 +1,221 @@
 """The state of one session: its phase, and objects of one subject each, which know the slots.
 
-What the session is told, see ``client_events`` and ``process_events``, reads and changes it. At most one request is
+What the session is told, see ``client_events`` and ``machine``, reads and changes it. At most one request is
 pending, as the protocol guarantees.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session.build_order import NO_RULES, WorkerRules
 from envhub_server.session.building import EnvBuilding
-from envhub_server.session.calls import Calls
-from envhub_server.session.closing import EnvClosing
-from envhub_server.session.deadlines import Deadlines
 from envhub_server.session.effects import Effects
-from envhub_server.session.env_history import EnvHistory
-from envhub_server.session.infos import RowInfos
-from envhub_server.session.launcher import Launcher
-from envhub_server.session.ownership import Ownership
-from envhub_server.session.partial_batches import PartialBatches
-from envhub_server.session.phases import MAKING, OVER, Driver, LaneName, Phase
-from envhub_server.session.recycling import Recycling
-from envhub_server.session.replacement import Replacement
-from envhub_server.session.replay_orders import ReplayOrders
-from envhub_server.session.requests import Requests
-from envhub_server.session.restarts import Restarts
-from envhub_server.session.sizing import WorkerSizing
-from envhub_server.session.slots import SlotTable, Stage
-from envhub_server.session.spares import Spares
-from envhub_server.session.supervision import Supervision
-from envhub_server.session.worker_count import Machine, WorkerCount
+from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
+from envhub_server.session.replacement import Recycling, Replacement, ReplayOrders, Spares
+from envhub_server.session.requests import Calls, EnvHistory, PartialBatches, Requests, RowInfos
+from envhub_server.session.sizing import WorkerCount, WorkerSizing
+from envhub_server.session.slots import Deadlines, SlotTable, Stage
+from envhub_server.session.supervision import EnvClosing, Supervision
+
+
+class Phase(enum.Enum):
+    """The state of a session."""
+
+    __hash__ = object.__hash__  # Enum's own is a slow Python function, and every event is looked up by its phase
+
+    BUILDING = "building"  # its workers build the envs
+    MAPPING = "mapping"  # its workers map the arena
+    READY = "ready"  # no request of the whole batch is pending
+    MOVING = "moving"  # a reset or step is pending
+    CALLING = "calling"  # a call is pending
+    BROKEN = "broken"  # a worker has ended too often
+    CLOSING = "closing"  # its workers close the envs and end
+    ENDED = "ended"
+
+
+MAKING = (Phase.BUILDING, Phase.MAPPING)
+SERVING = (Phase.READY, Phase.MOVING, Phase.CALLING)
+LIVE = (*MAKING, *SERVING, Phase.BROKEN, Phase.CLOSING)
+OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
+
+
+class LaneName(enum.Enum):
+    """The client's lane to this session."""
+
+    WIRE = "wire"  # the hub drives, for each step
+    SHARED = "shared"  # the client drives, except while a request that the hub drives is pending
+
+
+class Driver(enum.Enum):
+    """The process that posts rows."""
+
+    HUB = "hub"
+    CLIENT = "client"
+
+
+Method = TypeVar("Method", bound=Callable[..., None])
+Event = tuple[
+    Callable[..., None], tuple[Any, ...]
+]  # what a session is told: a method, and its arguments after the time
+
+# By a method's name, the phases in which it may be called, each with the other phases that may follow. In a draining
+# hub, CLOSING or ENDED may follow everything that leaves the session idle.
+TRANSITIONS: dict[str, dict[Phase, tuple[Phase, ...]]] = {}
+# By the type of a client's request or a process's message, the method that handles it in each phase.
+HANDLERS: dict[type, dict[Phase, Callable[..., None]]] = {}
+
+
+class IllegalEvent(Exception):
+    """An event that cannot come in its session's phase: a bug of the hub."""
+
+
+def allowed_in(*phases: Phase, then: tuple[Phase, ...] = ()) -> Callable[[Method], Method]:
+    """Allow a method of a session in these phases, after which one of the phases ``then`` may follow.
+
+    The method's arguments begin with the time. A draining hub's session may end after it.
+    """
+
+    def mark(method: Method) -> Method:
+        name = method.__name__
+        is_first, following = name not in TRANSITIONS, TRANSITIONS.setdefault(name, {})
+        following.update(dict.fromkeys(phases, then))
+        return _guarded(method, name, following) if is_first else method
+
+    return mark
+
+
+def _guarded(method: Method, name: str, following: dict[Phase, tuple[Phase, ...]]) -> Method:
+    @functools.wraps(method)
+    def guarded(session: Any, now_s: float, *facts: Any) -> None:
+        session.history.append(name)
+        if session.phase not in following:
+            raise IllegalEvent(f"{name} in phase {session.phase.value}")
+        method(session, now_s, *facts)
+        if session.deadlines.drain_by_s != math.inf:
+            session.drained(now_s)
+
+    return cast("Method", guarded)
+
+
+def handles(*kinds: type) -> Callable[[Method], Method]:
+    """Have an allowed method handle messages of these types in its phases."""
+
+    def mark(method: Method) -> Method:
+        for kind in kinds:
+            HANDLERS.setdefault(kind, {}).update(dict.fromkeys(TRANSITIONS[method.__name__], method))
+        return method
+
+    return mark
+
+
+def diagram() -> str:
+    """The transitions between two phases and the methods that may cause them, as a Mermaid state diagram."""
+    edges: dict[tuple[str, str], list[str]] = {}
+    for name, following in TRANSITIONS.items():
+        for phase, others in following.items():
+            for other in others:
+                edges.setdefault((phase.name, other.name), []).append(name.removeprefix("on_"))
+    lines = [
+        f"    {before} --> {after}: {', '.join(sorted(names))}" for (before, after), names in sorted(edges.items())
+    ]
+    return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])
+
+
+LOST = Failure("session_lost", "session", "the session has broken; make another")
+
+
+class Ownership:
+    """The lane, the driver and the takeover of a session.
+
+    A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client that
+    attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
+
+    Attributes:
+        lane: how the client steps it; on the shared lane the client has the arena.
+        driver: the process that posts rows.
+        holder: the process id of the client on the shared lane; 0 if it is not known here.
+        takeover_pending: True if a client that takes over waits for its answer, also while the envs are made.
+        let_go_by_s: time until which the client that attaches waits for the holder.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self.lane = LaneName.WIRE
+        self.driver = Driver.HUB
+        self.holder = 0
+        self.takeover_pending = False
+        self.let_go_by_s = math.inf
+
+    # --- who drives ---------------------------------------------------------------------------------------------------
+
+    @property
+    def can_grant(self) -> bool:
+        """True if no client drives or was told to."""
+        return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.takeover_pending
+
+    def lend(self, holder: int) -> None:
+        """Let the client drive, which is this process."""
+        self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, holder
+        self._effects.grant()
+        self._effects.give_drive()
+
+    def on_side_closed(self, quiescent: bool) -> None:
+        """Continue on the wire lane: the client has let go of the arena, or has ended."""
+        self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
+        self._effects.close_side()
+        if self.takeover_pending:
+            self._effects.transfer()
+        if quiescent:
+            self.take_drive()
+
+    def take_drive(self) -> None:
+        """Have the hub drive; every row is done."""
+        if self.driver is Driver.CLIENT:
+            self.driver = Driver.HUB
+            self._effects.take_drive()
+
+    def revoke(self) -> None:
+        """Revoke the session of a client that drives; the client then asks the hub why."""
+        if self.lane is LaneName.SHARED:
+            self._effects.revoke()
+
+    # --- takeover -----------------------------------------------------------------------------------------------------
+
+    def recall(self, until_s: float) -> None:
+        """Ask the holder to let go of the session until then."""
+        self.let_go_by_s = until_s
+        self._effects.recall()
+
+    def keep_holder(self, waited_s: float) -> None:
+        """Let the holder, which has not let go, keep the session, and refuse the other client."""
+        by = f"process {self.holder}" if self.holder else "a process of another container"
+        text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
+        refusal = Failure("refused", "request", f"{text}: it is stopped, or too busy; attach again, or end the session")
+        self._effects.end_recall()
+        self.refuse(refusal)
+
+    def grant(self) -> None:
+        """Give the session to its new client; no other client has its memory."""
+        self.takeover_pending, self.driver = False, Driver.HUB
+        self._effects.take_drive()
+        self._effects.answer_attach()
+
+    def refuse(self, why: Failure = LOST) -> None:
+        """Refuse a client that takes over, with the reason."""
+        if self.takeover_pending:
+            self.takeover_pending, self.let_go_by_s = False, math.inf
+            self._effects.fail_attach(why)
+
 
 HISTORY_MAX = 100  # last events that are logged with an internal error
 

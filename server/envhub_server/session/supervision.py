@@ -1,18 +1,17 @@
-"""The supervision of processes: hanging envs and memory."""
+"""The supervision of processes: hanging envs, memory, and their end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from envhub.protocol.messages import Faults
+from envhub.protocol.messages import Faults, Make
+from envhub_server.ipc import control
 from envhub_server.session import failure_text
-from envhub_server.session.calls import QUESTIONS
-from envhub_server.session.deadlines import SAMPLE_S, Deadlines
 from envhub_server.session.effects import Effects
-from envhub_server.session.failure_text import Overrun
-from envhub_server.session.hang_detector import Late, Progress
-from envhub_server.session.slots import Process, SlotTable, Stage
+from envhub_server.session.failure_text import envs
+from envhub_server.session.requests import QUESTIONS
+from envhub_server.session.slots import SAMPLE_S, Deadlines, Late, Overrun, Process, Progress, SlotTable, Stage
 
 MEMORY_S = 0.2  # between two measurements of processes with a memory limit
 SAMPLE_IDLE_S = 1.0  # longest time between two samples, while the client drives and does not step
@@ -107,3 +106,120 @@ class Supervision:
         process = self._slots.process(number)
         why = None if process is None else process.killed_for
         return "" if why is None else failure_text.reason(why)
+
+
+AT_WORK_S = 1.0  # for the step, reset or call that a process is at when it is asked
+LOOK_S, TELL_S = 4.0, 5.0  # from the end's beginning until slow processes write their stacks, and until that is told
+
+
+class EnvClosing:
+    """Has the processes of one session close their envs, and says which envs were cut short.
+
+    Each is asked to, has ``close_timeout`` for each env, and is killed then.
+    """
+
+    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines, effects: Effects) -> None:
+        self._make, self._slots, self._deadlines, self._effects = make, slots, deadlines, effects
+        self._at_work_until_s = self._look_at_s = self._tell_at_s = math.inf
+        self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
+
+    def next_s(self) -> float:
+        """The time at which ``on_elapsed`` is due."""
+        killed_s = (process.kill_at_s for process in self._slots.processes)
+        return min(self._at_work_until_s, self._look_at_s, self._tell_at_s, *killed_s)
+
+    @property
+    def waits(self) -> bool:
+        """True if a process has time left."""
+        return any(process.kill_at_s < math.inf for process in self._slots.processes)
+
+    def ask(self, process: Process, now_s: float) -> None:
+        """Ask a process to close its envs and end."""
+        self._note_unclosed(process)
+        process.kill_at_s = self._until_s(now_s, 1)
+        self._effects.tell(process.number, control.CloseEnvs())
+
+    def _note_unclosed(self, process: Process) -> None:
+        process.is_ending, served = True, process.stage is Stage.SERVING  # else its envs were not used
+        process.unclosed = [*self._slots[process.place].rows] if served else []
+
+    def _until_s(self, now_s: float, num_envs: int) -> float:
+        return min(now_s + num_envs * self._make.faults.close_s, self._deadlines.end_by_s)
+
+    def ask_all(self, now_s: float) -> None:
+        """Ask all processes; one that makes its envs would read that only afterwards, and is killed."""
+        self._at_work_until_s, self._look_at_s, self._tell_at_s = now_s + AT_WORK_S, now_s + LOOK_S, now_s + TELL_S
+        for process in self._slots.processes:
+            if process.stage is Stage.BUILDING:
+                self._effects.kill(process.number)
+            elif process.stage is not Stage.LEAVING:
+                self.ask(process, now_s)
+
+    def hurry(self) -> None:
+        """Heed that a draining hub gives envs no time after ``end_by_s``."""
+        for process in self._slots.processes:
+            if process.kill_at_s < math.inf:
+                process.kill_at_s = min(process.kill_at_s, self._deadlines.end_by_s)
+
+    def on_closing(self, process: Process, said: control.Closing, now_s: float) -> None:
+        """Note which rows a process closes now; each row has its time once, whatever the process says."""
+        left = [row for row in process.unclosed if row not in process.closing and said.rows]
+        process.unclosed, process.closing = left, [row for row in said.rows if row in left]
+        process.stacks = said.stacks
+        if process.closing:
+            process.kill_at_s = self._until_s(now_s, len(process.closing))
+
+    def on_elapsed(self, progress: Sequence[Progress | None], now_s: float) -> None:
+        """Kill the processes whose time is up, and report those that take long."""
+        looks_at_work, self._at_work_until_s = _due(self._at_work_until_s, now_s)
+        for process in self._slots.processes:
+            if now_s >= process.kill_at_s:
+                limit = f"each env has close_timeout={self._make.faults.close_s:g} s"
+                if now_s >= self._deadlines.end_by_s:
+                    limit = "the hub is shutting down, which gives envs drain_close_timeout"
+                self.kill([process], limit)
+            elif looks_at_work and self._is_at_work(process, progress):
+                self.kill([process], f"an env was still at its step, reset or call after {AT_WORK_S:g} s")
+        slow = [(each, each.closing or each.unclosed) for each in self._slots.processes if each.unclosed]
+        looks, self._look_at_s = _due(self._look_at_s, now_s)
+        for each, rows in slow if looks else ():
+            self._effects.report_late(each.number, Late("close", rows[0], LOOK_S, self._make.faults.close_s))
+        tells, self._tell_at_s = _due(self._tell_at_s, now_s)
+        if tells and slow:
+            self._effects.report_closing(tuple((each.number, each.stacks, tuple(rows)) for each, rows in slow))
+
+    def _is_at_work(self, process: Process, progress: Sequence[Progress | None]) -> bool:
+        slot = self._slots.of(process)
+        if slot is None or process.closing or not process.unclosed:
+            return False
+        at = progress[slot.index]
+        return slot.waiting or (at is not None and bool(at.kind))
+
+    def kill(self, processes: Iterable[Process], why: str) -> None:
+        """Kill these processes; without a reason it is not told that their envs are cut short."""
+        for process in processes:
+            if not process.is_ending:
+                self._note_unclosed(process)
+            process.kill_at_s = math.inf
+            self.on_ended(process, why)
+            self._effects.kill(process.number)
+
+    def on_ended(self, process: Process, why: str) -> None:
+        """Note that a process has closed no more envs than it has said."""
+        if process.unclosed and why:
+            self._cut.setdefault(why, []).extend(process.unclosed)
+        process.unclosed = []
+
+    def tell(self) -> None:
+        """Tell which envs were cut short since the last time."""
+        cut, self._cut = self._cut, {}
+        for why, rows in cut.items():
+            text = f"{envs(sorted(rows), self._make.row_offset)} ended before close was over: {why}"
+            # Event: The processes of envs ended before these had closed; `note` says which, and why. Their client is
+            # told.
+            self._effects.notify("envs_cut_short", text)
+
+
+def _due(at_s: float, now_s: float) -> tuple[bool, float]:
+    """True if the time has come, and the time from now on."""
+    return (True, math.inf) if now_s >= at_s else (False, at_s)

@@ -74,8 +74,8 @@ def _register() -> None:
 
     # An old Gymnasium in a worker does not support it.
     if hasattr(gymnasium, "make_vec") and "EnvHub/Remote-v0" not in gymnasium.registry:
-        home = "envhub_client.remote"
-        gymnasium.register("EnvHub/Remote-v0", f"{home}:make", vector_entry_point=f"{home}:make_vec")
+        home = "envhub_client.make"
+        gymnasium.register("EnvHub/Remote-v0", f"{home}:make_remote", vector_entry_point=f"{home}:make_vec_remote")
 
 
 class _WhenImported:

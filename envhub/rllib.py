@@ -1,6 +1,6 @@
 """RLlib: ``register``, env creators, ``CutEpisodes``, ``FleetEnvRunner``; needs ``pip install "envhub-rl[rllib]"``."""
 
-from envhub_client.frameworks.extras import needs
+from envhub_client.frameworks import needs
 
 with needs("rllib"):
     from envhub_client.frameworks.rllib import (

@@ -411,3 +411,25 @@ def make(
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)
+
+
+# --- the entry points of ``EnvHub/Remote-v0`` -------------------------------------------------------------------------
+
+
+def make_remote(env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubEnv:
+    """One env of the hub at ``url``, or at ``hub``, which says the same; otherwise as ``make``."""
+    return make(env_id, hub=_without_secret(url or hub), **kwargs)
+
+
+def make_vec_remote(
+    num_envs: int, env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any
+) -> HubVectorEnv:
+    """``num_envs`` envs of the hub at ``url``, or at ``hub``; otherwise as ``make_vec``."""
+    return make_vec(env_id, num_envs, hub=_without_secret(url or hub), **kwargs)
+
+
+def _without_secret(url: str | None) -> str | None:
+    """The url, which Gymnasium keeps in the spec."""
+    if isinstance(addresses.guarded(url), Secret):
+        raise AddressError("a spec would keep the key in this url: run `envhub login`, and give the hub's name as url")
+    return url

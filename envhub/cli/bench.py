@@ -53,7 +53,7 @@ def bench(
 
 def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
-    from envhub_client.tools.demo import run
+    from envhub_client.tools import bench
 
     with errors_in_a_line("demo"):
-        run(console)
+        bench.demo(console)

@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'envhub.fleet' has no attribute {name!r}")
     if sys.platform != "linux":
         raise HubUnreachable(only_linux("envhub.fleet"))
-    from envhub_client.frameworks.extras import needs
+    from envhub_client.frameworks import needs
 
     with needs("ray", "envhub.fleet"):
         return getattr(import_module("envhub.fleet.fleet"), name)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from envhub_client.tools.served_hub import ServedHub, served_hub
+from envhub_client.tools.bench import ServedHub, served_hub
 from side_by_side.delay_relay import relayed
 from side_by_side.workloads import entry
 from turns import TURNS

@@ -19,8 +19,7 @@ import psutil
 import pytest
 from envhub_client.private_hub.process import private_hub
 from envhub_client.tools import bench
-from envhub_client.tools.bench import ASYNC, PRIVATE, SYNC, TCP, Result
-from envhub_client.tools.served_hub import ServedHub, served_hub
+from envhub_client.tools.bench import ASYNC, PRIVATE, SYNC, TCP, Result, ServedHub, served_hub
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from side_by_side.echo import ECHO, ONE_WAY, nbytes, yardsticks
 from side_by_side.workloads import BUSY_S, busy, entry, images

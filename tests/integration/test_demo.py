@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from envhub_client.tools import cem_cartpole
-from envhub_client.tools.served_hub import addresses, served_hub
+from envhub_client.tools.bench import addresses, served_hub
 from hubs import wait_until
 
 from envhub.errors import HubUnreachable

@@ -23,7 +23,7 @@ import pytest
 import zmq
 from conformance.kit.raw_peer import RawPeer
 from envhub_client.connection import known_hubs
-from envhub_client.tools.served_hub import served_hub
+from envhub_client.tools.bench import served_hub
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.rights import Quotas
 from hubs import HERE, ServedHub, at_rest, free_port, listening, serve, wait_until

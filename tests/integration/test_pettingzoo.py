@@ -250,8 +250,6 @@ def test_user_of_batches_reads_which_way_is_left(teams: ServedHub) -> None:
         with pytest.raises(TypeError, match=r"multi-agent envs are not batched: envhub.pettingzoo.make gives one as a"):
             make()
     assert wait_until(lambda: len(teams.workers()) <= before)
-    with pytest.raises(ImportError, match=r"make_vec is retired: make a ParallelEnv for each env by envhub.pettingzoo"):
-        getattr(envhub.pettingzoo, "make_vec")  # noqa: B009
 
 
 def test_pettingzoo_is_imported_when_it_is_used() -> None:

@@ -16,7 +16,7 @@ LINUX = "sys.platform == 'linux'"  # at the end of the condition of a block
 # What a program imports by name, and the commands of clients.
 ENTRIES = """
     envhub envhub.errors envhub.vector_errors envhub.env_failure envhub_client.record_options envhub_client.make
-    envhub_client.client envhub_client.remote envhub_client.envs.async_vector_env envhub_client.session.options
+    envhub_client.client envhub_client.envs.async_vector_env envhub_client.session.options
     envhub_client.option_keywords
     envhub.sb3 envhub.tianshou envhub.rllib envhub.torchrl envhub.pettingzoo envhub_client.frameworks.cleanrl
     envhub.cli envhub.fleet

@@ -164,7 +164,6 @@ ROOMS = {
         },
         "observer.py": {"connection", "envs", "envhub.protocol", "envhub.values"},
         "option_keywords.py": {"session"},
-        "remote.py": {"envs", "envhub.transport"},
     },
 }
 

@@ -19,8 +19,8 @@ from envhub_client import make as making
 from envhub_client.connection.known_hubs import stands_for_several
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
+from envhub_client.frameworks import needs
 from envhub_client.frameworks.adapter import refuse_decided
-from envhub_client.frameworks.extras import needs
 
 if TYPE_CHECKING:
     from envhub_client.frameworks.pettingzoo import HubParallelEnv

@@ -149,7 +149,6 @@ class EpisodeCourse:
         self._mode, self._every = mode, every
         self.begun = 0  # episodes
         self.under_way = False  # an episode that is recorded
-        self.shows = False  # whether the last step that was followed shows something of such an episode
         self.resets_next = False  # whether the next step is the reset after an episode
 
     def follow(self, mark: int, ended: bool) -> tuple[bool, bool, bool]:
@@ -159,7 +158,6 @@ class EpisodeCourse:
             Whether the episode under way ended before it, whether the step is of this episode, and whether the next
             episode begins with it.
         """
-        self.shows = False
         if mark == StepMark.STILL:
             return False, False, False
         cuts = steps = begins = False
@@ -173,14 +171,12 @@ class EpisodeCourse:
             over, steps = ended or failed, self.under_way
             self.resets_next = over if self._mode == NEXT_STEP else failed if self._mode == SAME_STEP else False
             begins = self._mode == SAME_STEP and ended and not failed
-            self.shows = steps and not begins
             self.under_way = steps and not over
         if cuts:
             self.under_way = False
         if begins:
             self.under_way = begins = self.begun % self._every == 0
             self.begun += 1
-        self.shows = self.shows or begins
         return cuts, steps, begins
 
     def miss(self, count: int) -> int:

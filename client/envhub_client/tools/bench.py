@@ -1,4 +1,4 @@
-"""Command ``envhub bench``: which way to step an env is fastest on this machine, and why."""
+"""Commands ``envhub bench``, which way to step an env is fastest on this machine, and why, and ``envhub demo``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import itertools
 import json
 import os
 import platform
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -24,28 +29,19 @@ from rich.console import Console
 from rich.table import Table
 
 import envhub
-from envhub.errors import RequestRefused
-from envhub_client.tools.served_hub import ServedHub, served_hub
-
-
-def named_function(text: str, kind: str) -> Any:
-    """Import what ``module:function`` names; modules in the working directory come after those installed."""
-    module, _, name = text.partition(":")
-    if not (module and name):
-        raise RequestRefused(f"a {kind} is written module:function, got {text!r}")
-    if "" not in sys.path:
-        sys.path.append("")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RequestRefused(f"there is no {kind} {text!r}: {error}") from error
-
+from envhub.errors import HubUnreachable, RequestRefused
+from envhub_client.tools import cem_cartpole
 
 ASYNC, SYNC = "AsyncVectorEnv", "SyncVectorEnv"
 PRIVATE, IPC, TCP = "private hub", "hub over ipc", "hub over tcp"
 PROCESSES_MAX = 256  # more envs are too many for a process each
 SEED = 1
 ALONE_S = 0.2
+DEMO_ENV, DEMO_S, DEMO_REPEATS = "CartPole-v1", 0.5, 3
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0  # a hub takes up to 5 s to drain and 2 s more to close its envs
+POLL_S = 0.01
+LISTENING = "listening on "
 
 Factory = Callable[[], gymnasium.Env[Any, Any]]
 Ways = Mapping[str, Callable[[], VectorEnv[Any, Any, Any]]]
@@ -59,6 +55,15 @@ class Result:
     rates: list[float]  # env-steps/s of each repeat
     batch_us: float  # a step of all envs
     envs_us: float  # of it the envs run: those of the process that has most, or those of a CPU
+
+
+@dataclass(frozen=True)
+class ServedHub:
+    """A running hub."""
+
+    tcp: str  # its address on the loopback interface
+    ipc: str  # its address in the file system
+    pid: int  # of its process
 
 
 def run(
@@ -80,13 +85,37 @@ def run(
         console.print(machine, markup=False, soft_wrap=True)
 
 
+def demo(console: Console) -> None:
+    """Serve, learn by ``client/examples/cem_cartpole.py`` as a remote trainer would, and compare ways to step."""
+    num_envs = cem_cartpole.NUM_ENVS
+    with served_hub(DEMO_ENV) as hub:
+        console.print(f"a hub serves {DEMO_ENV} at {hub.tcp} and {hub.ipc}", soft_wrap=True)
+        console.print(f"learning with {num_envs} envs over tcp:")
+        if cem_cartpole.learn(hub.tcp, SEED, console) <= cem_cartpole.SOLVED:
+            sys.exit(1)
+        console.print("stepping over tcp, over ipc, and by AsyncVectorEnv, in turn:")
+        makers = ways(DEMO_ENV, lambda: gymnasium.make(DEMO_ENV), num_envs, hub)
+        results = timed({way: makers[way] for way in (ASYNC, IPC, TCP)}, DEMO_S, DEMO_REPEATS)
+    console.print(table(f"{num_envs} {DEMO_ENV} envs, medians of {DEMO_REPEATS} interleaved repeats", results))
+
+
 def factory(entry: str) -> Factory:
     """The factory of the env that ``envhub serve`` offers by this entry."""
     name, is_factory, place = entry.partition("=")
     if not name or "*" in name:
         raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")
-    made_by_id = functools.partial(gymnasium.make, f"ale_py:{entry}" if entry.startswith("ALE/") else entry)
-    return named_function(place, "factory") if is_factory else made_by_id
+    if not is_factory:
+        return functools.partial(gymnasium.make, f"ale_py:{entry}" if entry.startswith("ALE/") else entry)
+    module, _, function = place.partition(":")
+    if not (module and function):
+        raise RequestRefused(f"a factory is written module:function, got {place!r}")
+    if "" not in sys.path:
+        sys.path.append("")  # modules in the working directory come after those installed
+    try:
+        made: Factory = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RequestRefused(f"there is no factory {place!r}: {error}") from error
+    return made
 
 
 def ways(entry: str, make: Factory, num_envs: int, hub: ServedHub) -> Ways:
@@ -172,6 +201,68 @@ def times(step: Callable[[Any], object], actions: Sequence[Any], seconds: float)
         if now_s >= end_s:
             break
     return np.array(seconds_taken)
+
+
+# --- a hub in a process of its own, as ``envhub serve`` runs one ------------------------------------------------------
+
+
+@contextmanager
+def served_hub(*envs: str) -> Iterator[ServedHub]:
+    """Serve ``envs``, as for ``envhub serve``, on loopback tcp and on ipc until the block is left.
+
+    The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP.
+    """
+    with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
+        folder = Path(name)
+        binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
+        # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "envhub", "serve", *envs, *binds],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C on the terminal is the program's, which ends the hub in good order
+            )
+        try:
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            while len(printed := addresses((folder / "stdout").read_text())) < 2:
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
+                time.sleep(POLL_S)
+            yield ServedHub(printed[0], printed[1], process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
+                process.kill()
+                process.wait()
+
+
+def addresses(printed: str) -> list[str]:
+    """The addresses in what ``envhub serve`` has printed so far; a line still being written does not count."""
+    lines = [line for line in printed.splitlines(keepends=True) if line.endswith("\n")]
+    return [line.removeprefix(LISTENING).strip() for line in lines if line.startswith(LISTENING)]
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program as Ctrl-C does, through every ``finally``."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+    # A program under nohup ignores SIGHUP, and one that has handlers of its own knows better.
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

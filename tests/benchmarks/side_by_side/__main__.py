@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from envhub_client.tools import bench
-from envhub_client.tools.served_hub import ServedHub, served_hub
+from envhub_client.tools.bench import ServedHub, served_hub
 from gymnasium.vector.utils import batch_space
 from rich.console import Console
 

@@ -31,7 +31,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
-import envhub
 from envhub.sb3 import HubVecEnv, WholeDictReplayBuffer, WholeHerReplayBuffer, WholeReplayBuffer
 
 torch.set_num_threads(1)
@@ -425,12 +424,6 @@ class Seen(BaseCallback):
     def _on_step(self) -> bool:
         self.cut += sum("invalid_transition" in info for info in self.locals["infos"])
         return True
-
-
-def test_retired_monitor_names_what_is_left() -> None:
-    with pytest.raises(ImportError, match=r"WholeEpisodeMonitor is retired: use VecMonitor, .*frameworks\.md shows"):
-        from envhub.sb3 import WholeEpisodeMonitor  # noqa: F401
-    assert not hasattr(envhub.sb3, "Missing")
 
 
 def test_buffer_of_dicts_has_no_step_that_cut_an_episode_short() -> None:

@@ -350,10 +350,7 @@ def test_step_that_cut_an_episode_short_is_marked_and_not_drawn(lane: str) -> No
         assert np.isin(plain, cut).any()
 
 
-def test_retired_names_and_keywords_name_what_is_left() -> None:
-    for name in ("AsyncCollector", "HubEnvFactory", "WholeEpisodeStats"):
-        with pytest.raises(ImportError, match=f"envhub.tianshou.{name} is retired: "):
-            getattr(envhub.tianshou, name)
+def test_keywords_of_asynchronous_steps_name_what_is_left() -> None:
     for options in ({"wait_num": 3}, {"timeout": 0.1}):
         with pytest.raises(TypeError, match=r"a step waits for all of its envs. .* send and recv of envhub.make_vec"):
             HubVectorEnv([tianshou_envs.Kinds] * 2, **options)

@@ -50,11 +50,9 @@ class EnvFailure(Mapping[str, Any]):
 
     @classmethod
     def from_map(cls, mapping: Mapping[str, Any], hub: str | None = None) -> EnvFailure:
-        """The failure in a hub's map; unknown keys are ignored, and missing keys have their default.
+        """The failure in a hub's map, with unknown keys ignored, control characters escaped, and long texts shortened.
 
-        ``hub`` is the name of the hub that sent it. A failure of an earlier hub, which was lost, has that hub's name.
-
-        Control characters in its texts are escaped, and long texts shortened.
+        ``hub`` is the name of the hub that sent it; a failure of an earlier hub, which was lost, has that hub's name.
         """
         fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
         for name, text in fields.items():
@@ -90,10 +88,8 @@ def reseeded(seed: int | None, incarnation: int, losses: int = 0) -> int | None:
     """The seed of an env that is built again, for the ``incarnation``-th time, after the program gave ``seed``.
 
     ``losses`` is how often its session was lost; the hub of the next session gets the seed for no incarnation there.
-
-    The seed follows from these numbers, so that a run can be repeated. It differs from ``seed``, so that the env does
-    not run into the same crash again. It has 31 bits: ``np.random.RandomState``, ALE and EnvPool take no more than 32
-    or 31.
+    The seed follows from these numbers, so that a run can be repeated, and differs from ``seed``, so that the env does
+    not run into the same crash. It has 31 bits: ``np.random.RandomState``, ALE and EnvPool take no more.
     """
     if seed is None or not (incarnation or losses):
         return seed

@@ -1,29 +1,4 @@
-"""The errors that EnvHub raises, by who must act.
-
-::
-
-    EnvHubError
-    ├── HubUnreachable (ConnectionError)   no hub answers at the address: check the hub
-    │   └── HubLost                        the hub of this session has ended: connect again, make again
-    ├── HubTimeout (TimeoutError,
-    │               multiprocessing.TimeoutError)   no reply in time; the request goes on: wait again
-    ├── SessionLost                        the hub no longer has this session: make again
-    ├── RequestRefused                     the hub refuses: read why, change the request or the hub's options
-    ├── ProtocolError
-    │   ├── LocalProtocolError             this side broke PROTOCOL.md: a bug, report it
-    │   │   └── ConnectionInUse            by another thread: give each a vector env of its own
-    │   ├── RemoteProtocolError            the other side broke PROTOCOL.md: a bug, or not an EnvHub
-    │   └── VersionMismatch                upgrade one side
-    ├── EnvRaised                          an env's own code raised: fix the env
-    ├── WorkerDied                         a worker process ended: read its log
-    │   └── RestartsExhausted              too often to be started again: fix the env, make again
-    ├── EnvTimeout (TimeoutError)          an env hung, and its worker was ended: see the stacks in the message
-    ├── AccessDenied (PermissionError)     the hub does not let this key in: ask its operator
-    ├── KeysError (ValueError)             a key, or a file of keys, that cannot be used
-    ├── AddressError (ValueError)          not an address, or not one to listen on
-    ├── SpaceMismatch (ValueError)         actions that do not fit the action space
-    ├── UnsupportedSpace (TypeError)       a space EnvHub cannot carry
-    └── Forked                             a client object used after a fork: make a new one
+"""The errors that EnvHub raises; client/docs/api.md says of each who must act.
 
 Errors of the vector env's state machine, which also derive from Gymnasium's own, are in ``envhub.vector_errors``.
 All arguments go to ``Exception.__init__``, so every error here can be pickled and copied.
@@ -60,7 +35,9 @@ def printable(value: Any) -> Any:
 
     For texts of a peer that may reach a terminal. Lists, tuples, maps and dataclasses are copied with their contents.
     """
-    return _with_texts(value, lambda text: _CONTROLS.sub(_escaped, text.replace("\r\n", "\n")))
+    return _with_texts(
+        value, lambda text: _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
+    )
 
 
 def without_folders(value: Any) -> Any:
@@ -90,7 +67,7 @@ def shown(value: object, chars_max: int = 100) -> str:
 
 
 def raised_text(type_name: str, message: str) -> str:
-    """The last line of an exception's traceback: its class, and its text if it has one."""
+    """The last line of an exception's traceback."""
     name = type_name.rpartition(".")[2]
     return f"{name}: {message}" if message else name
 
@@ -98,10 +75,6 @@ def raised_text(type_name: str, message: str) -> str:
 def hub_at(address: str) -> str:
     """The hub at this address, for messages; the address of a private hub tells a reader nothing."""
     return "the private hub of this program" if address.startswith("ipc:///proc/") else f"the hub at {address}"
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\x{ord(match[0]):02x}"
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -222,12 +195,12 @@ class EnvRaised(EnvHubError):
 
 
 def replay_text(replay: str) -> str:
-    """The command that runs a failure again, in a sentence; ``name`` is the name of its replay."""
+    """The command that runs a failure again, in a sentence."""
     return f"On the hub's machine `envhub replay {replay}` runs it again."
 
 
 def raised_by_env(error: BaseException) -> EnvRaised | None:
-    """The exception that an env raised in a worker, if the client raised this exception for an env."""
+    """The exception that an env raised in a worker, for which the client raised this error."""
     raised = error if isinstance(error, EnvRaised) else error.__cause__
     return raised if isinstance(raised, EnvRaised) else None
 

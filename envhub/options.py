@@ -52,10 +52,9 @@ _NUMBER_OF_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B|)", re.IGNORE
 
 
 def byte_count(value: Any, folder: Path = Path()) -> Any:
-    """Return the bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
+    """The bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
 
-    The units are B; KB, MB, GB and TB, powers of 1000; KiB, MiB, GiB and TiB, powers of 1024. Case does not matter.
-    What is no text is returned as it is. Raises ``ValueError``.
+    Case does not matter. What is no text is returned as it is. Raises ``ValueError``.
     """
     if not isinstance(value, str):
         return value
@@ -67,7 +66,6 @@ def byte_count(value: Any, folder: Path = Path()) -> Any:
 
 
 def read_memory(value: Any, folder: Path) -> Any:
-    """Return the bytes as ``byte_count``; raises ``ValueError``."""
     count = byte_count(value)
     if isinstance(count, int) and 0 < count < BYTES_MIN:
         raise ValueError(
@@ -84,10 +82,7 @@ def no_path(text: str) -> str:
 
 
 def read_path(text: str, folder: Path) -> Path:
-    """Return the path that is written so, with ``~`` for a home folder, or a relative one in the folder.
-
-    Raises ``ValueError``.
-    """
+    """The path that is written so, with ``~`` for a home folder, or one in the folder; raises ``ValueError``."""
     if why := no_path(text):
         raise ValueError(why)
     if "\0" in text:
@@ -99,7 +94,7 @@ def read_path(text: str, folder: Path) -> Path:
 
 
 def read_program(text: str, folder: Path) -> str:
-    """Return a program: a path if the text is one or the folder has the program, or else a command."""
+    """A path if the text is one or the folder has the program, or else a command."""
     path = os.path.join(folder, read_path(text, Path())) if text else ""
     return path if "/" in text or os.path.exists(path) else text
 
@@ -119,14 +114,14 @@ def read_function(text: str, folder: Path) -> str:
 
 
 def read_variable(text: str, folder: Path) -> str:
-    """Return the name of a variable, or raise ``ValueError``, without the value, which may be secret."""
+    """Read the name of a variable; errors are without its value, which may be secret."""
     if not text or "=" in text or "\0" in text:
         raise ValueError("the name of a variable is not empty, and has no '=' and no null character")
     return text
 
 
 def parse_arguments(text: str) -> tuple[str, frozenset[str]]:
-    """Return the pattern of names and the arguments of ``name=argument,argument``; raises ``ValueError``."""
+    """The pattern of names and the arguments of ``name=argument,argument``; raises ``ValueError``."""
     pattern, _, listed = text.rpartition("=")
     names = frozenset(listed.split(","))
     if not pattern or not all(map(str.isidentifier, names)):
@@ -292,11 +287,11 @@ def options_from(
     key: Callable[[str], str] = str,
     hint: Callable[[str, Any], str] = lambda name, value: "",
 ) -> dict[str, Any]:
-    """Return the options that a table has, as the fields of ``kind`` take them. Raises ``OptionError``.
+    """The options that a table has, as the fields of ``kind`` take them; raises ``OptionError``.
 
     Args:
         table: as it was read from a file, or from the command line.
-        kind: a dataclass or ``msgspec.Struct``, the annotations of whose fields say what is allowed.
+        kind: a dataclass or ``msgspec.Struct``, whose annotations say what is allowed.
         where: the text before an option's name in an error.
         folder: of paths that are not absolute.
         key: makes the name of an option as it is written there.
@@ -415,7 +410,6 @@ def arguments_of(table: Any) -> Any:
 
 
 def given(arguments: Any) -> dict[str, Any]:
-    """Return the options that a command line has, by name."""
     values = ((name, value) for name, value in vars(arguments).items() if value is not None)
     return {name: given(value) if is_dataclass(value) else value for name, value in values}
 

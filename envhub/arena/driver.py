@@ -1,8 +1,7 @@
 """Driving an arena: writing actions, handing rows to their workers, and reading what they stored.
 
-The hub drives, or on the shared lane its client. A row's results alternate between its two slots. Usually all rows step
-together, so that their results are in the same slot, and the batch is a view of it. Rows may also be stepped in partial
-batches, some while others are pending; their slots may differ from then on.
+The hub drives, or on the shared lane its client. Usually all rows step together, so that their results are in the same
+slot, and the batch is a view of it. Rows may also be stepped in partial batches; their slots may differ from then on.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ class ArenaDriver:
         self._knows_slots = True
 
     def observations(self) -> list[np.ndarray]:
-        """The last observations of all rows, by leaf.
-
-        They are views of memory that the next post but one overwrites; copies if the slots are ``mixed``.
-        """
+        """The last observations by leaf: views until the next post but one, or copies if the slots are ``mixed``."""
         if self.mixed:
             slots = self._arena.done & 1
             return [leaf[slots, self._rows] for leaf in self._arena.observations]
@@ -85,10 +81,7 @@ class ArenaDriver:
         return self.sent.count(1)
 
     def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
-        """Hand these rows to their workers with their actions, one array per leaf. Ring afterwards.
-
-        Raises ``ValueError``.
-        """
+        """Hand these rows to their workers with an array of actions per leaf; raises ``ValueError``."""
         arena = self._arena
         under_way = self._sent | (arena.done != arena.request)
         if under_way[rows].any():
@@ -110,7 +103,6 @@ class ArenaDriver:
         self._sent[rows] = True
 
     def done(self) -> int:
-        """Number of sent rows that are done."""
         return int((self._arena.done == self._arena.request)[self._sent].sum())
 
     def ready(self) -> tuple[np.ndarray, int | None]:
@@ -127,7 +119,6 @@ class ArenaDriver:
         self._sent[rows] = False
 
     def results(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-        """Copies of these rows' observations by leaf, rewards, terminations and truncations."""
         arena, slots = self._arena, self._arena.done[rows] & 1
         observations = [leaf[slots, rows] for leaf in arena.observations]
         return observations, arena.rewards[rows], arena.terminations[rows], arena.truncations[rows]

@@ -52,11 +52,10 @@ _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "dri
 
 
 def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
-    """A sealed memfd large enough for ``layout``, its pages reserved; the caller owns the descriptor.
+    """A sealed memfd large enough for ``layout``, its pages reserved, which the caller owns; raises ``OSError``.
 
-    The places of large infos, at most ``large_infos_bytes_max`` together, are addresses only, until the hub gives a row
-    memory there. There are none if a limit of the process forbids a file of that size. Raises ``OSError`` and leaves
-    nothing behind.
+    The places of large infos are addresses only, until the hub gives a row memory there. There are none if a limit of
+    the process forbids a file of that size.
     """
     try:
         return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
@@ -72,28 +71,15 @@ def _mapped(layout: Layout, fd: int) -> mmap.mmap:
 
 
 class Arena:
-    """The mapped memory, every field of it an array.
+    """The mapped memory, every field of ``envhub.arena.layout`` an array; it stays mapped while one is referenced.
 
-    The arrays are views: the memory stays mapped while an array is referenced.
-
-    Attributes:
-        request, done, op, needs_reset, status, info_length: int64 words, one per row.
-        info_template: one per row; 0 and ``LARGE`` mean an encoded map, any other number the values of that template.
-        turn: one per row; in a worker's first row, its progress word (see ``TURN_ROW``).
-        rewards, terminations, truncations: one per row; ``results`` has the bytes of all three, as they travel.
-        infos: uint8, ``(rows, info_bytes)``.
-        large_infos: uint8, one place per row, of 0 bytes if this process has no large infos.
-        rooms: int64, one per row: the number of bytes in its place for a large info that have memory. Only the hub
-            writes them, and it reads its own copy.
-        actions: one uint8 array per action leaf; ``action_codes`` has, per leaf, each row's action code.
-        observations: per leaf, ``(2, rows, *shape)``.
+    ``results`` has the bytes of ``rewards``, ``terminations`` and ``truncations``, as they travel. ``info_template`` is
+    0 or ``LARGE`` for an encoded map, else the template of the values. ``rooms`` has, per row, the number of bytes for
+    a large info that have memory. Only the hub writes them, and it reads its own copy.
     """
 
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
-        """Map the memory; with ``in_children`` it stays mapped in processes that this one forks.
-
-        Raises ``OSError`` or ``ValueError``.
-        """
+        """Map the memory, with ``in_children`` also in forked processes; raises ``OSError`` or ``ValueError``."""
         check_sealed(fd)
         self.layout = layout
         self._memory = _mapped(layout, fd)
@@ -147,7 +133,6 @@ class Arena:
         return weakref.ref(self._memory)
 
     def format(self, epoch: int) -> None:
-        """Write the header of a new arena, driven by the hub."""
         self._epoch = epoch
         self.rooms = self._shared_rooms.copy()
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
@@ -235,16 +220,13 @@ class Arena:
         self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:
-        """Raise if the memory is not an arena of this layout; raises ``ValueError``."""
+        """Raise ``ValueError`` if the memory is not an arena of this layout."""
         words = tuple(int(word) for word in self.header[:3])
         if words != (MAGIC, VERSION, self.layout.rows):
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {words}")
 
     def post(self, op: int) -> None:
-        """Hand all rows to their workers; actions must be written already. Ring afterwards.
-
-        The rows' last results must all be in one slot.
-        """
+        """Hand all rows to their workers; actions are written, and the last results in one slot. Ring afterwards."""
         self._posts = (self._posts + 1) & _WORD  # read from the arena, where it may be negative
         rows, order = self.layout.rows, sys.byteorder
         self._op_bytes[:] = op.to_bytes(8, order) * rows  # a copy of bytes is the fastest

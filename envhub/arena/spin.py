@@ -36,7 +36,7 @@ def fence() -> None:
 
 
 class Spinner:
-    """The spinning of one process before it parks. ``spins``: whether it spins at all."""
+    """The spinning of one process before it parks."""
 
     def __init__(self, spin_us: int, clock_ns: Callable[[], int]) -> None:
         """Spin for up to ``spin_us`` microseconds of ``clock_ns``; with 0, do not spin."""
@@ -91,10 +91,7 @@ def configured_spin_us() -> int | None:
 
 
 def checked_spin_us(wanted: int, name: str) -> int:
-    """Check a number of microseconds and return it; errors name it ``name``.
-
-    Raises ``ValueError``.
-    """
+    """A number of microseconds, which errors name ``name``; raises ``ValueError``."""
     if not 0 <= wanted <= SPIN_US_MAX:
         raise ValueError(f"{name} is a number of microseconds between 0 and {SPIN_US_MAX}")
     return wanted

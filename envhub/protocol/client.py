@@ -55,10 +55,7 @@ class Reply(NamedTuple):
 
 
 class FrameTooLarge(ValueError):
-    """A request has a frame that is larger than the hub accepts; the request was not begun.
-
-    ``nbytes``: the bytes of the largest frame.
-    """
+    """A request has a frame of ``nbytes``, more than the hub accepts; the request was not begun."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -120,12 +117,10 @@ class ClientProtocol:
 
     @property
     def may_have_session(self) -> bool:
-        """True if a session was asked for, so that the hub may have it."""
         return self._session_seq > 0
 
     @property
     def held(self) -> bool:
-        """True if the pending request must not be sent yet; ``tick`` returns it later."""
         return self._pending is not None and self._pending.held
 
     @property
@@ -298,10 +293,10 @@ class ClientProtocol:
     # --- the transport ----------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Note that the transport is connected (again); the next tick sends a HEARTBEAT.
+        """Take in that the transport is connected (again); the next tick sends a HEARTBEAT.
 
-        It is sent without a pending request too: the hub must learn which client connected, and it closes a
-        connection that stays silent.
+        It is sent without a pending request too: the hub must learn which client connected, and closes silent
+        connections.
         """
         self._away_since_s = self._refused_since_s = None
         self.obstacle = ""
@@ -310,27 +305,27 @@ class ClientProtocol:
             self._pending.ask_s = _AT_ONCE
 
     def disconnected(self, now_s: float) -> None:
-        """Note that the transport's connection ended; libzmq reconnects by itself."""
+        """Take in that the connection ended; libzmq reconnects by itself."""
         if self._away_since_s is None:
             self._away_since_s = now_s
         if (pending := self._pending) is not None and pending.on_its_way:
             pending.cuts, pending.on_its_way = pending.cuts + 1, False
 
     def accepted(self) -> None:
-        """Note that the address does not refuse connections any more, whatever listens there."""
+        """Take in that the address does not refuse connections any more, whatever listens there."""
         self._refused_since_s = None
 
     def refused(self, now_s: float) -> None:
-        """Note that the address refused a connection: its machine answers, but no hub listens."""
+        """Take in that the address refused a connection: its machine answers, but no hub listens."""
         self._refused_s = now_s
         if self._refused_since_s is None:
             self._refused_since_s = now_s
 
     def looked(self, now_s: float) -> None:
-        """Note that everything that has arrived was taken in; to be called before ``loss`` and ``tick``.
+        """Take in that everything that has arrived was read; called before ``loss`` and ``tick``.
 
-        If the last call was ``STOPPED_S`` ago, the program did not run since then. That time does not count as silence
-        of the hub: what the hub said meanwhile may arrive only now.
+        If the last call was ``STOPPED_S`` ago, the program did not run. That time does not count as silence of the hub:
+        what it said meanwhile may arrive only now.
         """
         away_s = now_s - self._looked_s
         self._looked_s = now_s
@@ -344,7 +339,6 @@ class ClientProtocol:
         self._away_since_s, self._refused_since_s = later(self._away_since_s), later(self._refused_since_s)
 
     def lost(self, why: str) -> None:
-        """Note that the hub is gone; ``why`` is the reason for the user."""
         self._loss = self._loss or why
 
     @property

@@ -256,10 +256,7 @@ class HubProtocol:
         return None
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str, uses: bool) -> Incoming | None:
-        """Answer a heartbeat, or return it if its request runs: only the caller knows the progress.
-
-        It keeps the session of a client that only observes by now, and does not let its next STEP pass.
-        """
+        """Answer a heartbeat, or return it if its request runs: only the caller knows the progress."""
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
         if link is not None and link.owner == owner:
@@ -352,7 +349,6 @@ class HubProtocol:
         self.outgoing.append((peer, [pack_head(op, self.hub_id, token, seq) + messages.pack(message)]))
 
     def goodbye(self, token: bytes, why: Failure) -> None:
-        """Push GOODBYE to a session's client: the hub ends the session."""
         if link := self._links.get(token):
             self._send(link.peer, Op.GOODBYE, token, 0, why)
 
@@ -376,7 +372,7 @@ class HubProtocol:
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
-        """Note that a connection has ended; return ``(token, peer)`` of each session whose last message used it."""
+        """End a connection; return ``(token, peer)`` of each session whose last message used it."""
         ended = [(token, link) for token, link in self._links.items() if link.connection == connection]
         for _, link in ended:
             link.lasts = False
@@ -398,7 +394,6 @@ class HubProtocol:
         return -1 if link is None else link.connection
 
     def connections_of(self, token: bytes) -> set[int]:
-        """The connections that replies to the session's client may have been sent on."""
         link = self._links.get(token)
         return set() if link is None else link.connections
 
@@ -432,7 +427,6 @@ def _may_end(op: Op, seq: int, link: _Link) -> bool:
 
 
 def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:
-    """Add a link, and forget the oldest one if there are too many."""
     links[token] = link
     if len(links) > links_max:
         del links[next(iter(links))]

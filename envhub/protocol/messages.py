@@ -363,10 +363,7 @@ _PLACES_MAGIC = b"ENVHUBFP"
 
 
 def with_places(pickled: bytes, places: Iterable[Tuple[int, int]]) -> bytes:
-    """Append the place of each factory's own pickle, its begin and end, to the pickled list of factories.
-
-    Unpickling stops before the places.
-    """
+    """Append the place of each factory's own pickle to the pickled list of factories, behind its end."""
     packed = [_PLACE.pack(*place) for place in places]
     return b"".join([pickled, *packed, _PLACES_END.pack(len(packed), _PLACES_MAGIC)])
 
@@ -395,11 +392,9 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
 
 
 def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
-    """The pairs that ``pack_rows`` packed; at most ``rows`` pairs, of rows in ``[0, rows)``.
+    """The pairs of ``pack_rows``, at most ``rows`` of them, of rows in ``[0, rows)``; raises ``codec.DecodeError``.
 
     Large values are views of the frame: a copy into new memory would cost more than to read them.
-
-    Raises ``codec.DecodeError``.
     """
     view, start = memoryview(frame), 0
     pairs: List[Tuple[int, bytes]] = []
@@ -452,7 +447,6 @@ def as_map(message: Any) -> Dict[str, Any]:
 
 
 def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
-    """The message of class ``kind`` in ``blob``. Raises ``codec.DecodeError``."""
     fields = codec.decode_header(blob, limits)
     if not isinstance(fields, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
@@ -460,10 +454,7 @@ def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -
 
 
 def build(kind: Any, fields: Dict[str, Any]) -> Any:
-    """Build the message of class ``kind`` from these fields, each checked against its annotation.
-
-    Raises ``codec.DecodeError``.
-    """
+    """The message with these fields, each checked against its annotation; raises ``codec.DecodeError``."""
     hints = {name: hint for name, hint in _hints(kind).items() if name in fields}
     values = {name: _value(f"{kind.__name__}.{name}", hint, fields[name]) for name, hint in hints.items()}
     try:

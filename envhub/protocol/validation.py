@@ -118,16 +118,12 @@ class OutOfBounds(DecodeError):
 
 
 def is_function_name(text: str) -> bool:
-    """True if the text names a function as ``module:function``."""
     module, _, name = text.partition(":")
     return all(part.isidentifier() for whole in (module, name) for part in whole.split("."))
 
 
 def check(message: Any, bounds: Bounds = REQUEST_BOUNDS) -> None:
-    """Refuse a message if a field of it, or of a nested message, has a number or a text that is not allowed.
-
-    Raises ``OutOfBounds``.
-    """
+    """Refuse a message with a number or a text that is not allowed, its nested messages too; raises ``OutOfBounds``."""
     for value in vars(message).values():
         if dataclasses.is_dataclass(value):
             check(value, bounds)

@@ -118,7 +118,6 @@ def sizes(codes: bytes, leaves: Sequence[Leaf], num_envs: int) -> list[int]:
 
 
 def batch_of(buffer: np.ndarray, leaf: Leaf, rows: int, code: int) -> np.ndarray:
-    """The actions of all rows in the arena's ``buffer``, as an array of the dtype that the code names."""
     dtype = DTYPES[code & ~PYTHON]
     return buffer[: rows * leaf.items * dtype.itemsize].view(dtype).reshape(rows, *leaf.shape)
 

@@ -85,7 +85,6 @@ class EncodeError(TypeError):
 
 
 def refuse(value: Any) -> msgpack.ExtType:
-    """Raise ``EncodeError`` for a value the codec cannot carry."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if type(value).__module__ == "numpy":
         kind += f" of dtype {getattr(value, 'dtype', None)}"
@@ -131,10 +130,7 @@ _FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the clas
 
 
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
-    """Encode ``value``; ``unknown`` decides about values that the codec cannot carry.
-
-    Raises ``EncodeError``.
-    """
+    """Encode ``value``; ``unknown`` decides about values that the codec cannot carry. Raises ``EncodeError``."""
     try:
         return _pack(_Encoder(unknown).plain(value, 0))
     except OverflowError:  # an integer of more than 64 bits among other values
@@ -154,9 +150,9 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
-    """The value in bytes or any buffer that ``encode`` made; arrays are new and writable.
+    """The value in bytes or any buffer that ``encode`` made; arrays are new and writable. Raises ``DecodeError``.
 
-    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network. Raises ``DecodeError``.
+    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network.
     """
     return _Decoder(allow_pickle).unpack(blob)
 
@@ -179,10 +175,7 @@ def _bin_head(nbytes: int) -> bytes:
 
 
 def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
-    """The two byte strings of ``encode_pair``, or of any msgpack list of two byte strings, as views.
-
-    Raises ``DecodeError``.
-    """
+    """The two byte strings of ``encode_pair`` as views; raises ``DecodeError``."""
     view = memoryview(blob).cast("B")
     try:
         begin = 2 + _BIN_WIDTHS[view[1]]
@@ -209,18 +202,15 @@ KNOWN = HeaderLimits(BYTES_MAX, KNOWN_HEADER_ITEMS_MAX)
 
 
 def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
-    """Decode a header: it has few items, nests little, and has integers as its only extension type.
-
-    Raises ``DecodeError``.
-    """
+    """Decode a header: few items, little nesting, and integers as its only extension type; raises ``DecodeError``."""
     check_header(blob, limits)
     return _Decoder(False, limits.items_max, header=True).unpack(blob)
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
-    """Refuse a header that exceeds the limits, before it is decoded.
+    """Refuse a header that exceeds the limits, before it is decoded; raises ``DecodeError``.
 
-    The work is bounded by ``limits.items_max``, for a header of any length. Raises ``DecodeError``.
+    The work is bounded by ``limits.items_max``, for a header of any length.
     """
     view = memoryview(blob).cast("B")
     pending = [1]  # for each list and map around the next item, how many items remain
@@ -310,7 +300,6 @@ _BASES: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__flo
 
 
 def _is_of_numpy(value: Any) -> bool:
-    """True if the value is of a class of NumPy that decodes to itself."""
     import numpy as np
 
     return type(value) in (np.ndarray, np.random.Generator) or isinstance(value, np.generic)

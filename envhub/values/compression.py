@@ -59,17 +59,13 @@ def available() -> list[str]:
 
 
 class Compressor:
-    """Compresses frames; it tries fewer frames while compression saves nothing.
-
-    Raises ``ImportError``.
-    """
+    """Compresses frames; it tries fewer frames while compression saves nothing. Raises ``ImportError``."""
 
     def __init__(self, method: str) -> None:
         self._compress = _MAKERS[method]().compress
         self._skips = self._penalty = 0
 
     def compress(self, frame: Any) -> Any:
-        """The compressed frame if it is notably smaller, else the frame itself."""
         size = memoryview(frame).nbytes
         if size < LEAST_BYTES:
             return frame
@@ -85,7 +81,6 @@ class Compressor:
         return frame
 
     def _is_promising(self, frame: Any, size: int) -> bool:
-        """True if compression may pay; a large frame is judged by a sample of it."""
         if size < SAMPLED_FROM_BYTES:
             return True
         whole, apart = memoryview(frame).cast("B"), size // SAMPLE_PIECES
@@ -95,9 +90,9 @@ class Compressor:
 
 
 def decompressor(method: str) -> Callable[[Any, int], Any]:
-    """The function that restores a frame of a given size; it returns a frame that has this size already as it is.
+    """The function that restores a frame of a given size, and returns one that has this size already as it is.
 
-    The function raises ``DecodeError`` for a frame of another method or size. Raises ``ImportError``.
+    That function raises ``DecodeError`` for a frame of another method or size. Raises ``ImportError``.
     """
     restore = _MAKERS[method]().decompress
 

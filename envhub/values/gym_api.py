@@ -89,11 +89,9 @@ def unfit(made: Any) -> str:
 
 
 def pickled(spec: Any) -> bytes:
-    """Pickle an entry of the registry; the bytes are equal in all processes that have the same entry.
+    """A pickled entry of the registry, equal in all processes that have the same entry; raises ``Exception``.
 
-    They are a pair: the entry without its callables, and a map from field to callable, each pickled separately.
-
-    Raises ``Exception``.
+    It is a pair: the entry without its callables, and a map from field to callable, each pickled separately.
     """
     entry_points = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
     callables = {name: each for name, each in entry_points.items() if callable(each)}

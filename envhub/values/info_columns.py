@@ -58,10 +58,7 @@ class Template:
     """The form of an info: ``dtype`` and ``nbytes`` of a row, and as ``tree`` the info with a ``Column`` per value."""
 
     def __init__(self, example: dict[str, Any]) -> None:
-        """Make the template of all infos that differ from ``example`` only in their numbers.
-
-        Raises ``NotInColumns``.
-        """
+        """Make the template of infos that differ from ``example`` only in their numbers; raises ``NotInColumns``."""
         self._columns: list[Column] = []
         self.tree = self._grow(example, NESTING_MAX)
         dtypes = [np.dtype((column.dtype, column.shape)) for column in self._columns]
@@ -111,7 +108,6 @@ class Template:
         return rest
 
     def infos(self, records: np.ndarray) -> list[dict[str, Any]]:
-        """The info in each of these rows; each value has the env's own type."""
         return _filled(self.tree, records)
 
 
@@ -198,7 +194,6 @@ class BatchWriter:
         return number, nbytes
 
     def _places(self, info: dict[str, Any], arrays: list[np.ndarray]) -> tuple[int, int, list[np.ndarray]] | None:
-        """The template of the info, and each value's place in all rows; None if an array is of another type."""
         entry = self._writer.template_of(info)
         if entry is None:
             return None

@@ -12,7 +12,7 @@ import types
 from collections import ChainMap
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 import cloudpickle
 
@@ -35,7 +35,7 @@ def is_importable(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
-    """True if an import of the name gives the module in this file. ``sys_path`` is part of the cache's key."""
+    """True if an import of the name gives the module in this file. ``sys_path`` is part of the key of the cache."""
     parent = name.rpartition(".")[0]
     if parent and not (is_importable(parent) and hasattr(sys.modules.get(parent), "__path__")):
         return False
@@ -107,7 +107,6 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self._registered.append(module)
 
     def restore_registry(self) -> None:
-        """Have cloudpickle pickle the modules by their names again."""
         while self._registered:
             cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
@@ -122,14 +121,10 @@ Step = Tuple[str, Any]  # the text of the access to a part, and the part
 # Members that a class's pickle does not have.
 _NOT_SENT = frozenset(["__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__abstractmethods__"])
 # The proxies that a Manager makes for the classes of multiprocessing.
-_MANAGED = {
-    **{
-        name: name for name in ("Queue", "JoinableQueue", "Lock", "RLock", "Semaphore", "Event", "Condition", "Barrier")
-    },
-    **dict.fromkeys(("SimpleQueue", "Connection"), "Queue"),
-    **dict.fromkeys(("SynchronizedArray", "SynchronizedString"), "Array"),
-    "Synchronized": "Value",
-}
+_PROXIED = "Queue", "JoinableQueue", "Lock", "RLock", "Semaphore", "Event", "Condition", "Barrier"
+_MANAGED = dict(zip(_PROXIED, _PROXIED))
+_MANAGED.update(SimpleQueue="Queue", Connection="Queue", SynchronizedArray="Array", SynchronizedString="Array")
+_MANAGED.update(Synchronized="Value")
 
 
 class Unsendable:
@@ -143,15 +138,11 @@ class Unsendable:
 
 
 def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: BaseException) -> str:
-    """A sentence with the path from a value to its part that cannot be pickled, the error and the remedy.
+    """A sentence with the path from a value, ``named`` so, to the part that ``dumps`` cannot pickle, and a remedy.
 
-    Args:
-        named: the name of the value in the sentence.
-        value: the value that cannot be pickled.
-        dumps: pickles a value; any error means that it cannot be pickled.
-        error: the error of pickling ``value``, for a path without parts.
+    ``error`` is that of pickling the value itself, for a path without parts.
     """
-    steps = _Search(dumps).path(value)
+    steps = _Search(value, dumps).path
     culprit = steps[-1][1] if steps else value
     why = (_failure(culprit, dumps) if steps else None) or error
     text = " ".join(str(why).split())[:ERROR_CHARS_MAX]
@@ -164,22 +155,16 @@ def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: 
 class _Search:
     """A depth-first search that visits each part once, so that cycles end."""
 
-    def __init__(self, dumps: Callable[[Any], Any]) -> None:
+    def __init__(self, value: Any, dumps: Callable[[Any], Any]) -> None:
         self._dumps = dumps
         self._left = PICKLES_MAX
-        self._failing: set[int] = set()
-        self._kept: list[Any] = []  # keeps visited objects alive, so that no new object gets the id of one
-
-    def path(self, value: Any) -> list[Step]:
-        self._failing.add(id(value))
-        return self._below(value, DEPTH_MAX) or []
+        self._failing = {id(value): value}  # kept alive, so that no new object gets the id of one
+        self.path = self._below(value, DEPTH_MAX) or []
 
     def _below(self, value: Any, depth: int) -> list[Step] | None:
         """The path to the part that fails; empty for the value itself, None if only parts visited before fail."""
-        if not depth:
-            return []
         to_blame = True
-        for how, part in islice(_parts(value), PARTS_MAX):
+        for how, part in _parts(value) if depth else ():
             if id(part) in self._failing:
                 to_blame = False
                 continue
@@ -189,8 +174,7 @@ class _Search:
             if _failure(part, self._dumps) is None:
                 continue
             to_blame = False
-            self._failing.add(id(part))
-            self._kept.append(part)
+            self._failing[id(part)] = part
             path = self._below(part, depth - 1)
             if path is not None:
                 return [(how, part), *path]
@@ -205,7 +189,7 @@ def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
     return None
 
 
-def _parts(value: Any) -> Iterable[Step]:
+def _parts(value: Any) -> list[Step]:
     """The parts of a value that are pickled with it, as far as they can be determined."""
     try:
         return list(islice(_of(value), PARTS_MAX))
@@ -218,80 +202,53 @@ def _of(value: Any) -> Iterator[Step]:
         return
     if isinstance(value, functools.partial):
         yield "its function", value.func
-        yield from ((f"argument {number}", each) for number, each in enumerate(value.args))
-        yield from ((f"argument {name!r}", each) for name, each in value.keywords.items())
+        yield from _named("argument", {**dict(enumerate(value.args)), **value.keywords})
     elif isinstance(value, types.MethodType):
         yield "its object", value.__self__
         yield "its function", value.__func__
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield "its function", value.__func__
-    elif isinstance(value, property):
-        yield from ((f"its {name}", getattr(value, name)) for name in ("fget", "fset", "fdel"))
-    elif isinstance(value, type):
-        yield from _of_class(value)
+        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+        yield from _named("variable", {name: cell.cell_contents for name, cell in cells if cell != types.CellType()})
+        names = [name for name in _globals_of(value.__code__) if name in value.__globals__]
+        yield from _named("global", {name: value.__globals__[name] for name in names})
+        yield from _named("default", {**dict(enumerate(value.__defaults__ or ())), **(value.__kwdefaults__ or {})})
+    elif isinstance(value, (staticmethod, classmethod, property)):
+        yield from (("its function", getattr(value, name, None)) for name in ("__func__", "fget", "fset", "fdel"))
     elif isinstance(value, types.ModuleType):
-        yield from ((f"global {name!r}", each) for name, each in vars(value).items() if name != "__builtins__")
+        yield from _named("global", {name: each for name, each in vars(value).items() if name != "__builtins__"})
+    elif isinstance(value, type):
+        members = {name: each for name, each in vars(value).items() if not name.startswith("_abc_")}
+        yield from _named("class attribute", {name: each for name, each in members.items() if name not in _NOT_SENT})
+        yield from ((f"base class {base.__name__}", base) for base in value.__bases__)
     elif isinstance(value, Mapping):
-        yield from _of_mapping(value)
+        yield from _named("item", value)
+        yield from ((f"key {key!r:.60}", key) for key in value)
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"item {number}", each) for number, each in enumerate(value))
     else:
-        yield from _of_object(value)
+        yield f"class {type(value).__name__}", type(value)
+        yield from _of_reduced(*value.__reduce_ex__(4))
 
 
-def _of_function(function: types.FunctionType) -> Iterator[Step]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield f"variable {name!r}", cell.cell_contents
-        except ValueError:  # an empty cell
-            pass
-    names = _globals_of(function.__code__)
-    yield from ((f"global {name!r}", function.__globals__[name]) for name in names if name in function.__globals__)
-    yield from ((f"default {number}", each) for number, each in enumerate(function.__defaults__ or ()))
-    yield from ((f"default of {name!r}", each) for name, each in (function.__kwdefaults__ or {}).items())
-    yield from ((f"attribute {name!r}", each) for name, each in vars(function).items())
+def _of_reduced(
+    made_of: Any, arguments: Any, state: Any = None, items: Any = None, pairs: Any = None, *_: Any
+) -> Iterator[Step]:
+    for each in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of __dict__, and of __slots__
+        yield from _named("attribute", each) if isinstance(each, Mapping) else [("its state", each)]
+    yield from _named("part", dict(enumerate([*arguments, made_of])))
+    yield from _named("item", {**dict(enumerate(items or ())), **dict(pairs or ())})
+
+
+def _named(kind: str, parts: Mapping[Any, Any]) -> Iterator[Step]:
+    return ((f"{kind} {name!r:.60}", part) for name, part in parts.items())
 
 
 def _globals_of(code: types.CodeType) -> list[str]:
-    """The globals that a function and its nested functions use."""
     names = {each.argval: None for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
             names.update(dict.fromkeys(_globals_of(part)))
     return [*names]
-
-
-def _of_class(kind: type) -> Iterator[Step]:
-    for name, each in vars(kind).items():
-        if name not in _NOT_SENT and not name.startswith("_abc_") and not isinstance(each, types.MemberDescriptorType):
-            yield f"{'method' if isinstance(each, types.FunctionType) else 'class attribute'} {name!r}", each
-    yield from ((f"base class {base.__name__}", base) for base in kind.__bases__)
-
-
-def _of_mapping(mapping: Mapping[Any, Any]) -> Iterator[Step]:
-    for key, each in mapping.items():
-        yield f"item {key!r:.60}", each
-        yield f"key {key!r:.60}", key
-
-
-def _of_object(value: Any) -> Iterator[Step]:
-    yield f"class {type(value).__name__}", type(value)
-    reduced = value.__reduce_ex__(4)
-    if not isinstance(reduced, tuple):
-        return
-    made_of, arguments, state, *items = (*reduced, None, None, None)[:5]
-    states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    for each in states:  # the states of its __dict__ and of its __slots__
-        if isinstance(each, Mapping):
-            yield from ((f"attribute {name!r}", part) for name, part in each.items())
-        elif each is not None:
-            yield "its state", each
-    yield from ((f"part {number}", part) for number, part in enumerate(arguments or ()) if part is not type(value))
-    yield "what makes it", made_of
-    yield from ((f"item {number}", part) for number, part in enumerate(items[0] or ()))
-    yield from ((f"item {key!r:.60}", part) for key, part in items[1] or ())
 
 
 def _shown(how: str, part: Any) -> str:

@@ -57,16 +57,10 @@ class Anything(gym_spaces.Space):  # type: ignore[misc, name-defined]  # of Gymn
 
 
 def describe(space: Any, pickled: bool = False, exact: bool = False) -> Description:
-    """Describe the space as codec values; ``build`` makes an equal space from them, which samples the same values.
+    """Describe the space as codec values for ``build``, whose space samples the same; raises ``UnsupportedSpace``.
 
-    A space of a class that is not Gymnasium's is described as the nearest space of Gymnasium.
-
-    Args:
-        space: a space of Gymnasium or gym, or an object with the fields of one.
-        pickled: leave spaces of other classes as they are, for an encoder that pickles them.
-        exact: refuse spaces of other classes.
-
-    Raises ``UnsupportedSpace``.
+    A space of a class that is not Gymnasium's is described as the nearest space of Gymnasium, with ``pickled`` left as
+    it is for an encoder that pickles it, and with ``exact`` refused.
     """
     if isinstance(space, Anything):
         return dict(ANYTHING)
@@ -115,7 +109,6 @@ def _by_fields(space: Any) -> Any:
 
 
 def _by_samples(space: Any) -> Any:
-    """The space of Gymnasium whose elements are like a few samples of this space; raises ``UnsupportedSpace``."""
     try:
         copied = copy.deepcopy(space)  # so that the random state of the space itself does not change
         copied.seed(0)  # equal spaces need equal descriptions
@@ -144,10 +137,7 @@ def _refusal(space: Any) -> str:
 
 
 def nearest(space: Any, pickled: bool = False) -> Any:
-    """The space itself if it has a wire form, else the space of Gymnasium that it travels as.
-
-    Raises ``UnsupportedSpace``.
-    """
+    """The space if it has a wire form, else the space of Gymnasium that it travels as; raises ``UnsupportedSpace``."""
     if isinstance(space, gym_spaces.Space):
         if pickled:
             return space
@@ -177,10 +167,7 @@ def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
 
 
 def sizes(description: Description) -> list[int]:
-    """The size in bytes of an element's array, for the space and each one inside it; 0 if the size varies.
-
-    Raises ``Exception``.
-    """
+    """The bytes of an element's array, for the space and each one inside it; 0 if they vary. Raises ``Exception``."""
     element_bytes, pending = [], [description]
     while pending:
         fields = pending.pop()
@@ -320,10 +307,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
 
 
 def native(space: Any) -> Any:
-    """The space itself, or an equal space of the installed Gymnasium for a space of gym.
-
-    Raises ``UnsupportedSpace``.
-    """
+    """The space, or for a space of gym an equal one of the installed Gymnasium; raises ``UnsupportedSpace``."""
     return space if isinstance(space, gym_spaces.Space) else build(describe(space))
 
 
@@ -349,10 +333,9 @@ def structure(space: Any) -> Any:
 
 
 def flatten(space: Any, value: Any) -> list[Any]:
-    """The parts of ``value`` in the order of the space's leaves.
+    """The parts of an element or a batch of the space in the order of its leaves.
 
-    ``value`` is an element of ``space``, or a batch of its elements as Gymnasium batches them. Raises ``KeyError``,
-    ``TypeError`` or ``ValueError``.
+    Raises ``KeyError``, ``TypeError`` or ``ValueError``.
     """
     if isinstance(space, gym_spaces.Dict):
         return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
@@ -373,10 +356,7 @@ def assemble(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def contains(space: Any, value: Any) -> bool:
-    """True if the space contains the value, as ``space.contains``, which checks each character of a text in Python.
-
-    Of a long text only both ends are checked.
-    """
+    """The result of ``space.contains``, which checks texts in Python; of a long text only its ends are checked."""
     if type(space) is gym_spaces.Dict:
         same_keys = isinstance(value, dict) and value.keys() == space.spaces.keys()
         return same_keys and all(contains(sub, value[key]) for key, sub in space.spaces.items())
@@ -396,15 +376,11 @@ def _is_of(text: str, characters: Collection[str]) -> bool:
 
 
 def is_flat(space: Any) -> bool:
-    """True if the space is a single leaf, so that its values need no ``flatten``."""
     return not isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
 
 
 def check_equivalent(space: Any, wanted: Any, observation_mode: str) -> None:
-    """Refuse an observation space that cannot be batched with the session's; the texts are Gymnasium's.
-
-    Raises ``SpacesDiffer``.
-    """
+    """Refuse an observation space that cannot be batched with the session's; raises ``SpacesDiffer``."""
     if observation_mode == "same":
         if not _equal(space, wanted):
             raise SpacesDiffer(
@@ -428,9 +404,9 @@ def _same_structure(space: Any, wanted: Any) -> bool:
 
 
 def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
-    """Refuse an action space that is not the session's; the text is Gymnasium's.
+    """Refuse an action space that is not the session's; raises ``SpacesDiffer`` in Gymnasium's words.
 
-    With the observation modes ``"first"`` and ``"any"`` it may have other bounds. Raises ``SpacesDiffer``.
+    With the observation modes ``"first"`` and ``"any"`` it may have other bounds.
     """
     fits = _same_structure(space, wanted) if observation_mode in ("first", "any") else _equal(space, wanted)
     if not fits:
@@ -441,7 +417,6 @@ def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") 
 
 
 def _equal(space: Any, wanted: Any) -> bool:
-    """True if an env's space equals ``wanted``, which was built from a description."""
     if wanted == space:
         return True
     try:

@@ -216,7 +216,7 @@ class Mapped:
         (Mapped(), "item 'lock'"),
         (Held().run, "its object"),
         (classmethod(functools.partial(print, threading.Lock())), "its function"),  # type: ignore[arg-type]
-        (property(functools.partial(print, threading.Lock())), "its fget"),
+        (property(functools.partial(print, threading.Lock())), "its function"),
         (empty_cell(), "variable 'lock'"),
         (LOCKED, "key "),
         (Listing([threading.Lock()]), "item 0"),

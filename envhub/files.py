@@ -51,110 +51,95 @@ class Weakness:
         return f"{self.place} {self.why}"
 
 
-def weakness_of(path: str) -> Weakness | None:
-    """Find another user who can write to a file or folder, or replace it; None if there is none.
+if sys.platform == "win32":  # where a mode says nothing of other users
 
-    None also on Windows, where a mode says nothing of other users.
-    """
-    if sys.platform == "win32":
+    def weakness_of(path: str) -> Weakness | None:
         return None
-    weakness, way = None, [*_way(path)]
-    # Where root has another id, as in a container without privileges, the first folder is its own.
-    trusted = {ROOT, os.geteuid(), os.stat("/").st_uid, *_unmapped()}
-    for place in reversed(way):
-        try:
-            status = os.lstat(place)
-        except OSError:  # it has gone, or is in a folder that this user may not look into
-            continue
-        # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But any user adds entries.
-        sticky = bool(status.st_mode & stat.S_ISVTX) and place is not way[-1]
-        is_link = stat.S_ISLNK(status.st_mode)  # whose mode means nothing
-        if not sticky and not is_link and (who := _writers(status)):
-            return Weakness(place, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
-        if weakness is None and status.st_uid not in trusted:
-            weakness = Weakness(place, f"belongs to {_user(status.st_uid)}", False)
-    return weakness
 
-
-def _unmapped() -> list[int]:
-    """The id that Linux shows in place of root's in a container that has a first folder of its own, as Apptainer's."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/overflowuid") as file, open("/proc/self/uid_map") as maps:
-        overflow = int(file.read())
-        ranges = [(int(first), int(count)) for first, _, count in map(str.split, maps)]
-        if not any(first <= overflow < first + count for first, count in ranges):
-            return [overflow]
-    return []
-
-
-def _way(path: str) -> Iterator[str]:
-    """Each folder and link that leads to a path, from the first folder on; the last one is what the path names."""
-    place, links = "/", 0
-    left = (path if os.path.isabs(path) else os.path.join(os.getcwd(), path)).split("/")[::-1]
-    yield place
-    while left:
-        name = left.pop()
-        if name == "..":
-            place = os.path.dirname(place)
-            yield place
-        elif name not in ("", "."):
-            place = os.path.join(place, name)
-            yield place
-            with contextlib.suppress(OSError):  # it is no link
-                target = os.readlink(place)
-                links += 1
-                left += target.split("/")[::-1] if links <= _LINKS_MAX else ()
-                place = "/" if target.startswith("/") else os.path.dirname(place)
-
-
-def _writers(status: os.stat_result) -> str:
-    if status.st_mode & stat.S_IWOTH:
-        return "every user"
-    if sys.platform == "win32":
-        return ""
-    if status.st_mode & stat.S_IWGRP and not any(
-        _is_private(status.st_gid, user) for user in (status.st_uid, os.geteuid())
-    ):
-        return f"the group {_group(status.st_gid)}"
-    return ""
-
-
-def _is_private(group: int, user: int) -> bool:
-    """True if a group is that of root, or has no other member than this user, by the name of both."""
-    if sys.platform == "win32":
-        return True
+else:
     import grp
     import pwd
 
-    if group == ROOT:
-        return True
-    try:
-        owner = pwd.getpwuid(user)
-    except KeyError:  # of another machine, as a container's volume is
-        return group == user
-    if owner.pw_gid != group:
-        return False
-    try:
-        entry = grp.getgrgid(group)
-    except KeyError:
-        return group == user
-    return entry.gr_name == owner.pw_name and {*entry.gr_mem} <= {owner.pw_name}
+    def weakness_of(path: str) -> Weakness | None:
+        """Find another user who can write to a file or folder, or replace it; None if there is none."""
+        weakness, way = None, [*_way(path)]
+        # Where root has another id, as in a container without privileges, the first folder is its own.
+        trusted = {ROOT, os.geteuid(), os.stat("/").st_uid, *_unmapped()}
+        for place in reversed(way):
+            try:
+                status = os.lstat(place)
+            except OSError:  # it has gone, or is in a folder that this user may not look into
+                continue
+            # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But any user adds entries.
+            sticky = bool(status.st_mode & stat.S_ISVTX) and place is not way[-1]
+            is_link = stat.S_ISLNK(status.st_mode)  # whose mode means nothing
+            if not sticky and not is_link and (who := _writers(status)):
+                return Weakness(place, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
+            if weakness is None and status.st_uid not in trusted:
+                weakness = Weakness(place, f"belongs to {_user(status.st_uid)}", False)
+        return weakness
 
+    def _unmapped() -> list[int]:
+        """The id that Linux shows in place of root's in a container with a first folder of its own, as Apptainer's."""
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/overflowuid") as file, open(
+            "/proc/self/uid_map"
+        ) as maps:
+            overflow = int(file.read())
+            ranges = [(int(first), int(count)) for first, _, count in map(str.split, maps)]
+            if not any(first <= overflow < first + count for first, count in ranges):
+                return [overflow]
+        return []
 
-def _user(number: int) -> str:
-    if sys.platform == "win32":
+    def _way(path: str) -> Iterator[str]:
+        """Each folder and link that leads to a path, from the first folder on; the last one is what the path names."""
+        place, links = "/", 0
+        left = (path if os.path.isabs(path) else os.path.join(os.getcwd(), path)).split("/")[::-1]
+        yield place
+        while left:
+            name = left.pop()
+            if name == "..":
+                place = os.path.dirname(place)
+                yield place
+            elif name not in ("", "."):
+                place = os.path.join(place, name)
+                yield place
+                with contextlib.suppress(OSError):  # it is no link
+                    target = os.readlink(place)
+                    links += 1
+                    left += target.split("/")[::-1] if links <= _LINKS_MAX else ()
+                    place = "/" if target.startswith("/") else os.path.dirname(place)
+
+    def _writers(status: os.stat_result) -> str:
+        if status.st_mode & stat.S_IWOTH:
+            return "every user"
+        if status.st_mode & stat.S_IWGRP and not any(
+            _is_private(status.st_gid, user) for user in (status.st_uid, os.geteuid())
+        ):
+            return f"the group {_group(status.st_gid)}"
+        return ""
+
+    def _is_private(group: int, user: int) -> bool:
+        """True if a group is that of root, or has no other member than this user, by the name of both."""
+        if group == ROOT:
+            return True
+        try:
+            owner = pwd.getpwuid(user)
+        except KeyError:  # of another machine, as a container's volume is
+            return group == user
+        if owner.pw_gid != group:
+            return False
+        try:
+            entry = grp.getgrgid(group)
+        except KeyError:
+            return group == user
+        return entry.gr_name == owner.pw_name and {*entry.gr_mem} <= {owner.pw_name}
+
+    def _user(number: int) -> str:
+        with contextlib.suppress(KeyError):
+            return f"the user {pwd.getpwuid(number).pw_name}"
+        return f"the user {number}"
+
+    def _group(number: int) -> str:
+        with contextlib.suppress(KeyError):
+            return grp.getgrgid(number).gr_name
         return str(number)
-    import pwd  # which Windows has not
-
-    with contextlib.suppress(KeyError):
-        return f"the user {pwd.getpwuid(number).pw_name}"
-    return f"the user {number}"
-
-
-def _group(number: int) -> str:
-    if sys.platform == "win32":
-        return str(number)
-    import grp
-
-    with contextlib.suppress(KeyError):
-        return grp.getgrgid(number).gr_name
-    return str(number)

@@ -48,9 +48,6 @@ class Secret(Generic[Value]):
     def __repr__(self) -> str:
         return SHOWN
 
-    def __str__(self) -> str:
-        return SHOWN
-
     def __format__(self, _: str) -> str:
         return SHOWN
 

@@ -190,10 +190,7 @@ class Arena:
             steps[rows] = done = self.done[rows]
             slots = done & 1
             for copied, leaf in zip(copies, self.observations):
-                if rows.size == given.size and (slots == slots[0]).all():
-                    copied[:] = leaf[slots[0]]  # in one copy
-                else:
-                    copied[rows] = leaf[slots, rows]
+                copied[rows] = leaf[slots, rows]
             given[rows] = self.done[rows] == done  # while ``done`` is the same, results go to the other slot
         return steps, given, copies
 
@@ -265,13 +262,11 @@ class Arena:
     def all_infos(self) -> tuple[list[tuple[int, memoryview]], list[Rows]]:
         """The infos in the arena: encoded infos by row, and copies of the infos in columns."""
         if (form := self.info_form()) is None:
-            return self._small_infos(), self.columns(self._all_rows)
+            filled = ((self.info_length != 0) & (self.info_template <= 0)).nonzero()[0].tolist()
+            blobs = [(row, blob) for row in filled if (blob := self.info(row)) is not None]
+            return blobs, self.columns(self._all_rows)
         template, nbytes = form
         return [], [Rows(template, self._all_rows, self.infos[:, :nbytes].copy())]
-
-    def _small_infos(self) -> list[tuple[int, memoryview]]:
-        filled = ((self.info_length != 0) & (self.info_template <= 0)).nonzero()[0].tolist()
-        return [(row, blob) for row in filled if (blob := self.info(row)) is not None]
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         """Copies of the infos in columns of these rows."""

@@ -16,6 +16,7 @@ import dataclasses
 import math
 import struct
 from collections import Counter
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple, cast
 
 import msgpack
@@ -583,23 +584,12 @@ def _array(items: list[Any]) -> np.ndarray:
     return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
 
 
-def _graph(items: list[Any]) -> Any:
-    from envhub.values.gym_api import api
-
-    return api.spaces.GraphInstance(*items)
-
-
 def _spec(fields: dict[str, Any]) -> Any:
     from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
     accepted = {field.name for field in dataclasses.fields(EnvSpec) if field.init}
     fields["additional_wrappers"] = tuple(WrapperSpec(*wrapper) for wrapper in fields.get("additional_wrappers", []))
     return EnvSpec(**{name: value for name, value in fields.items() if name in accepted})
-
-
-def _scalar(items: list[Any]) -> Any:
-    name, raw = items
-    return _array([name, [], raw])[()]
 
 
 _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
@@ -609,8 +599,8 @@ _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
     MAPPING: _mapping,
     GENERATOR: _generator,
     ARRAY: _array,
-    GRAPH: _graph,
-    SCALAR: _scalar,
+    GRAPH: lambda items: import_module("envhub.values.gym_api").api.spaces.GraphInstance(*items),
+    SCALAR: lambda items: _array([items[0], [], *items[1:]])[()],
 }
 
 

@@ -13,10 +13,6 @@ LEAST_BYTES = 1 << 12  # a smaller frame is sent uncompressed
 WORTH = 0.9  # a compressed frame is sent if its size is less than this fraction
 SKIPS_MAX = 63  # frames that are sent uncompressed after failed attempts
 ZSTD_LEVEL = 1
-# A sample of a larger frame is compressed first. Compressing all of it in vain takes long, and lz4 holds the GIL while
-# it copies the frame.
-SAMPLED_FROM_BYTES = 1 << 22
-SAMPLE_PIECES, SAMPLE_PIECE_BYTES = 16, 1 << 16
 
 
 class _Method(NamedTuple):
@@ -67,26 +63,16 @@ class Compressor:
 
     def compress(self, frame: Any) -> Any:
         size = memoryview(frame).nbytes
-        if size < LEAST_BYTES:
+        if size < LEAST_BYTES or self._skips:
+            self._skips -= size >= LEAST_BYTES
             return frame
-        if self._skips:
-            self._skips -= 1
-            return frame
-        smaller = self._compress(frame) if self._is_promising(frame, size) else frame
-        if smaller is not frame and len(smaller) < WORTH * size:
+        smaller = self._compress(frame)
+        if len(smaller) < WORTH * size:
             self._penalty = 0
             return smaller
         # Each failed attempt in a row doubles the number of frames that are not tried.
         self._skips = self._penalty = min(2 * self._penalty + 1, SKIPS_MAX)
         return frame
-
-    def _is_promising(self, frame: Any, size: int) -> bool:
-        if size < SAMPLED_FROM_BYTES:
-            return True
-        whole, apart = memoryview(frame).cast("B"), size // SAMPLE_PIECES
-        begins = range(0, SAMPLE_PIECES * apart, apart)
-        sample = b"".join(whole[begin : begin + SAMPLE_PIECE_BYTES] for begin in begins)
-        return len(self._compress(sample)) < WORTH * len(sample)
 
 
 def decompressor(method: str) -> Callable[[Any, int], Any]:

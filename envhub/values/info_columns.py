@@ -144,13 +144,8 @@ class Writer:
 
     def template_of(self, info: dict[str, Any]) -> tuple[int, Template] | None:
         """The number and template of this info's form; a new one is announced. None if the info travels encoded."""
-        try:
-            signature = tuple(_signature(info, [], NESTING_MAX))
-            if signature not in self._templates:
-                self._learn(signature, info)
-        except NotInColumns:
-            return None
-        return self._templates.get(signature)
+        number, _ = self.write(info, bytearray(self._row_bytes))
+        return next((entry for entry in self._templates.values() if entry is not None and entry[0] == number), None)
 
     def _learn(self, signature: tuple[Any, ...], info: dict[str, Any]) -> None:
         if len(self._templates) >= TEMPLATES_MAX:

@@ -264,15 +264,6 @@ def _build_dict(build: Build, keys: list[str], spaces: list[Description], sort_k
     return built
 
 
-def _describe_graph(space: Any, describe: Describe) -> Description:
-    edges = space.edge_space
-    return {"nodes": describe(space.node_space), "edges": None if edges is None else describe(edges)}
-
-
-def _build_graph(build: Build, nodes: Description, edges: Any) -> Any:
-    return gym_spaces.Graph(build(nodes), None if edges is None else build(edges))
-
-
 _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Box": _describe_box,
     "Discrete": lambda s, _: {"n": int(s.n), "start": int(getattr(s, "start", 0)), "dtype": s.dtype.str},
@@ -286,7 +277,10 @@ _DESCRIBE: dict[str, Callable[[Any, Describe], Description]] = {
     "Tuple": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
     "Text": lambda s, _: {"min_length": s.min_length, "max_length": s.max_length, "charset": "".join(s.character_list)},
     "Sequence": lambda s, describe: {"item": describe(s.feature_space), "stack": bool(getattr(s, "stack", False))},
-    "Graph": _describe_graph,
+    "Graph": lambda s, describe: {
+        "nodes": describe(s.node_space),
+        "edges": None if s.edge_space is None else describe(s.edge_space),
+    },
     "OneOf": lambda s, describe: {"spaces": [describe(sub) for sub in s.spaces]},
 }
 _BUILD: dict[str, Callable[..., Any]] = {
@@ -300,7 +294,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
         max_length, min_length=min_length, charset=charset
     ),
     "Sequence": lambda build, item, stack: gym_spaces.Sequence(build(item), **({"stack": True} if stack else {})),
-    "Graph": _build_graph,
+    "Graph": lambda build, nodes, edges: gym_spaces.Graph(build(nodes), None if edges is None else build(edges)),
     "OneOf": lambda build, spaces: gym_spaces.OneOf([build(sub) for sub in spaces]),
     "Anything": lambda build: Anything(),
 }

@@ -4,8 +4,6 @@ An observation is int64::
 
     row | incarnation | counter | link | counter | counter | ... | counter
 
-With ``noted`` it is a dict of that (``chain``) and of the counter as a text (``note``), which has no fixed size.
-
 ``row`` is whose actions the env gets: -1 before the first, -2 once two rows have sent some. ``incarnation`` is another
 number for every env that is made. ``counter`` says how many resets and steps the incarnation has seen, and ``link`` is
 a rolling hash of all of them. So one look at an observation shows that every action was carried out once, in order, by
@@ -20,14 +18,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Text
+from gymnasium.spaces import Box
 
 HEAD = 4  # elements before the tail
 UNOWNED, STRAYED = -1, -2
 ROWS_MAX = 1 << 16
 RESET = 0
-NOTE_CHARS_MAX = 20
-MISSTEP = 1 << 40  # an action at which the env raises
 
 _MODULUS = (1 << 61) - 1
 _FACTOR = 0x9E3779B97F4A7C15 % _MODULUS
@@ -56,15 +52,13 @@ def _space(elements: int) -> Box:
     return Box(limits.min, limits.max, (HEAD + elements,), np.int64)
 
 
-class ChainEnv(gym.Env[Any, np.ndarray]):
+class ChainEnv(gym.Env[np.ndarray, np.ndarray]):
     """Episodes of ``length`` steps, which are terminated and truncated in turn; ``elements`` numbers in the tail."""
 
     action_space = Box(0, 1 << 46, (2,), np.int64)
 
-    def __init__(self, elements: int = 60, length: int = 50, noted: bool = False) -> None:
-        chain = _space(elements)
-        self.observation_space = Dict(chain=chain, note=Text(NOTE_CHARS_MAX)) if noted else chain
-        self._noted = noted
+    def __init__(self, elements: int = 60, length: int = 50) -> None:
+        self.observation_space = _space(elements)
         self._length = length
         self._row = UNOWNED
         self._incarnation = int.from_bytes(os.urandom(7), "little")
@@ -80,8 +74,6 @@ class ChainEnv(gym.Env[Any, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         row, number = map(int, action)
-        if number == MISSTEP:
-            raise ArithmeticError("a misstep")
         if self._row != row:
             self._row = row if self._row == UNOWNED else STRAYED
         self._steps += 1
@@ -89,9 +81,9 @@ class ChainEnv(gym.Env[Any, np.ndarray]):
         ended, odd = self._steps >= self._length, self._resets % 2 == 1
         return seen, reward_of(self._link), ended and odd, ended and not odd, {}
 
-    def _observe(self, token: int) -> Any:
+    def _observe(self, token: int) -> np.ndarray:
         self._counter += 1
         self._link = advance(self._link, token)
         self._seen[:] = self._counter
         self._seen[:HEAD] = self._row, self._incarnation, self._counter, self._link
-        return {"chain": self._seen, "note": str(self._counter)} if self._noted else self._seen
+        return self._seen

@@ -1,4 +1,4 @@
-"""Pure: what attackers send, from a seed. Requests are changed bit by bit, by structure, or made up of any msgpack."""
+"""Pure: what attackers send, from a seed. Requests are changed bit by bit, by structure, or to any msgpack."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+import msgpack
 import zstandard
 from envhub_server.ipc import control
 from support.codec_attacks import ATTACKS
 from support.codec_values import packed
-from support.zmtp import command, frame
+from support.zmtp import frame
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages
@@ -22,8 +23,8 @@ from envhub.values import codec
 Message = list[bytes]
 ROWS = 2
 ACTIONS = bytes(16 * ROWS)
-DEPTH_MAX = 6
-EDGES = [0, 1, -1, 2, 127, 255, 1 << 20, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 1 << 300]
+DEPTH_MAX = 3
+NUMBERS = [0, 1, -1, 2, 127, 255, 1 << 20, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1]
 ANNOUNCED = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
 SAID = [kind for kind in control.CONTROL.values() if (kind.__doc__ or "").startswith("Worker to hub")]
 NAMES = [kind.name for kind in Op]
@@ -177,7 +178,7 @@ class Mutator:
 
     def _near(self, value: Any) -> bytes:
         """A value of the same type."""
-        number = self.chance.choice([edge for edge in EDGES if -(1 << 63) <= edge < 1 << 64])
+        number = self.chance.choice(NUMBERS)
         if isinstance(value, (bool, float)):
             return packed(self.chance.choice([True, False, float("nan"), float("inf"), -1.0, 1e300, 1e-300]))
         if isinstance(value, int):
@@ -225,102 +226,28 @@ class Mutator:
 
     # --- msgpack ------------------------------------------------------------------------------------------------------
 
-    def value(self, depth: int = 0) -> bytes:
+    def value(self) -> bytes:
         """Msgpack of any kind, mostly well-formed; lengths are sometimes not those of what follows."""
-        chance = self.chance
-        kind = chance.randrange(12 if depth < DEPTH_MAX else 8)
-        if kind == 0:
-            return chance.randbytes(chance.randrange(1, 20))
-        if kind == 1:
-            return bytes([chance.choice([0xC0, 0xC1, 0xC2, 0xC3, chance.randrange(0x80), chance.randrange(0xE0, 256)])])
-        if kind == 2:
-            code = chance.randrange(0xCA, 0xD4)
-            return bytes([code]) + chance.randbytes([4, 8, 1, 2, 4, 8, 1, 2, 4, 8][code - 0xCA])
-        if kind == 3:
-            text = chance.choice(["", "x", "\u202e\x1b", "é" * 40, *NAMES]).encode() + chance.choice([b"", b"\xff"])
-            return self._sized(text, (0xD9, 0xDA, 0xDB))
-        if kind == 4:
-            return self._sized(chance.randbytes(chance.choice([0, 1, 8, 16, 300])), (0xC4, 0xC5, 0xC6))
-        if kind == 5:
-            return chance.choice([*ATTACKS.values()])
-        if kind == 6:
-            return packed(chance.choice([edge for edge in EDGES if -(1 << 63) <= edge < 1 << 64]))
-        if kind == 7:
-            return chance.choice(ANNOUNCED)
-        if kind == 8:
-            inner = self.value(depth + 1) if chance.random() < 0.7 else chance.randbytes(chance.randrange(20))
-            sized = self._sized(inner, (0xC7, 0xC8, 0xC9))
-            head = {0xC7: 2, 0xC8: 3, 0xC9: 5}[sized[0]]
-            return sized[:head] + bytes([chance.choice([*range(15), 99, 255])]) + sized[head:]
-        count = chance.randrange(5)
-        if kind < 11:
-            return self._headed(count, 0x90, (0xDC, 0xDD)) + b"".join(self.value(depth + 1) for _ in range(count))
-        keys = [packed(chance.choice(["a", "num_envs", "name", b"nd", b"type", 1, None])) for _ in range(count)]
-        return self._headed(count, 0x80, (0xDE, 0xDF)) + b"".join(key + self.value(depth + 1) for key in keys)
+        whole = packed(self._plain())
+        kinds = [whole, whole, self.flipped(whole), self.chance.choice([*ATTACKS.values()])]
+        return self.chance.choice([*kinds, self.chance.choice(ANNOUNCED), self.chance.randbytes(20)])
 
-    def _sized(self, body: bytes, codes: tuple[int, int, int]) -> bytes:
-        length = len(body) if self.chance.random() < 0.9 else self.chance.randrange(1 << 16)
-        width = self.chance.choice([width for width in range(3) if length < 1 << 8 * 2**width])
-        return bytes([codes[width]]) + length.to_bytes(2**width, "big") + body
-
-    def _headed(self, count: int, fixed: int, codes: tuple[int, int]) -> bytes:
-        count = count if self.chance.random() < 0.9 else self.chance.randrange(16)
-        width = self.chance.randrange(3)
-        return bytes([fixed | count]) if width == 0 else bytes([codes[width - 1]]) + count.to_bytes(2 * width, "big")
-
-    # --- ZMTP ---------------------------------------------------------------------------------------------------------
-
-    def greeting(self) -> list[bytes]:
-        """A beginning of a connection that is none of a client's, in the pieces that are sent one by one."""
-        chance = self.chance
-        mechanism = chance.choice([b"NULL", b"PLAIN", b"CURVE", b"GSSAPI", b"", b"\xff" * 20]).ljust(20, b"\0")
-        version = chance.choice([b"\x03\x00", b"\x03\x01", b"\x02\x00", b"\x01\x00", b"\x00\x00", b"\xff\xff"])
-        honest = b"\xff" + bytes(8) + b"\x7f" + version + mechanism + bytes([chance.randrange(3)]) + bytes(31)
-        kinds: list[list[bytes]] = [
-            [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
-            [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(200)],
-            [chance.randbytes(chance.randrange(1, 300))],
-            [honest[: chance.randrange(len(honest) + 1)]],
-            [b"\x01\x00", *self._old_frames()],  # ZMTP 1.0: no greeting, an empty identity
-            [b"\xff" + bytes(7) + b"\x01\x7f\x01\x05", b"\x00\x00", *self._frames()],  # ZMTP 2.0, a DEALER
-            [honest, self.flipped(self._ready()), *self._frames()],
-            [honest, self._ready(), *self._frames()],
-            [honest, self._command(), self._command(), self._ready()],
-            [self.flipped(honest), self._ready()],
+    def _plain(self, depth: int = 0) -> Any:
+        chance, count = self.chance, self.chance.randrange(5)
+        kinds: list[Callable[[], Any]] = [
+            lambda: chance.choice([None, True, False, float("nan"), 1e300, -1.5]),
+            lambda: chance.choice(NUMBERS),
+            lambda: chance.choice(["", "x", "\u202e\x1b", "é" * 40, *NAMES]),
+            lambda: chance.randbytes(chance.choice([0, 1, 8, 16, 300])),
         ]
-        return chance.choice(kinds)
-
-    def _ready(self) -> bytes:
-        chance = self.chance
-        socket_type = chance.choice([b"DEALER", b"REQ", b"ROUTER", b"PUB", b"SERVER", b"", b"\xff" * 200])
-        identity = chance.choice([b"", b"x", b"i" * 200, chance.randbytes(8)])
-        length = chance.choice([len(socket_type), len(socket_type), 0, 1 << 31, (1 << 32) - 1])
-        body = b"\x0bSocket-Type" + struct.pack(">I", length) + socket_type
-        return command(b"READY", (body + b"\x08Identity" + struct.pack(">I", len(identity)) + identity)[:240])
-
-    def _command(self) -> bytes:
-        """A command that does not belong there, or announces what never comes."""
-        chance = self.chance
-        name = chance.choice([b"PING", b"PONG", b"ERROR", b"SUBSCRIBE", b"CANCEL", b"JOIN", b"HELLO", b"INITIATE", b""])
-        body = chance.choice([b"", b"\x00\x00", chance.randbytes(chance.randrange(200))])
-        giant = b"\x06" + struct.pack(">Q", chance.choice([1 << 20, 1 << 32, (1 << 63) - 1, (1 << 64) - 1])) + body
-        return chance.choice([command(name, body), self.flipped(command(name, body)), giant])
-
-    def _frames(self) -> list[bytes]:
-        """Frames behind a handshake, with flags and lengths of any kind."""
-        chance = self.chance
-        kinds = [
-            lambda: frame(chance.randbytes(chance.randrange(60)), chance.random() < 0.5),
-            lambda: bytes([chance.randrange(256), chance.randrange(256)]) + chance.randbytes(chance.randrange(60)),
-            self._command,
-            lambda: b"\x02" + struct.pack(">Q", chance.choice([65 << 20, 1 << 40, 1 << 63])) + chance.randbytes(50),
-            lambda: b"\x01\x00" * chance.randrange(1, 50),
-        ]
-        return [chance.choice(kinds)() for _ in range(chance.randrange(1, 6))]
-
-    def _old_frames(self) -> list[bytes]:
-        bodies = [self.chance.randbytes(self.chance.randrange(60)) for _ in range(3)]
-        return [bytes([len(body) + 1, self.chance.randrange(2)]) + body for body in bodies]
+        if depth < DEPTH_MAX:
+            keys = ("a", "num_envs", "name", b"nd", b"type", 1, None)
+            kinds += [
+                lambda: [self._plain(depth + 1) for _ in range(count)],
+                lambda: {key: self._plain(depth + 1) for key in chance.sample(keys, count)},
+                lambda: msgpack.ExtType(chance.choice([*range(15), 99, 127]), packed(self._plain(depth + 1))),
+            ]
+        return chance.choice(kinds)()
 
     # --- control messages ---------------------------------------------------------------------------------------------
 
@@ -338,7 +265,7 @@ class Mutator:
         if inside:  # Optional
             return None if chance.random() < 0.3 else self._of(inside[0])
         plain: dict[Any, Callable[[], Any]] = {
-            int: lambda: chance.choice([0, 1, 2, 3, chance.randrange(1 << 20), *EDGES[:8]]),
+            int: lambda: chance.choice([0, 1, 2, 3, chance.randrange(1 << 20), *NUMBERS[:8]]),
             bool: lambda: chance.random() < 0.5,
             str: lambda: chance.choice(["", "x", "builtins.ValueError", "\x1b[2J\u202e", "a" * 3000]),
             bytes: lambda: chance.choice([b"", self.value(), packed([[], {}]), codec.encode({"a": 1})]),

@@ -32,7 +32,9 @@ sys.path[:0] = [str(TESTS / "support")]
 from chaos.chaos_proxy import FAIR, ChaosProxy, Weather, proxy  # noqa: E402
 from chaos.model import DISABLED, DOWN, LIVE, MODES, NEW, Outcome, Rows, Wrong  # noqa: E402
 from chaos.model_env import CRASH, GO, HANG, KINDS, RAISE, RESET_RAISES, ModelEnv, heads  # noqa: E402
+from envhub_client.private_hub.process import private_hub  # noqa: E402
 from gymnasium.error import NoAsyncCallError  # noqa: E402
+from hubs import wait_until, worker_processes  # noqa: E402
 from several_hubs import SeveralHubs, several_hubs  # noqa: E402
 
 import envhub  # noqa: E402
@@ -47,7 +49,13 @@ TIMEOUTS_S = (None, 0.0, 0.001, 0.05, 0.5)
 LOST = (envhub.HubUnreachable, envhub.SessionLost)
 OF_ENVS = (ArithmeticError, envhub.WorkerDied, envhub.EnvTimeout)
 FAULTS = ("kill", "stop", "drain", "end")
-OF_THE_WAY = ("cut", "hold")  # faults of the network
+CUTS = ("cut", "half_close", "truncate")  # which are mended without a loss
+WEATHERS = {
+    "hold": Weather(held=True),
+    "lag": Weather(latency_s=0.01, jitter_s=0.05),
+    "trickle": Weather(piece_bytes=1),
+    "narrow": Weather(bytes_per_s=100_000),
+}
 REPORT_CHARS = 900
 
 
@@ -92,10 +100,10 @@ class Fleet:
             self.hubs.stop(hub)
             time.sleep(seconds * 3)
             self.hubs.resume(hub)
-        elif fault == "cut":
-            self.ways[hub].cut()
-        elif fault == "hold":
-            self.ways[hub].weather(Weather(held=True))
+        elif fault in CUTS:
+            getattr(self.ways[hub], fault)()
+        elif fault in WEATHERS:
+            self.ways[hub].weather(WEATHERS[fault])
             time.sleep(seconds * 3)
             self.ways[hub].weather(FAIR)
         elif fault == "end":  # by an administrator
@@ -240,7 +248,7 @@ class Program:
             return
         verbs = {self.step: 60, self.send: 30, self.begin_reset: 1, self.call: 4, self.set_attr: 1, self.render: 1}
         verbs |= {self.misuse: 1, self.probe: 1, self.move: 0.5 * (len(self.hubs) == 1 and not self.rows.lossy)}
-        verbs[self.reset] = 3
+        verbs |= {self.reset: 3, self.signal_worker: 0.5 * self.faulty}
         chance.choices([*verbs], [*verbs.values()])[0]()
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -251,8 +259,8 @@ class Program:
         if hub in self.fleet.over_s:
             return
         by_way = hub >= 0 and self.fleet.ways[hub].address in self.addresses
-        fault = self.chance.choice((*FAULTS, *OF_THE_WAY) if by_way else FAULTS)
-        if fault != "cut":  # which is mended without a loss
+        fault = self.chance.choice((*FAULTS, *CUTS, *WEATHERS) if by_way else FAULTS)
+        if fault not in CUTS:
             self.rows.lossy |= {*rows, *self.moved}
         if self.loss == "redistribute":
             self.moved |= {*rows}
@@ -262,11 +270,39 @@ class Program:
             self.trail.append(f"{fault} hub {hub} of {rows}")
             self.fleet.disturb(hub, fault, seconds)
             return
-        for child in psutil.Process().children():
-            if "envhub_server.private_hub" in " ".join(child.cmdline()):
-                self.trail.append("kill the private hub")
-                self.fleet.over_s[hub] = time.monotonic()
-                threading.Timer(seconds / 100, child.kill).start()
+        self.trail.append("kill the private hub")
+        self.fleet.over_s[hub] = time.monotonic()
+        threading.Timer(seconds / 100, psutil.Process(private_hub().pid).kill).start()
+
+    def signal_worker(self) -> None:
+        """Kill a worker in the middle of a step, or stop it for a moment."""
+        hub, rows = self.chance.choice([*self.parts.items()])
+        process = private_hub().pid if hub < 0 else self.fleet.hubs.hubs[hub].process.pid
+        workers, seconds = worker_processes(process), self.chance.random() / 50
+        if not workers:
+            return
+        worker = self.chance.choice(workers)
+
+        def send() -> None:
+            time.sleep(seconds)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not kills:
+                    worker.suspend()
+                    time.sleep(10 * seconds)
+                    worker.resume()
+                else:
+                    worker.kill()
+
+        if kills := self.chance.random() < 0.7:
+            for row in {*rows, *self.moved}:
+                self.rows.dying.setdefault(row, set()).add("crash")
+        self.trail.append(f"{'kill' if kills else 'stop'} a worker of {rows}")
+        sending = threading.Thread(target=send)
+        sending.start()
+        self.step()
+        sending.join()
+        if kills:  # until its hub knows
+            wait_until(lambda: not worker.is_running())
 
     def settle(self) -> None:
         """A hub that serves again, and whose rows all step, is lost no more."""

@@ -24,9 +24,7 @@ from typing import Any
 
 import zmq
 
-from envhub.protocol.messages import SESSION_OPS, Op
-from envhub.transport import sockets
-from envhub.transport.keys import HubKeys
+from envhub.protocol.messages import SESSION_OPS
 
 OP, NAMED = 6, slice(16, 40)  # of a prelude: its op, and the token and number that a reply repeats
 POLL_MS = 5
@@ -60,9 +58,8 @@ class Relay:
         cuts: whether the next reply that has several frames loses its last one.
     """
 
-    def __init__(self, target: str, seed: int = 0, keys: HubKeys | None = None) -> None:
+    def __init__(self, target: str, seed: int = 0) -> None:
         self.target = target
-        self._keys = keys
         self._chance = random.Random(seed)
         self._context = zmq.Context()
         self._clients = self._context.socket(zmq.ROUTER)
@@ -73,8 +70,6 @@ class Relay:
         self.cuts = False
         self._hubs: dict[bytes, Any] = {}  # a socket to the hub for each client
         self._requests: dict[bytes, deque[list[bytes]]] = {}  # the last ones of each client
-        self._holding = False
-        self._held: dict[bytes, tuple[Any, list[bytes]]] = {}  # the first step that each client sent meanwhile
         self._later: list[tuple[float, int, Any, list[bytes]]] = []
         self._order = itertools.count()
         self._poller = zmq.Poller()
@@ -88,15 +83,6 @@ class Relay:
         self._closing = True
         self._thread.join()
 
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Within the block clients say nothing; of what they sent meanwhile, one step each arrives afterwards."""
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = False
-
     def _run(self) -> None:
         while not self._closing:
             ready = dict(self._poller.poll(POLL_MS))
@@ -106,10 +92,6 @@ class Relay:
             for peer, hub in self._hubs.items():
                 if hub in ready:
                     self._from_hub(peer, hub, hub.recv_multipart())
-            if self._held and not self._holding:
-                held, self._held = self._held, {}
-                for hub, frames in held.values():
-                    self._send(hub, frames)
             while self._later and self._later[0][0] <= time.monotonic():
                 _, _, out, frames = heapq.heappop(self._later)
                 self._send(out, frames)
@@ -119,10 +101,6 @@ class Relay:
 
     def _from_client(self, peer: bytes, frames: list[bytes]) -> None:
         hub = self._hub_of(peer)
-        if self._holding:
-            if frames[0][OP] == Op.STEP:
-                self._held.setdefault(peer, (hub, frames))
-            return
         if self._chance.random() < self.mischief.recall and self._requests[peer]:
             self.done["recalled"] += 1
             self._send(hub, self._chance.choice(self._requests[peer]))
@@ -147,8 +125,6 @@ class Relay:
         if peer not in self._hubs:
             hub = self._hubs[peer] = self._context.socket(zmq.DEALER)
             hub.linger = 0
-            if self._keys is not None:
-                sockets.present_keys(hub, self._keys)
             self._requests[peer] = deque(maxlen=KEPT)
             hub.connect(self.target)
             self._poller.register(hub, zmq.POLLIN)
@@ -178,9 +154,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: str, seed: int = 0, keys: HubKeys | None = None) -> Iterator[Relay]:
-    """A relay to the target, for the block; it presents these keys there."""
-    running = Relay(target, seed, keys)
+def relay(target: str, seed: int = 0) -> Iterator[Relay]:
+    """A relay to the target, for the block."""
+    running = Relay(target, seed)
     try:
         yield running
     finally:

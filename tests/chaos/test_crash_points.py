@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos.trainer import Task, Trainer
+from chaos.trainer import Trainer
 from hubs import ServedHub, serve, wait_until
 
 TESTS = Path(__file__).parent.parent
@@ -60,12 +60,12 @@ def crash(folder: Path, role: str, number: int, lane: str) -> str:
     folder.mkdir()
     file = folder / "crashed"
     with kept_up(folder, f"{role}:{number}:{file}") as hubs:
-        address, how = getattr(hubs[0], lane), {"patience_s": PATIENCE_S, "options": LANES[lane]}
-        trainer = Trainer(Task(number, STEPS, address, ROWS, WORKERS, length=LENGTH, **how))
+        address, how = getattr(hubs[0], lane), {"patience_s": PATIENCE_S, **LANES[lane]}
+        trainer = Trainer(number, address, STEPS, ROWS, WORKERS, LENGTH, **how)
         trainer.run()
-        told = f"{role} {number}, {lane}: {trainer.checker.tally}, {trainer.endings}\n{hubs[-1].log[-3000:]}"
-        assert not trainer.checker.tally.wrong, told
-        assert trainer.checker.tally.acknowledged >= STEPS, told
+        told = f"{role} {number}, {lane}: {trainer.tally}, {trainer.endings}\n{hubs[-1].log[-3000:]}"
+        assert not trainer.tally.wrong, told
+        assert trainer.tally.acknowledged >= STEPS, told
         assert wait_until(lambda: not hubs[-1].workers(), 10), told
     point = file.read_text() if file.exists() else ""
     # Its point may come before it listens, and another is started, or only when it is told to stop.

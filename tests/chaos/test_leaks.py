@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chaos.trainer import Task, Trainer
+from chaos.trainer import Trainer
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -72,22 +71,21 @@ def make_and_close(hub: ServedHub, count: int) -> None:
 def kill_workers(hub: ServedHub, count: int) -> None:
     """Worker after worker, each once its session has been stepped again."""
     killed = 0
-    trainer = Trainer(Task(1, 1 << 60, hub.ipc, rows=KILLED, workers=KILLED, options={"restarts_max": 100_000}))
-    thread = threading.Thread(target=trainer.run)
-    thread.start()
+    trainer = Trainer(1, hub.ipc, rows=KILLED, workers=KILLED, restarts_max=100_000)
+    trainer.start()
     try:
-        while killed < count and thread.is_alive():
-            seen = trainer.checker.tally.acknowledged
+        while killed < count and trainer.is_alive():
+            seen = trainer.tally.acknowledged
             for worker in hub.workers():
                 killed += 1
                 worker.kill()
             # Who has served for a second is started again at once.
-            assert wait_until(lambda: len(hub.workers()) == KILLED and trainer.checker.tally.acknowledged > seen, 30)  # noqa: B023
+            assert wait_until(lambda: len(hub.workers()) == KILLED and trainer.tally.acknowledged > seen)  # noqa: B023
             time.sleep(1.1)
     finally:
-        trainer.stopped = True
-        thread.join(60)
-    assert killed >= count and not trainer.checker.tally.wrong, trainer.checker.tally
+        trainer.stopped.set()
+        trainer.join(60)
+    assert killed >= count and not trainer.tally.wrong, trainer.tally
 
 
 def settled(hub: ServedHub, folder: Path, wanted: tuple[int, ...] | None) -> Holdings:

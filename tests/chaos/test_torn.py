@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,58 +17,42 @@ from hubs import worker_processes
 import envhub
 
 ELEMENTS = 10_000_000
-WAIT_S = 60.0
 SERVED_S = 1.1  # who has served for a second is started again at once
 
 
-class Torturer:
-    """Steps envs of large observations, each with a worker of its own, and kills these at some moment of a step."""
-
-    def __init__(self, envs: Any, seed: int) -> None:
-        self.envs = envs
-        self.checker = Checker(envs.num_envs)
-        self._chance = random.Random(seed)
-        self._number = 0
-        self.checker.reset(*envs.reset())
-
-    def step(self) -> float:
-        """One step; returns how long it took."""
-        self._number += 1
-        begun_s = time.monotonic()
-        rows = self.envs.num_envs
-        self.envs.step_async(np.array([[row, self._number] for row in range(rows)]))
-        batch = Batch(*self.envs.step_wait(timeout=WAIT_S))
-        took_s = time.monotonic() - begun_s
-        self.checker.step([self._number] * rows, batch)
-        return took_s
-
-    def torture(self) -> None:
-        """Let the workers serve for a while, and then kill each in the same step."""
-        until_s, step_s = time.monotonic() + SERVED_S, 0.0
-        while time.monotonic() < until_s:
-            step_s = self.step()
-        killers = [
-            threading.Timer(self._chance.uniform(0, step_s), worker.kill) for worker in worker_processes(os.getpid())
-        ]
-        for killer in killers:
-            killer.start()
-        self.step()
-        for killer in killers:
-            killer.join()
-        self.step()
-
-
 def torture(seed: int, times: int, num_envs: int, lane: str) -> None:
+    """Step envs that have a worker each, and kill these at some moment of a step."""
     options = {"restarts_max": 100_000, "copy": False, "lane": lane, "num_workers": num_envs}
+    chance, checker, number = random.Random(seed), Checker(num_envs), 0
     with closing(envhub.make_vec(lambda: ChainEnv(ELEMENTS), num_envs, **options)) as envs:
-        torturer = Torturer(envs, seed)
+        checker.reset(*envs.reset())
+
+        def step() -> float:
+            nonlocal number
+            number += 1
+            begun_s = time.monotonic()
+            batch = Batch(*envs.step(np.array([[row, number] for row in range(num_envs)])))
+            took_s = time.monotonic() - begun_s
+            checker.step([number] * num_envs, batch)
+            return took_s
+
         for _ in range(times):
-            torturer.torture()
-        tally = torturer.checker.tally
-        print(f"seed {seed}, {envs.lane}: {times} x {num_envs} kills, {tally}")
-        assert not tally.wrong, tally.findings
+            until_s, step_s = time.monotonic() + SERVED_S, 0.0
+            while time.monotonic() < until_s:
+                step_s = step()
+            killers = [
+                threading.Timer(chance.uniform(0, step_s), worker.kill) for worker in worker_processes(os.getpid())
+            ]
+            for killer in killers:
+                killer.start()
+            step()
+            for killer in killers:
+                killer.join()
+            step()
+        print(f"seed {seed}, {envs.lane}: {times} x {num_envs} kills, {checker.tally}")
+        assert not checker.tally.wrong, checker.tally.findings
         # The last ones may show in a step that was not made.
-        assert tally.truncations["crash"] > num_envs * (times - 1) / 2
+        assert checker.tally.truncations["crash"] > num_envs * (times - 1) / 2
 
 
 @pytest.mark.long

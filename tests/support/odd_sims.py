@@ -121,25 +121,6 @@ class Stubborn(Sleeper):
         time.sleep(600)
 
 
-class Slow(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps in every twentieth step, so that learning takes long enough for things to happen meanwhile."""
-
-    def __init__(self, env: gym.Env[Any, Any], nap_s: float) -> None:
-        super().__init__(env)
-        self.nap_s = nap_s
-        self.steps = 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps % 20 == 0:
-            time.sleep(self.nap_s)
-        return super().step(action)
-
-
-def slow_cartpole(nap_s: float) -> gym.Env[Any, Any]:
-    return Slow(gym.make("CartPole-v1"), nap_s)
-
-
 class Liar(sims.Counter):
     """Has its worker announce another observation leaf than the one that it writes."""
 

@@ -130,7 +130,6 @@ ACTS: dict[str, Callable[[], Any]] = {
     "fail_another_step": _fail_another_step,
 }
 FORKS_THAT_COME_BACK = ("return", "raise", "exec", "sys.exit")
-FORKS = (*FORKS_THAT_COME_BACK, "fork_in_c", "_exit", "twice", "subprocess", "multiprocessing")
 
 
 class Unruly(gym.Env[np.ndarray, int]):

@@ -7,10 +7,9 @@ import math
 import os
 import subprocess
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envhub.errors import printable, raised_text, shortened
 from envhub.files import read_regular_file, weakness_of
@@ -40,8 +39,7 @@ class ReplayError(ValueError):
     """A replay cannot be run."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The result of a replay: whether the env failed at the same call in the same way, and the text for people."""
 
     alike: bool
@@ -49,7 +47,6 @@ class Comparison:
 
 
 def read(path: Path) -> Replay:
-    """Read the replay in this file; raises ``ReplayError``."""
     try:
         return unpack(read_regular_file(path, FILE_BYTES_MAX))
     except OSError as error:
@@ -70,10 +67,8 @@ def listed(path: Path) -> tuple[str, str, str]:
 
 
 def is_own(path: Path, folder: Path | None) -> bool:
-    """True if a hub of this user wrote the file: it is the user's, in this folder of the user's hubs.
-
-    No other user can replace it either, as between this look and the run.
-    """
+    """True if a hub of this user wrote the file: it is the user's, in this folder of the user's hubs."""
+    # No other user can replace it either, as between this look and the run.
     try:
         owner, folders = path.stat().st_uid, (path.resolve().parent, folder and folder.resolve())
     except OSError:
@@ -82,10 +77,7 @@ def is_own(path: Path, folder: Path | None) -> bool:
 
 
 def announced(path: Path) -> str:
-    """Describe the program and env that ``run`` will run: another user's file may name any program.
-
-    Raises ``ReplayError``.
-    """
+    """Describe the program and env that ``run`` will run: another user's file may name any program."""
     replay = read(path)
     build, key = replay.orders()[0], _interpreter(replay)
     spec = codec.decode(replay.spec) if replay.spec else None
@@ -101,29 +93,20 @@ def announced(path: Path) -> str:
 
 
 def run(path: Path, use_pdb: bool = False) -> Comparison:
-    """Run the replay in this file, with the terminal's input and output, and compare the results.
-
-    Args:
-        path: the file.
-        use_pdb: debug the call that failed.
-
-    Raises ``ReplayError``.
-    """
+    """Run the replay in this file, with the terminal's input and output, and compare the results."""
     replay = read(path)
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
     if replay.cut:
         raise ReplayError(f"{path.name} cannot be run again: {replay.cut}")
-    memory = os.memfd_create("envhub-replay")
-    try:
-        process = _started(replay, path, memory, use_pdb)
+    with open(os.memfd_create("envhub-replay"), "rb") as memory:
+        process = _started(replay, path, memory.fileno(), use_pdb)
         try:
-            killed = _watched(process, replay, memory, use_pdb)
+            killed = _watched(process, replay, memory.fileno(), use_pdb)
         finally:
             code = process.wait()
-        return _verdict(replay, _state(memory), killed, code)
-    finally:
-        os.close(memory)
+        state = json.loads(os.pread(memory.fileno(), STATE_BYTES_MAX, 0) or "{}")
+    return _verdict(replay, state, killed, code)
 
 
 def _interpreter(replay: Replay) -> InterpreterKey:
@@ -142,14 +125,9 @@ def _started(replay: Replay, path: Path, memory: int, use_pdb: bool) -> subproce
         raise ReplayError(f"the interpreter of {path.name}: {not_executed(program, error)}") from error
 
 
-def _state(memory: int) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(os.pread(memory, STATE_BYTES_MAX, 0) or "{}")
-    return state
-
-
 def _watched(process: subprocess.Popen[bytes], replay: Replay, memory: int, use_pdb: bool) -> str:
     """Wait until the process ends; kill it if it hangs or takes too much memory, and return which."""
-    seen, seen_s = b"", time.monotonic()
+    seen, seen_s, limits_s = b"", time.monotonic(), {**replay.limits_s, "init": MAKE_S}
     while process.poll() is None:
         time.sleep(SAMPLE_S)
         state = os.pread(memory, STATE_BYTES_MAX, 0)
@@ -160,16 +138,12 @@ def _watched(process: subprocess.Popen[bytes], replay: Replay, memory: int, use_
         elif replay.memory_max and memory_bytes(process.pid) > replay.memory_max:
             process.kill()
             return "memory"
-        elif time.monotonic() - seen_s > _limit_s(replay, json.loads(seen or "{}").get("kind", "init")):
+        elif time.monotonic() - seen_s > limits_s.get(json.loads(seen or "{}").get("kind", "init"), math.inf):
             process.send_signal(STACKS)  # for the stacks of its threads
             time.sleep(STACKS_S)
             process.kill()
             return "timeout"
     return ""
-
-
-def _limit_s(replay: Replay, kind: str) -> float:
-    return MAKE_S if kind == "init" else float(replay.limits_s.get(kind, math.inf))
 
 
 def _verdict(replay: Replay, state: dict[str, Any], killed: str, code: int) -> Comparison:

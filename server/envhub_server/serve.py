@@ -21,6 +21,7 @@ from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
 from envhub_server.ipc.packages import remedy_of
+from envhub_server.ipc.process_marks import own_folder
 from envhub_server.log import Logger
 from envhub_server.log import configure as configure_log
 from envhub_server.processes.interpreter import (
@@ -28,7 +29,6 @@ from envhub_server.processes.interpreter import (
     UnsafeFolder,
     ZygoteProcess,
     environment_of,
-    import_folder,
 )
 
 PATH = "PYTHONPATH"
@@ -46,7 +46,7 @@ def check_folders(registry: Registry) -> None:
     for key in registry.interpreters:
         named = _named_by_operator(key)
         warned |= dict.fromkeys(named, f"it is in {PATH}: modules are imported from it")
-        folder = import_folder(key.folder)
+        folder = key.folder or own_folder()
         if not folder or os.path.realpath(folder) in map(os.path.realpath, named):
             continue
         _check_modules(key, registry, folder)

@@ -313,7 +313,6 @@ def test_file_holds_data_only(address: str | None) -> None:
         blob = written_replay(failure.replay).read_bytes()
         found = replay_file.unpack(blob)
         assert not any(found.build[name] for name in ("factories", "registrations", "environ", "authkey", "runner"))
-        assert found.versions["numpy"] == np.__version__ and found.versions["gymnasium"] == gym.__version__
         assert (found.cause, found.ended) == ("crash", "status 3")
 
 

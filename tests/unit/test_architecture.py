@@ -311,12 +311,12 @@ BUDGETS = {
     "server/envhub_server": (1355, 8),  # 75 are BackgroundThread, from hub
     "server/envhub_server/catalog": (930, 6),
     "server/envhub_server/hub": (3110, 12),
-    "server/envhub_server/ipc": (1300, 7),
-    "server/envhub_server/memory": (660, 4),
+    "server/envhub_server/ipc": (1240, 7),
+    "server/envhub_server/memory": (635, 4),
     "server/envhub_server/network": (2790, 13),
-    "server/envhub_server/processes": (1720, 6),
+    "server/envhub_server/processes": (1610, 6),
     "server/envhub_server/session": (3740, 14),
-    "server/envhub_server/worker": (5200, 20),
+    "server/envhub_server/worker": (4820, 20),
 }
 
 

@@ -72,27 +72,16 @@ def not_kept(name: str, why: str) -> None:
 
 @dataclass
 class ReplayKeeper:
-    """Has the replays of one session written.
+    """Has the replays of one session written."""
 
-    Attributes:
-        writer: the hub's.
-        interpreter: of the session's workers.
-        faults: what it does about envs that fail.
-        is_vector: whether each worker's envs are one vector env.
-        trace_bytes_max: as of the hub's options.
-        traces: of its processes, by number.
-        built: what each process said of its envs, by number.
-        first_spec: the ``plain_spec`` of the session's first env.
-    """
-
-    writer: ReplayWriter
-    interpreter: InterpreterKey
+    writer: ReplayWriter  # the hub's
+    interpreter: InterpreterKey  # of the session's workers
     faults: Faults
-    is_vector: bool
+    is_vector: bool  # whether each worker's envs are one vector env
     trace_bytes_max: int
-    traces: dict[int, Trace] = field(default_factory=dict)
-    built: dict[int, control.Built] = field(default_factory=dict)
-    first_spec: bytes = b""
+    traces: dict[int, Trace] = field(default_factory=dict)  # by number of a process
+    built: dict[int, control.Built] = field(default_factory=dict)  # what each process said of its envs, by number
+    first_spec: bytes = b""  # the ``plain_spec`` of the session's first env
 
     def worker_built(self, process: int, built: control.Built) -> None:
         """Note what this process says of its envs."""
@@ -142,7 +131,6 @@ class ReplayKeeper:
             python=key.python or sys.executable,
             variables=dict(key.variables),
             ld_library_path=list(key.ld_library_path),
-            versions=built.versions,
             cause=failure.cause,
             message=failure.message,
             exception=failure.exception,

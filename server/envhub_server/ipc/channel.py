@@ -37,10 +37,8 @@ _INT = struct.Struct("i")
 
 
 def moved_up(descriptor: int) -> int:
-    """A high number for this descriptor, close-on-exec; env code that closes all usual descriptors leaves it open.
-
-    Env code calls ``os.closerange(3, 101)``, or up to 256 or 1024, before it executes another program.
-    """
+    """A high number for this descriptor, close-on-exec; env code that closes all usual descriptors leaves it open."""
+    # Env code calls ``os.closerange(3, 101)``, or up to 256 or 1024, before it executes another program.
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(3, min(MOVED_UP_TO, limit - MOVED_UP_MAX)))
     os.close(descriptor)
@@ -59,7 +57,6 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
-        """Use this socket; take at most ``descriptors_max`` descriptors with one read."""
         self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
         self.received_bytes = 0  # how many have been received
         self.received_limits = codec.KNOWN  # of the items of one message
@@ -78,11 +75,9 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a control message; a non-blocking socket keeps what it cannot send now.
-
-        A process that was forked from the one that made the channel ends here. C code may fork without the
-        interpreter's knowledge, so this is checked at every message. Raises ``ChannelClosed`` or ``ValueError``.
-        """
+        """Send a control message; a non-blocking socket keeps what it cannot send now."""
+        # A process that was forked from the one that made the channel ends here. C code may fork without the
+        # interpreter's knowledge, so this is checked at every message.
         if os.getpid() != self._pid:
             os._exit(FORKED_STATUS)
         pieces = control.pack(message)
@@ -109,7 +104,6 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def flush(self) -> None:
-        """Send waiting bytes, as many as the socket takes; raises ``ChannelClosed``."""
         while self._outgoing:
             try:
                 sent = self._socket.send(self._outgoing[0])
@@ -123,10 +117,7 @@ class Channel:
                 self._outgoing.appendleft(piece[sent:])
 
     def receive(self) -> list[object] | None:
-        """The messages that are complete after one read; None if a non-blocking socket has no data.
-
-        Raises ``ChannelClosed``.
-        """
+        """The messages that are complete after one read; None if a non-blocking socket has no data."""
         try:
             chunk = self._reader.read(min(max(self._missing_bytes(), FEW_BYTES), READ_BYTES))
         except BlockingIOError:
@@ -146,11 +137,9 @@ class Channel:
         return self.received_bytes + int(_INT.unpack(waiting)[0])
 
     def left_unread(self) -> bool:
-        """True if the other end, which is closed in every process, had not read all that was sent.
-
-        The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While a
-        process that was forked from the other end keeps it open, this is not known, and False.
-        """
+        """True if the other end, which is closed in every process, had not read all that was sent."""
+        # The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While
+        # a process that was forked from the other end keeps it open, this is not known, and False.
         reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
         self._reset = self._reset or reset
         return self._reset or self.backlogged
@@ -185,7 +174,6 @@ class Channel:
         return list(map(moved_up, taken))
 
     def shutdown(self) -> None:
-        """Stop both directions; what the other end has sent before can still be received."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

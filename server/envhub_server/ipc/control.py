@@ -111,7 +111,6 @@ class Built(Frozen):
     spec: bytes
     has_object_leaves: bool = False  # whether observations have object leaves too
     sources: List[bytes] = field(default_factory=list)  # of each row, how its factory is named, see ``env_sources``
-    versions: Dict[str, str] = field(default_factory=dict)  # of Python, and of what the first env is made of
     sys_path: List[str] = field(default_factory=list)  # where the worker found it
     cwd: str = ""  # the folder in which it was made
     # The spec of the first env as data only; empty where it is none, and None where it is that of the session's first.
@@ -176,10 +175,9 @@ class ArenaDescriptors(NamedTuple):
 
 
 class MapArena(Frozen):
-    """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a trace.
+    """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a trace."""
 
-    The spaces are those of the session's first env; the spaces of the worker's envs must match them.
-    """
+    # The spaces are those of the session's first env; the spaces of the worker's envs must match them.
 
     num_envs: int
     observation_leaves: List[List[Any]]
@@ -196,7 +194,6 @@ class MapArena(Frozen):
         return [name for name in ArenaDescriptors._fields if self.trace_bytes_max or name != "trace"]
 
     def layout(self) -> Layout:
-        """The arena's layout; raises ``ValueError``."""
         leaves = (self.observation_leaves, self.action_leaves)
         observations, actions = (tuple(map(Leaf.from_wire, wires)) for wires in leaves)
         return Layout(self.num_envs, observations, actions, self.info_bytes)
@@ -207,12 +204,11 @@ class Mapped(Frozen):
 
 
 class Serve(Frozen):
-    """Hub to worker: serve your rows from now on, from their present words in the arena.
+    """Hub to worker: serve your rows from now on, from their present words in the arena."""
 
-    If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
-    ``needs_reset`` is ``REPORT_PENDING`` still has to report how that worker ended: it raises ``failure``, or is
-    truncated with ``info``.
-    """
+    # If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
+    # ``needs_reset`` is ``REPORT_PENDING`` still has to report how that worker ended: it raises ``failure``, or is
+    # truncated with ``info``.
 
     seeds: List[Optional[int]] = field(default_factory=list)
     failure: Optional[Failure] = None
@@ -225,10 +221,9 @@ class EpisodesDone(Frozen):
 
 
 class Leave(Frozen):
-    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then.
+    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then."""
 
-    With ``cut`` it does so at once; the next step of each env that is in an episode is a truncation.
-    """
+    # With ``cut`` it does so at once; the next step of each env that is in an episode is a truncation.
 
     cut: bool = False
 
@@ -341,10 +336,9 @@ class RowFailed(Frozen):
 
 
 class ListNames(Frozen):
-    """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories.
+    """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories."""
 
-    Every factory of ``entries`` is written ``module:factory``. With ``rendering`` the worker tries that, too.
-    """
+    # Every factory of ``entries`` is written ``module:factory``. With ``rendering`` the worker tries that, too.
 
     modules: List[str]
     entries: List[str] = field(default_factory=list)
@@ -358,10 +352,9 @@ class RenderingTried(Frozen):
 
 
 class FactoryFailed(Frozen):
-    """Worker to hub: a factory cannot be made. ``missing`` says that its package is there, and does not have it.
+    """Worker to hub: a factory cannot be made. ``missing`` says that its package is there, and does not have it."""
 
-    ``remedy`` says, after ``why``, where a package is missing and how to install it; empty where none is.
-    """
+    # ``remedy`` says, after ``why``, where a package is missing and how to install it; empty where none is.
 
     entry: str
     why: str
@@ -387,15 +380,12 @@ CONTROL: Dict[str, Type[Any]] = {
 
 
 def pack(message: object) -> List[bytes]:
-    """The bytes of a control message, in pieces to be sent one by one.
-
-    In pieces, because the bytes that the hub sends to every worker, such as a call's arguments, then exist only once.
-    """
+    """The bytes of a control message, in pieces to be sent one by one."""
+    # In pieces, because the bytes that the hub sends to every worker, such as a call's arguments, then exist only once.
     return codec.encode_call(type(message).__name__, as_map(message))
 
 
 def unpack(blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> object:
-    """The control message in ``blob``. Raises ``codec.DecodeError``."""
     decoded = codec.decode_header(blob, limits)
     if not (
         isinstance(decoded, list) and len(decoded) == 2 and isinstance(decoded[0], str) and isinstance(decoded[1], dict)

@@ -51,11 +51,9 @@ def install(program: str, package: str, *options: str) -> str:
 
 
 def remedy_of(error: BaseException, served: bool) -> str:
-    """Advice about a module that is missing, to follow the text of the error; empty for any other error.
-
-    It is the command that installs a package of the catalogue, or the name that was meant. For a ``served`` hub it also
-    names the interpreter and the machine that lack the module.
-    """
+    """Advice about a module that is missing, to follow the text of the error; empty for any other error."""
+    # It is the command that installs a package of the catalogue, or the name that was meant. For a ``served`` hub it
+    # also names the interpreter and the machine that lack the module.
     if not isinstance(error, ModuleNotFoundError):
         return ""
     if not served:

@@ -43,12 +43,10 @@ prctl = ctypes.CDLL(None).prctl  # made once in the zygote, so that workers do n
 
 
 def new_hub() -> str:
-    """A name for a hub in the marks of its processes."""
     return os.urandom(8).hex()
 
 
 def mark(hub: str, worker: int) -> str:
-    """The value of ``ENVHUB_WORKER`` for a worker of that hub; its length does not depend on the worker."""
     return f"{hub}:{worker:0{_PID_DIGITS}d}"
 
 
@@ -111,10 +109,8 @@ def _hub_number(hub: str) -> int:
 
 
 def listed_children(pid: int) -> list[int] | None:
-    """The child processes of a process, including those that have ended and are not reaped.
-
-    None if the process has ended, or this kernel keeps no such lists.
-    """
+    """The child processes of a process, including those that have ended and are not reaped."""
+    # None if the process has ended, or this kernel keeps no such lists.
     pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -202,6 +198,13 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def own_folder() -> str:
+    """The working directory; empty if it does not exist any more."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.getcwd()
+    return ""
+
+
 # --- settings of this process -----------------------------------------------------------------------------------------
 
 
@@ -213,11 +216,9 @@ def die_with_hub(hub: int) -> None:
 
 
 def leave_terminal() -> None:
-    """Make this process a group of its own without a terminal: Ctrl-C is for the program that started it.
-
-    It stays in that program's session. Linux shares the CPUs among sessions first (autogroups), so that on a busy
-    machine every wake-up from one session to another waits for the time slices of other programs.
-    """
+    """Make this process a group of its own without a terminal: Ctrl-C is for the program that started it."""
+    # It stays in that program's session. Linux shares the CPUs among sessions first (autogroups), so that on a busy
+    # machine every wake-up from one session to another waits for the time slices of other programs.
     os.setpgid(0, 0)
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -235,6 +236,5 @@ def mute_warnings() -> None:
 
 
 def unmute_warnings() -> None:
-    """Undo ``mute_warnings``, in a worker."""
     if _MUTE in warnings.filters:
         warnings.filters.remove(_MUTE)  # type: ignore[attr-defined]

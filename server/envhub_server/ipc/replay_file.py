@@ -23,6 +23,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -64,32 +65,23 @@ class TraceLayout(NamedTuple):
     def places(self) -> list[int]:
         """The ends of the words, of each ring, and of the notes of each group."""
         sizes = [8 * (1 + 2 * self.groups), *(self.batches * self.rows * width for width in self.widths)]
-        sizes += [self.notes_bytes] * self.groups
-        ends = [0]
-        for size in sizes:
-            ends.append(ends[-1] + -(-size // 64) * 64)
-        return ends[1:]
+        return [*accumulate(-(-size // 64) * 64 for size in [*sizes, *[self.notes_bytes] * self.groups])]
 
 
 def layout_of(rows: int, is_batch: bool, leaves: Sequence[Leaf], env_bytes: int) -> TraceLayout:
-    """The layout for a worker's rows, which are one group if they are a vector env."""
     items = tuple(0 if leaf == OBJECT else leaf.items for leaf in leaves)
     return TraceLayout(rows, 1 if is_batch else rows, items, env_bytes)
 
 
 def allocate(layout: TraceLayout) -> int:
-    """A sealed memfd; the caller owns the descriptor. Its pages are taken as they are written.
-
-    Raises ``OSError`` and leaves nothing behind.
-    """
+    """A sealed memfd; the caller owns the descriptor. Its pages are taken as they are written."""
     return new_memory("envhub-trace", layout.places()[-1])
 
 
 class Trace:
-    """The mapped memory."""
+    """The mapped memory; the descriptor remains the caller's."""
 
     def __init__(self, layout: TraceLayout, descriptor: int) -> None:
-        """Map it; the caller still owns the descriptor. Raises ``OSError`` or ``ValueError``."""
         self.layout, starts = layout, layout.places()
         self._memory = mmap.mmap(descriptor, starts[-1])
         if hasattr(mmap, "MADV_DONTFORK"):  # as of the arena
@@ -105,10 +97,7 @@ class Trace:
         self.notes = [whole[start : start + layout.notes_bytes] for start in starts[first : first + layout.groups]]
 
     def taken(self, group: int) -> bytes:
-        """A copy of what is kept of a group, encoded, for ``worker.replayer``; ``cut`` says why that is not enough.
-
-        Raises ``ValueError``.
-        """
+        """A copy of what is kept of a group, encoded, for ``worker.replayer``; ``cut`` says why that is not enough."""
         layout, size = self.layout, self.layout.rows // self.layout.groups
         begun, (first, length) = self.words[0], self.words[1 + 2 * group : 3 + 2 * group]
         if not (0 <= first <= begun < 1 << 62 and length >= 0):
@@ -147,7 +136,6 @@ class Replay:
     python: str
     variables: Dict[str, str]
     ld_library_path: List[str]
-    versions: Dict[str, str]  # of what is installed there
     cause: str
     message: str
     exception: str
@@ -159,7 +147,6 @@ class Replay:
 
     @property
     def cut(self) -> str:
-        """The reason why the trace does not suffice; empty if it does."""
         return str(codec.decode(self.trace)["cut"])
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
@@ -189,14 +176,15 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
             lacks.append(f"the factory of the env, which is in no module that can be imported ({shown})")
     if not (lacks or is_plain(kwargs)):
         lacks.append("the arguments of the env")
-    lacks += [
-        f"the arguments of the wrapper {wrapper}"
-        for wrapper, arguments in zip(build.wrappers, build.wrapper_kwargs)
-        if not is_plain(arguments)
-    ]
-    rows = build.rows if build.shares else [row]
-    kept = replace(build, rows=rows, kwargs=kwargs, kwargs_each=[], entry=entry, cpu=None, first_only=False)
-    kept = replace(kept, **_LEFT_OUT)
+    wrapped = zip(build.wrappers, build.wrapper_kwargs)
+    lacks += [f"the arguments of the wrapper {wrapper}" for wrapper, blob in wrapped if not is_plain(blob)]
+    own: Dict[str, Any] = {
+        "rows": build.rows if build.shares else [row],
+        "kwargs": kwargs,
+        "kwargs_each": [],
+        "entry": entry,
+    }
+    kept = replace(build, **own, cpu=None, first_only=False, **_LEFT_OUT)
     return (replace(kept, kwargs=b"", wrapper_kwargs=[]) if lacks else kept), lacks
 
 
@@ -209,7 +197,6 @@ def is_plain(blob: bytes) -> bool:
 
 
 def pack(replay: Replay) -> bytes:
-    """The bytes of the file; raises ``ValueError``."""
     blob = codec.encode(as_map(replay))
     if len(blob) > FILE_BYTES_MAX:
         raise ValueError(f"{len(blob)} bytes; a file holds at most {FILE_BYTES_MAX}")
@@ -217,7 +204,6 @@ def pack(replay: Replay) -> bytes:
 
 
 def unpack(blob: bytes) -> Replay:
-    """Read the content of the file; raises ``ValueError``."""
     try:
         replay: Replay = message_of(Replay, codec.decode(blob))
         replay.orders(), replay.cut

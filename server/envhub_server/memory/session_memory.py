@@ -46,7 +46,6 @@ class ArenaBudget:
         return left if self._whole is None else min(left, self._whole.left)
 
     def use(self, nbytes: int) -> None:
-        """Note that this many more bytes are used; a negative number means fewer."""
         self._used += nbytes
         if self._whole is not None:
             self._whole.use(nbytes)
@@ -62,10 +61,7 @@ class SessionMemory:
     """
 
     def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
-        """Allocate and map it, within this budget, in which it counts until ``UnreadMemory`` finds it unmapped.
-
-        Raises ``OSError`` and leaves nothing behind.
-        """
+        """Allocate and map it, within this budget, in which it counts until ``UnreadMemory`` finds it unmapped."""
         self.slot_bells: list[int] = []  # by slot, the eventfd by which the client wakes its process
         self.client_bell = self.descriptor = -1
         nbytes = self.nbytes = layout.nbytes()  # the rooms, 8 bytes of a row, are not counted
@@ -112,7 +108,6 @@ class SessionMemory:
         return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
 
     def is_current(self, slot: int, row: int | None, number: int) -> bool:
-        """True if this number is that of the step or reset which this slot's row was posted last."""
         return row in self.rows(slot).tolist() and int(self.arena.request[row]) == number
 
     def progress(self, slot: int) -> Progress:
@@ -139,7 +134,6 @@ class SessionMemory:
 
 
 def new_bell() -> int:
-    """An eventfd; the caller owns the descriptor."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
@@ -167,11 +161,9 @@ class SharedLaneGrant:
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
     def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source) -> bool:
-        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read.
-
-        ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
-        a session that has ended must go at once, and an idle hub collects no cycles.
-        """
+        """Send the client behind this socket all that it needs to drive; False if it has gone or does not read."""
+        # ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
+        # a session that has ended must go at once, and an idle hub collects no cycles.
         self._side = side
         body = messages.pack(shared)
         try:
@@ -222,7 +214,6 @@ class UnreadMemory:
     """The arenas of all sessions of a hub that are no longer used, and the results of calls."""
 
     def __init__(self, joined_bytes_max: int) -> None:
-        """Join results of at most ``joined_bytes_max`` bytes in one frame."""
         self._joined_bytes_max = joined_bytes_max
         self._left: list[_Left] = []
         self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
@@ -273,7 +264,6 @@ class UnreadMemory:
             self._left.remove(left)
 
     def connection_ended(self, connection: int) -> None:
-        """Forget a connection: its number may become another's."""
         for left in self._left:
             left.connections.discard(connection)
 

@@ -34,14 +34,11 @@ class ObjectCopies:
         self._kept: dict[int, tuple[int, bytes]] = {}
 
     def note_large(self, row: int, number: int, blob: bytes) -> None:
-        """Note the blob, too large for the arena, of a row whose ``done`` word is, or will be, ``number``."""
         self._large[row] = (number, blob)
 
     def keep(self, arena: Arena, rows: Iterable[int], has_left: bool = False) -> None:
-        """Copy the objects of those of these rows that are done.
-
-        With ``has_left``, those of all of these rows: their worker has left and stored nothing for pending ones.
-        """
+        """Copy the objects of those of these rows that are done."""
+        # With ``has_left``, those of all of these rows: their worker has left and stored nothing for pending ones.
         for row in rows:
             number = int(arena.done[row])
             if number != arena.request[row] and not has_left:
@@ -52,7 +49,6 @@ class ObjectCopies:
             self._kept[row] = self._large.get(row, (-1, b"")) if blob is None else (number, bytes(blob))
 
     def last(self, arena: Arena, row: int) -> bytes:
-        """The objects of the row's last complete observation; empty where there is no copy of them."""
         number, blob = self._kept.get(row, (-1, b""))
         if number != arena.done[row]:
             return b""
@@ -63,13 +59,11 @@ class ObjectCopies:
 
 
 class StandIns:
-    """Completes rows in place of the workers of one session that have ended.
+    """Completes rows in place of the workers of one session that have ended."""
 
-    The events that its methods return are for the session's state machine.
-    """
+    # The events that its methods return are for the session's state machine.
 
     def __init__(self, memory: SessionMemory, copies: ObjectCopies | None, is_batch: bool = False) -> None:
-        """Complete rows in this memory; ``is_batch`` if each worker's are those of one vector env."""
         self._is_batch = is_batch
         self.memory = memory  # the session's, with the rows
         self.copies = copies  # of the objects in observations; None where the observation space has no objects
@@ -80,10 +74,8 @@ class StandIns:
     def take(
         self, slot: int, loss: WorkerLoss, resetting: tuple[int, ...] | None, has_left: bool = False
     ) -> list[Event]:
-        """Complete the step of a slot whose process has ended; its rows are the hub's from now on.
-
-        One that ``has_left`` has stored what it has done, and whether the next step of a row is a truncation.
-        """
+        """Complete the step of a slot whose process has ended; its rows are the hub's from now on."""
+        # One that ``has_left`` has stored what it has done, and whether the next step of a row is a truncation.
         first, self.losses[slot] = slot not in self.losses, loss
         if not first:
             return []
@@ -111,12 +103,10 @@ class StandIns:
         return [*reports, (SessionMachine.on_rows_waiting, (slot,))] if waiting.size else reports
 
     def finish(self, slot: int, loss: WorkerLoss) -> list[Event]:
-        """Complete every step that waits for the slot's next process."""
         rows, request, done, op, _ = self.memory.words(slot)
         return self._lose(rows[(request != done) & (op != OP_RESET)], loss)
 
     def keep(self, slot: int) -> list[Event]:
-        """Complete the slot's share of a reset that has none of its rows."""
         words = self.memory.words(slot)
         return self._keep(words.rows[words.request != words.done])
 
@@ -146,7 +136,6 @@ class StandIns:
         return reports
 
     def _done(self, rows: np.ndarray) -> None:
-        """Mark these rows as done."""
         arena = self.memory.arena
         arena.done[rows] = arena.request[rows]
         self.unrung = self.unrung or bool(rows.size)
@@ -184,11 +173,9 @@ class StandIns:
         return [self.copies.last(arena, row) for row in rows]
 
     def keep_objects(self) -> None:
-        """Copy the objects of all rows that are done: no driver may have read them."""
         if self.copies is not None:
             self.copies.keep(self.memory.arena, range(self.memory.arena.layout.rows))
 
     def note(self, message: control.RowInfo) -> None:
-        """Note a worker's message for a row whose info is too large for the arena."""
         if self.copies is not None:
             self.copies.note_large(message.row, message.number, message.info)

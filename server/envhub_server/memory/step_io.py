@@ -65,7 +65,6 @@ class StepFrames:
         return ""
 
     def _size(self, codes: bytes) -> str:
-        """Compute the sizes of the arrays; returns why these codes do not fit the arena, or an empty text."""
         layout = self._arena.layout
         if len(codes) != len(layout.actions):
             return f"{len(codes)} codes for {len(layout.actions)} action leaves"
@@ -128,7 +127,6 @@ class StepFrames:
         return frames
 
     def rows(self, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
-        """These rows, which were posted in partial batches, with their results and infos."""
         columns = self._arena.columns(rows)
         observations, rewards, terminations, truncations = self._driver.results(rows)
         results = rewards.tobytes() + terminations.tobytes() + truncations.tobytes()

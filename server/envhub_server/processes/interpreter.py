@@ -126,10 +126,7 @@ class Start:
 
 
 def find(python: str) -> str:
-    """The program of an interpreter, a virtual environment or a conda prefix; the hub's own for an empty text.
-
-    Raises ``InterpreterUnusable``.
-    """
+    """The program of an interpreter, a virtual environment or a conda prefix; the hub's own for an empty text."""
     if not python:
         return sys.executable
     if os.sep not in python and not os.path.exists(python):
@@ -166,7 +163,6 @@ def clean_environment(environ: Environment, names: Collection[str]) -> Environme
 
 
 def start_environment(environ: Environment) -> Environment:
-    """The variables that a zygote must be started with."""
     return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
 
 
@@ -238,28 +234,14 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
 
 
 def starting(program: str, start: Start) -> str:
-    """Describe the progress of an interpreter that is not ready yet."""
     python = f" (Python {start.python})" if start.python else ""
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
     return f"{program}{on_this_machine()}{python} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
-    """Describe an interpreter that hangs in its start."""
     python = f" (Python {start.python})" if start.python else ""
     return f"{program}{on_this_machine()}{python} hangs {start.at()}: run it by hand to see what it waits for"
-
-
-def import_folder(folder: str) -> str:
-    """The working directory of workers, given that of their environment, which is empty for the hub's own.
-
-    Empty if it does not exist any more.
-    """
-    if folder:
-        return folder
-    with contextlib.suppress(FileNotFoundError):
-        return os.getcwd()
-    return ""
 
 
 class UnsafeFolder(ValueError):

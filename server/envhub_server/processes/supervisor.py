@@ -60,7 +60,6 @@ class OrphanReaper:
         self._spared.discard(pid)
 
     def worker_ended(self, pid: int) -> None:
-        """Have the next ``sweep`` end the orphans of this worker."""
         self._ended[pid] = time.monotonic() + REMEMBERED_S
 
     def sweep(self, others: Collection[int], workers: Collection[int], births: bool) -> None:
@@ -214,7 +213,6 @@ class Supervisor:
         return workers
 
     def starting(self, key: InterpreterKey) -> str:
-        """Progress of this interpreter's start, if workers wait for it; else empty."""
         own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
         return next(filter(None, (zygote.starting for zygote in own)), "")
 
@@ -277,7 +275,6 @@ class Supervisor:
                 worker.never_born("its zygote cannot be started", str(error))
 
     def _replace(self, zygote: ZygoteHandle) -> None:
-        """Start another zygote, since it ends the orphans of workers if the hub is killed."""
         now_s = time.monotonic()
         if len(self._replaced_s) == ZYGOTES_MAX and now_s < self._replaced_s[0] + ZYGOTES_WINDOW_S:
             # Event: The process that forks workers has ended, and no other is started now.
@@ -357,5 +354,4 @@ class Supervisor:
 
 
 def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
-    """True if a zygote with the one environment serves for the other; a library may read any variable."""
     return started == wanted if key.libraries else start_environment(started) == start_environment(wanted)

@@ -64,7 +64,6 @@ def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal; most real-time signals have none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
@@ -78,7 +77,6 @@ class MemoryKills:
         self._unexplained = 0
 
     def forget(self) -> None:
-        """Forget the kills so far, which cannot be of workers that start later."""
         self._read_counters()
         self._unexplained = 0
 
@@ -185,10 +183,7 @@ class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped."""
 
     def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
-        """Make the channel, bell and pipes of this worker of a session; the zygote makes the process.
-
-        Raises ``OSError`` and leaves nothing behind.
-        """
+        """Make the channel, bell and pipes of this worker of a session; the zygote makes the process."""
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.poller
         self._session, self._number = worker
@@ -219,7 +214,6 @@ class WorkerHandle:
 
     @property
     def far_ends(self) -> list[int]:
-        """The descriptors for its process: its end of the channel, its stdout and its stderr."""
         return [self._far_end.fileno(), *self._output.far_ends]
 
     def close_far_ends(self) -> None:
@@ -236,10 +230,8 @@ class WorkerHandle:
         return self._output.tail
 
     def send(self, message: object, *descriptors: int) -> None:
-        """Send a message, which is lost if the worker has ended.
-
-        A worker that lives but has closed its channel is killed, since it can receive no message.
-        """
+        """Send a message, which is lost if the worker has ended."""
+        # A worker that lives but has closed its channel is killed, since it can receive no message.
         if self.ended:
             return
         self._last_sent = message
@@ -255,16 +247,13 @@ class WorkerHandle:
         self.send(message, *descriptors._replace(hub_bell=self._far_bell).sent)
 
     def dump_stacks(self) -> None:
-        """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later.
-
-        A worker that is stopped, or waits for its disk, writes none.
-        """
+        """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later."""
+        # A worker that is stopped, or waits for its disk, writes none.
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, STACKS)
 
     def kill(self) -> None:
-        """End the worker and every process it started that stayed in its group."""
         if self.ended:
             return  # once it is reaped, another process may have its pid
         if self.pid is None:

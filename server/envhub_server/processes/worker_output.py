@@ -118,14 +118,11 @@ class OutputStream:
 
     @property
     def is_paused(self) -> bool:
-        """True while no pipe is read, because the stream's reader is slow: what prints may have to wait."""
         return bool(self._held)
 
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
-        """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on.
-
-        Events of what is read have ``label``, as it is then.
-        """
+        """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
+        # Events of what is read have ``label``, as it is then.
         self._pipes.register(pipe, select.EPOLLIN)
         self._tails[pipe] = tail
         if self._as_events:
@@ -232,10 +229,7 @@ class WorkerOutput:
     """The stdout and stderr of one worker."""
 
     def __init__(self, streams: Streams, pipes: Sequence[int] = ()) -> None:
-        """Read these pipes, whose owner this is from now on, or make one to each of the hub's two streams.
-
-        Raises ``OSError`` and leaves nothing behind.
-        """
+        """Read these pipes, whose owner this is from now on, or make one to each of the hub's two streams."""
         self._tails = bytearray(), bytearray()
         self._readers: list[tuple[OutputStream, int]] = [*zip(streams, pipes, strict=False)]
         self.far_ends: list[int] = []  # the worker's ends of the pipes that this has made; closed by ``close_far_ends``
@@ -258,10 +252,8 @@ class WorkerOutput:
 
     @property
     def tail(self) -> str:
-        """The last of its stdout until now, followed by the last of its stderr.
-
-        The order of the two is unknown. Stderr comes last, since a stack that the hub asked for must be at the end.
-        """
+        """The last of its stdout until now, followed by the last of its stderr."""
+        # The order of the two is unknown. Stderr comes last, since a stack that the hub asked for must be at the end.
         for stream, pipe in self._readers:
             stream.drain(pipe)
         return b"".join(self._tails)[-TAIL_BYTES:].decode("utf-8", "backslashreplace")

@@ -20,7 +20,6 @@ from envhub_server.processes.interpreter import (
     ZygoteProcess,
     environment_of,
     find,
-    import_folder,
     not_executed,
     starting,
     trusted,
@@ -59,10 +58,7 @@ class ZygoteHandle:
         guarded: Sequence[int],
         process: ZygoteProcess | None = None,
     ) -> None:
-        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it.
-
-        Raises ``InterpreterUnusable`` or ``OSError`` and leaves nothing behind.
-        """
+        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it."""
         self.key = key  # what it was started with
         self.environ = environ  # the environment of its program, before what the key says
         self.ready = False  # whether it forks workers at once
@@ -78,7 +74,9 @@ class ZygoteHandle:
                 f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
             )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        self._imports = "" if supervisor.private and not key.python else trusted(import_folder(key.folder))
+        self._imports = (
+            "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
+        )
         with contextlib.ExitStack() as undo:
             self._timer: TimerDescriptor | None = TimerDescriptor()
             undo.callback(self._timer.close)
@@ -203,11 +201,9 @@ class ZygoteHandle:
             self._timer.start(LOOK_S)
 
     def guard(self, pids: Iterable[int]) -> None:
-        """Have it end these workers and their descendants if the hub is killed."""
         self._send(control.Guard(list(pids)))
 
     def reaped(self, pid: int) -> None:
-        """Report that this worker was reaped: another process may have its pid from now on."""
         self._send(control.Reaped(pid))
 
     def _send(self, message: object) -> None:

@@ -18,7 +18,6 @@ Infos = Dict[str, Any]
 
 
 def join_infos(infos: Any) -> Infos:
-    """The infos with an array per key, also for a vector env that returns a list of one dict per env."""
     if not isinstance(infos, (list, tuple)):
         return infos  # type: ignore[no-any-return]
     columns_by_key: Infos = {}
@@ -75,7 +74,6 @@ def infos_by_env(infos: Infos, num_envs: int) -> list[Infos]:
 
 
 def choose_infos(infos: Infos, chosen: np.ndarray) -> Infos:
-    """The infos of the envs in the mask ``chosen``."""
     num_envs = len(chosen)
     chosen_infos: Infos = {}
     for key, value in infos.items():
@@ -129,10 +127,6 @@ class BatchActions:
         return spaces.assemble(self._space, (batch.copy() for batch in self._actions))
 
     def _read_as(self, codes: bytes) -> None:
-        """Read the actions by the rows' codes from now on; ``codes`` has the bytes of the codes.
-
-        Raises ``TypeError``.
-        """
         self._codes = b""
         each = [set(column.tolist()) for column in self._code_columns]
         if any(len(kinds) > 1 or actions.OUT_OF_BAND in kinds for kinds in each):
@@ -168,7 +162,6 @@ class BatchResults:
         columns: BatchWriter | None,
         same_step: bool,
     ) -> None:
-        """Store in ``arena``; ``infos`` are the places of the rows' infos, ``columns`` writes all of them at once."""
         mine = as_slice(rows)
         self._arena, self._rows, self._same_step = arena, np.array(rows), same_step
         self._infos, self._columns = infos, columns

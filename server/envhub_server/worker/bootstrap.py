@@ -62,7 +62,6 @@ class StartReport:
         os._exit(1)
 
     def ready(self, folder: str) -> None:
-        """Append this folder to ``sys.path``, report that workers can be forked, and close the pipe."""
         # Last, and only now, so that a numpy.py in the folder does not hide the package.
         if folder and folder not in sys.path:
             sys.path.append(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 import time
 import traceback
@@ -16,12 +17,12 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import raised_text, shortened
 from envhub.values import codec, spaces
 from envhub.values.leaf import OBJECT
-from envhub_server.ipc import control
+from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import LINE_CHARS_MAX, HostedEnvs, WorkerContext, encode_or_nothing, private_bytes
+from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing, private_bytes
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_sources import (
     adopt_environment,
@@ -31,7 +32,6 @@ from envhub_server.worker.env_sources import (
     runner_class,
     set_up,
     source_of,
-    versions_of,
 )
 from envhub_server.worker.gym_compat import adapt
 from envhub_server.worker.native_env import NativeEnv, Share, made_by
@@ -46,10 +46,9 @@ NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an ope
 
 
 class Builder:
-    """Builds the envs of one worker by the hub's messages.
+    """Builds the envs of one worker by the hub's messages."""
 
-    A method that executes a message returns whether the worker continues.
-    """
+    # A method that executes a message returns whether the worker continues.
 
     def __init__(self, context: WorkerContext) -> None:
         self._channel, self._envs, self._host, self._reports, _ = context
@@ -88,7 +87,6 @@ class Builder:
             _close(group)
 
     def rebuild(self, group: RowGroup) -> None:
-        """Close the env of this group, and build a new one; raises ``BaseException``."""
         _close(group)
         if isinstance(group, EnvBatch):
             group.rebuilt(self._make_batch(group.indices))
@@ -103,7 +101,6 @@ class Builder:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _rename_factories(self) -> None:
-        """Make the factories of the build's present rows; pickled factories cover all rows already."""
         if not self._envs.build.factories:
             self._factories = named(self._envs.build)
 
@@ -159,7 +156,45 @@ class Builder:
                 sent_s = time.monotonic()
                 self._channel.send(control.Building(len(envs.groups)))
         pickled = [self._factories[row] for row in sources] if envs.build.factories else []
-        return BuiltDescription(envs).describe(pickled, shareable(self._variables), self._fit())
+        return self._described(pickled)
+
+    def _described(self, factories: Sequence[Any]) -> control.Built:
+        """Describe the envs, of which the session's first worker says the spaces, and these pickled factories."""
+
+        def encoded(space: Any) -> bytes:
+            return codec.encode(spaces.describe(space, envs.allow_pickle), envs.exact)
+
+        envs, build, groups = self._envs, self._envs.build, self._envs.groups
+        first, has_first, is_any = groups[0].env, envs.number == 0, build.observation_mode == "any"
+        own = first.observation_space, first.action_space
+        if is_any:
+            alike = len({repr(spaces.structure(group.env.action_space)) for group in groups}) == 1
+            own = spaces.Anything(), first.action_space if alike else spaces.Anything()
+        observed, acted = (spaces.nearest(space, envs.allow_pickle) for space in own)
+        differ = build.observation_mode == "different"
+        described = [group.env.observation_space for group in groups] if differ else own[:1] if has_first else []
+        leaves = spaces.leaves(observed)
+        unknown = codec.as_pickle_or_repr if envs.allow_pickle else codec.as_repr
+        # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
+        own_spec = has_first or build.factories or build.entry or build.kwargs_each
+        spec = first.spec if own_spec else None
+        return control.Built(
+            observation_spaces=[*map(encoded, described)],
+            action_space=encoded(own[1]) if has_first else b"",
+            observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
+            action_leaves=[leaf.wire() for leaf in spaces.leaves(acted)],
+            metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
+            render_mode=first.render_mode,
+            spec=encode_or_nothing(lambda: spec, envs.exact) if has_first and spec is not None else b"",
+            has_object_leaves=OBJECT in leaves,
+            sources=[*map(source_of, factories)],
+            sys_path=[place for place in sys.path if isinstance(place, str)],
+            cwd=process_marks.own_folder(),
+            plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
+            libraries=shareable(self._variables),
+            fit=self._fit(),
+            action_structure=repr(spaces.structure(acted)) if is_any else "",
+        )
 
     def _fit(self) -> bool:
         return all(may_share_process(group.env, self._runner) for group in self._envs.groups)
@@ -167,7 +202,6 @@ class Builder:
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def _reseed(self, row: int) -> None:
-        """Seed the process's generators for an env that is made, if those of its program are known."""
         if (build := self._envs.build).generators:
             reseed(build.generators, build.row_offset + row, build.incarnation)
 
@@ -206,12 +240,8 @@ class Builder:
 
 
 def _confine(build: control.Build) -> None:
-    import resource
-
-    from envhub_server.ipc.process_marks import prctl
-
     if not build.allow_pickle:  # True only for envs of the hub's own program
-        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        process_marks.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if build.memory_bytes_max:
         resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
@@ -222,67 +252,6 @@ def _close(group: RowGroup) -> None:
         group.env.close()
     except BaseException:
         traceback.print_exc()  # into the worker's log
-
-
-class BuiltDescription:
-    """Describes the envs of one worker; the session takes its spaces from those of its first worker."""
-
-    def __init__(self, envs: HostedEnvs) -> None:
-        self._envs, self._build = envs, envs.build
-
-    def describe(self, factories: Sequence[Any], libraries: list[str] | None, fit: bool) -> control.Built:
-        """The message, with the sources of these pickled factories; the other arguments as in ``Built``."""
-        build, groups = self._build, self._envs.groups
-        first, has_first = groups[0].env, self._envs.number == 0
-        own = self._spaces_of_all()
-        observed, acted = (spaces.nearest(space, self._envs.allow_pickle) for space in own)
-        differ = build.observation_mode == "different"
-        described = [group.env.observation_space for group in groups] if differ else own[:1] if has_first else []
-        leaves = spaces.leaves(observed)
-        unknown = codec.as_pickle_or_repr if self._envs.allow_pickle else codec.as_repr
-        # Each access to a wrapper's spec may copy it several times, which takes longer than to make a small env.
-        own_spec = has_first or build.factories or build.entry or build.kwargs_each
-        spec = first.spec if own_spec else None
-        return control.Built(
-            observation_spaces=[*map(self._described, described)],
-            action_space=self._described(own[1]) if has_first else b"",
-            observation_leaves=[leaf.wire() for leaf in leaves if leaf != OBJECT],
-            action_leaves=[leaf.wire() for leaf in spaces.leaves(acted)],
-            metadata=codec.encode(dict(first.metadata or {}), unknown) if has_first else b"",
-            render_mode=first.render_mode,
-            spec=encode_or_nothing(lambda: spec, self._envs.exact) if has_first and spec is not None else b"",
-            has_object_leaves=OBJECT in leaves,
-            sources=[*map(source_of, factories)],
-            versions=versions_of(first),
-            sys_path=[place for place in sys.path if isinstance(place, str)],
-            cwd=_folder(),
-            plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
-            libraries=libraries,
-            fit=fit,
-            action_structure=_structure(acted) if build.observation_mode == "any" else "",
-        )
-
-    def _spaces_of_all(self) -> tuple[Any, Any]:
-        groups = self._envs.groups
-        first = groups[0].env
-        if self._build.observation_mode != "any":
-            return first.observation_space, first.action_space
-        alike = len({_structure(group.env.action_space) for group in groups}) == 1
-        return spaces.Anything(), first.action_space if alike else spaces.Anything()
-
-    def _described(self, space: Any) -> bytes:
-        return codec.encode(spaces.describe(space, self._envs.allow_pickle), self._envs.exact)
-
-
-def _structure(space: Any) -> str:
-    return repr(spaces.structure(space))
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 REPORTED_CHARS_MAX = 4096  # of an exception's text
@@ -298,7 +267,6 @@ class Rebuilder:
         self._count = 0
 
     def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
-        """Truncate the group, whose step of this ``request`` raised; its env must be built again."""
         described = self._reports.describe(error, group.index)
         trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
         failure = EnvFailure(

@@ -31,7 +31,6 @@ class EnvCalls:
         self._attributes = SetAttributes()
 
     def call(self, call: control.CallRows) -> None:
-
         def run(target: Target) -> bytes:
             env = target.env
             if call.skip_unreset and target.awaits_first_reset and not (call.reset_first and self._reset_early(target)):
@@ -55,11 +54,11 @@ class EnvCalls:
         self._answer(call, run)
 
     def set_attribute(self, wanted: control.SetAttrRows) -> None:
-        self._answer(wanted, self._setter(wanted))
-
-    def set_again(self, wanted: control.SetAttrRows) -> None:
-        """Set an attribute that the former envs had; only an exception is reported to the hub."""
+        """Set it, and answer; if the former envs had it, only report an exception to the hub."""
         set_on = self._setter(wanted)
+        if wanted.number:
+            self._answer(wanted, set_on)
+            return
         for target in self._targets(wanted):
             try:
                 set_on(target)
@@ -68,9 +67,8 @@ class EnvCalls:
                 self._channel.send(control.Suspicious(target.index, what))
 
     def set_all_again(self, rows: Sequence[int]) -> None:
-        """Set on the new envs of these rows all attributes that were set before."""
         for message in self._attributes.again(rows):
-            self.set_again(message)
+            self.set_attribute(message)
 
     def _setter(self, wanted: control.SetAttrRows) -> Callable[[Target], bytes]:
         each = dict(zip(wanted.rows, wanted.each))
@@ -131,10 +129,7 @@ _QUESTIONS = {"exists": _has_attribute, "wrapped": is_wrapped}
 
 
 def _check_name(name: Any = "", **others: Any) -> None:
-    """Refuse a name that network clients may not use; the hub also refuses it in a request.
-
-    Raises ``ValueError``.
-    """
+    """Refuse a name that network clients may not use; the hub also refuses it in a request; raises ``ValueError``."""
     if isinstance(name, str) and name.startswith("_"):
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         raise ValueError(text)

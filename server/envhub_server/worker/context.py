@@ -28,11 +28,14 @@ from envhub_server.worker.row_places import NotFinite
 from envhub_server.worker.trace_writer import TraceWriter
 
 
-class StackDumps:
-    """Writes the stacks of all threads when the hub wants them and at a crash, whatever the process is doing."""
+class Host:
+    """The process of a worker: it writes the stacks of its threads when the hub wants them and at a crash."""
 
-    def __init__(self, output: int, error: int) -> None:
-        """Replace the standard output and error by these pipes; closes both descriptors."""
+    def __init__(self, output: int = -1, error: int = -1) -> None:
+        """Replace the standard output and error by these pipes, and close both; without them, write no stacks."""
+        self._descriptor = error
+        if error < 0:
+            return
         # A copy of its own: an env may close or redirect its standard error.
         self._descriptor = moved_up(os.dup(error))
         for standard, pipe in ((1, output), (2, error)):
@@ -42,20 +45,22 @@ class StackDumps:
             if isinstance(stream, io.TextIOWrapper):
                 # A killed worker loses no line, and no other process writes into the middle of one.
                 stream.reconfigure(line_buffering=True, write_through=False)
-        self.arm()
+        self.arm_stack_dumps()
 
-    def arm(self) -> None:
-        # ``faulthandler`` ignores a second call unless it is disabled first.
-        faulthandler.disable()
+    def arm_stack_dumps(self) -> None:
+        """Write stacks again on the signals whose handlers an env may have replaced."""
+        if self._descriptor < 0:
+            return
+        faulthandler.disable()  # else it ignores a second call
         faulthandler.unregister(STACKS)
         faulthandler.enable(self._descriptor)
         faulthandler.register(STACKS, self._descriptor, all_threads=True)
 
-    def keep(self) -> int:
-        """Write the stack of the main thread into a file in memory from now on; returns its descriptor, -1 for none.
-
-        An env that is slow to close is no failure, and its stack nothing to print.
-        """
+    def keep_stacks(self) -> int:
+        """Write the stack of the main thread into a file in memory from now on; returns its descriptor, -1 for none."""
+        # An env that is slow to close is no failure, and its stack nothing to print.
+        if self._descriptor < 0:
+            return -1
         try:
             descriptor = moved_up(os.memfd_create("envhub-stacks"))
         except OSError:  # there is no descriptor left
@@ -64,29 +69,12 @@ class StackDumps:
         faulthandler.register(STACKS, descriptor, all_threads=False)
         return descriptor
 
-
-class Host:
-    """A process of the worker's own."""
-
-    def __init__(self, stack_dumps: StackDumps | None = None) -> None:
-        """``stack_dumps`` are those of a process that is a worker to its end."""
-        self._stack_dumps = stack_dumps
-
     def pin(self, cpu: int | None) -> None:
         if cpu is None:
             return
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
-
-    def arm_stack_dumps(self) -> None:
-        """Write stack dumps again on the signals whose handlers an env may have replaced."""
-        if self._stack_dumps is not None:
-            self._stack_dumps.arm()
-
-    def keep_stacks(self) -> int:
-        """Keep the stacks that are asked for in a file of this process; returns its descriptor, -1 for none."""
-        return -1 if self._stack_dumps is None else self._stack_dumps.keep()
 
     def crash(self) -> None:
         """End as at a crash: the hub decides how often to try again."""
@@ -131,10 +119,8 @@ def describe_failure(
     hide_folders: bool = False,
     hide_secrets: bool = False,
 ) -> Any:
-    """A ``Failure`` that describes ``error`` in strings; never raises.
-
-    They may name no folder of this machine, or have nothing that may be a secret.
-    """
+    """A ``Failure`` that describes ``error`` in strings; never raises."""
+    # They may name no folder of this machine, or have nothing that may be a secret.
 
     def shown(value: Any) -> Any:
         value = without_folders(value) if hide_folders else value
@@ -208,7 +194,6 @@ class SessionSpaces(NamedTuple):
     mode: str
 
     def check(self, env: Any) -> None:
-        """Compare an env's spaces with them; raises ``SpaceMismatch``."""
         spaces.check_equivalent(env.observation_space, self.observation, self.mode)
         spaces.check_action_space(env.action_space, self.action, self.mode)
 
@@ -238,7 +223,6 @@ class HostedEnvs:
         return codec.as_pickle if self.allow_pickle else codec.refuse
 
     def set_trace(self, trace: TraceWriter | None) -> None:
-        """Note in this trace what the envs are asked."""
         self.trace = trace
         for group in self.groups:
             group.trace = trace
@@ -267,11 +251,9 @@ class ProgressWord:
         self.resume()
 
     def resume(self) -> None:
-        """Continue to count from the present word, which another worker may have written."""
         self.turn = self.words[self.at] & ~(TURN_ONE - 1)
 
     def begin(self, target: Any) -> None:
-        """Store that the worker is about to call this group, or this env."""
         self.turn += TURN_ONE
         self.show(target.turn)
 

@@ -46,13 +46,9 @@ class EnvBatch:
         self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
         self._new = True  # True until its first reset, which is of all rows
         self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
-        self.first_seeds = self._seeds  # as of a ``Row``
-        self.final_observations: list[Any] = [None] * len(rows)  # as in ``Row``; None if there is none
-        self.reward_shape: tuple[int, ...] = ()  # as of a ``Row``
+        self._first_seeds = self._seeds  # of the reset that a new env begins with
         self._rebuilds = 0
         self._plan = CheckPlan()
-        self._pending_failure: Exception | None = None
-        self._pending_info = b""
         self.trace: TraceWriter | None = None
 
     def _be(self, rows: Sequence[int]) -> None:
@@ -69,7 +65,7 @@ class EnvBatch:
         self.env, self._new = env, True
         self._rebuilds += 1
         self.turn = self.index | TURN_FIRST
-        self.first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
+        self._first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
         if self.trace is not None:
             self.trace.made(self)
 
@@ -83,7 +79,6 @@ class EnvBatch:
         finite_only: bool,
         info_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Use these rows of ``arena``; arguments as of ``Row.attach``. Raises ``TypeError``."""
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
         self._arena, self._send, self._finite_only = arena, send, finite_only
@@ -111,7 +106,7 @@ class EnvBatch:
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
         self._seeds = [seeds.get(row) for row in self.indices]
-        self.first_seeds = self._seeds
+        self._first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
         if self._needs_reset.max() > ENDED:
             self._needs_reset[:] = self._needs_reset.max()  # a row without a failure to report waits for the others
@@ -124,10 +119,7 @@ class EnvBatch:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
-        """Step the env with the actions of all rows, or reset it if it is new, and store the results.
-
-        Raises ``TypeError``, ``ValueError`` or ``Exception``.
-        """
+        """Step the env with the actions of all rows, or reset it if it is new, and store the results."""
         if out_of_band:
             raise TypeError("a vector env takes actions of numbers in arrays only")
         if self._needs_reset[0] > ENDED:
@@ -149,12 +141,12 @@ class EnvBatch:
         elif self._mode == DISABLED:
             self.truncate(_INVALID)
         else:
-            self._results.store(self._first_reset(self.first_seeds, None, rebuilt=True))
+            self._results.store(self._first_reset(self._first_seeds, None, rebuilt=True))
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
         self._note_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
-        self._new, self.first_seeds = False, self._none()
+        self._new, self._first_seeds = False, self._none()
         return outcome
 
     def _none(self) -> list[int | None]:
@@ -167,7 +159,7 @@ class EnvBatch:
 
     def _reset_early(self) -> None:
         if self._new:  # an older env's rows were all reset with the first one
-            self.env.reset(self.first_seeds, self._arena.layout.rows, None, rebuilt=True)
+            self.env.reset(self._first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
     def _stepped(self) -> Outcome:
         if self._mode == DISABLED and self._needs_reset.any():
@@ -178,7 +170,6 @@ class EnvBatch:
         rewards, axes = np.asarray(rewards), None
         if rewards.ndim > 1 and len(rewards) == len(self.indices):
             axes = np.array(rewards, np.float64)
-            self.reward_shape = axes.shape[1:]
             rewards = axes.reshape(len(axes), -1).sum(axis=1)
         outcome = Outcome(arrays, rewards, np.asarray(terminations), np.asarray(truncations), infos)
         if self._finite_only:
@@ -189,10 +180,8 @@ class EnvBatch:
                 outcome = outcome._replace(infos=_final(infos, ended))
             elif ended.any():
                 outcome = self._same_step(outcome, ended)
-            if ended.any():
-                self.final_observations = _final_observations(outcome.infos, len(self.indices))
-                if self._finite_only:
-                    self._check_final()
+            if self._finite_only and ended.any():
+                self._check_final(outcome.infos)
         return outcome if axes is None else outcome._replace(infos=_with_rewards(outcome.infos, axes))
 
     def _same_step(self, outcome: Outcome, ended: np.ndarray) -> Outcome:
@@ -214,19 +203,16 @@ class EnvBatch:
     # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
-        """Reset the rows that ``seeds`` names, and repeat the last observations of the others.
-
-        A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
-        Raises ``ValueError`` or ``Exception``.
-        """
+        """Reset the rows that ``seeds`` names, and repeat the last observations of the others."""
+        # A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):
             self.repeat_last()
             return
         given, options = [seeds.get(row) for row in self.indices], options_of(self.index)
         if chosen.all():
-            own = bool(self.seeds_of_first(seeds))
-            self._results.store(self._first_reset(self.first_seeds if own else given, options, rebuilt=own))
+            own = bool(self._needs_reset[0] > ENDED) and given == self._none()
+            self._results.store(self._first_reset(self._first_seeds if own else given, options, rebuilt=own))
         elif self._new:
             raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")
         else:
@@ -235,11 +221,6 @@ class EnvBatch:
             self._results.store(self._of_reset(*reset, self._rows[chosen]), chosen)
             self._repeat(~chosen)
         self._seeds = [last if seed is None else seed for last, seed in zip(self._seeds, given)]
-
-    def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        given = [seeds.get(row, 0) for row in self.indices]
-        awaits_first_reset = self._needs_reset[0] > ENDED and given == self._none()
-        return dict(zip(self.indices, self.first_seeds)) if awaits_first_reset else {}
 
     def _of_reset(self, observation: Any, infos: Any, rows: np.ndarray) -> Outcome:
         count = len(rows)
@@ -291,8 +272,13 @@ class EnvBatch:
         if wrong.any():
             raise NotFinite(f"the observation or the reward of envs {self._numbers(rows[wrong])} is not finite")
 
-    def _check_final(self) -> None:
-        finals = [(row, final) for row, final in zip(self.indices, self.final_observations) if final is not None]
+    def _check_final(self, infos: Any) -> None:
+        if isinstance(infos, dict):
+            named = {key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}
+            infos = infos_by_env(named, len(self.indices))
+        finals = [
+            (row, info["final_obs"]) for row, info in zip(self.indices, infos) if info.get("final_obs") is not None
+        ]
         if wrong := [row for row, final in finals if why_not_finite(self._observation_space, final)]:
             raise NotFinite(f"the final observation of envs {self._numbers(wrong)} is not finite")
 
@@ -310,26 +296,16 @@ RowGroup = Union[Row, EnvBatch]
 
 
 def _with_rewards(infos: Any, axes: np.ndarray) -> Any:
-    """The infos, batched or by env, with the reward of each env, which has axes."""
     if isinstance(infos, dict):
         return {**infos, VECTOR_REWARD: axes, f"_{VECTOR_REWARD}": np.ones(len(axes), bool)}
     return [{**info, VECTOR_REWARD: each} for info, each in zip(infos, axes)]
 
 
 def _final(infos: dict[str, Any], ended: np.ndarray) -> dict[str, Any]:
-    """The infos of a step of an env that resets in the same step; only envs that ended have the two final keys.
-
-    Some envs return ``final_obs`` without a mask or not at all, and no ``final_info``.
-    """
+    """The infos of a step of an env that resets in the same step; only envs that ended have the two final keys."""
+    # Some envs return ``final_obs`` without a mask or not at all, and no ``final_info``.
     if not ended.any():
         return {key: value for key, value in infos.items() if key.lstrip("_") not in ("final_obs", "final_info")}
     final_info = {"final_info": {}, "_final_info": ended} if "final_info" not in infos else {}
     mask = {"_final_obs": ended} if "final_obs" in infos else {}
     return {**mask, **infos, **final_info}
-
-
-def _final_observations(infos: Any, num_envs: int) -> list[Any]:
-    """The final observation of each env, or None, by the infos of a step, batched or by env."""
-    if isinstance(infos, dict):
-        infos = infos_by_env({key: infos[key] for key in ("final_obs", "_final_obs") if key in infos}, num_envs)
-    return [info.get("final_obs") for info in infos]

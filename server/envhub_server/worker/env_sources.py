@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import pickle
-import platform
 import re
 import sys
 import warnings
@@ -36,10 +35,8 @@ _known_variables: dict[str, str] = {}  # the environment of the zygote without i
 
 
 def adopt_environment(build: Any) -> dict[str, str]:
-    """Take over the paths, folder and variables of the program and the session, before anything is imported.
-
-    Return the variables of this process, without those that identify it.
-    """
+    """Take over the paths, folder and variables of the program and the session, before anything is imported."""
+    # Return the variables of this process, without those that identify it.
     if build.sys_path:
         _adopt_program(build)
     os.environ.update(build.variables)
@@ -47,10 +44,8 @@ def adopt_environment(build: Any) -> dict[str, str]:
 
 
 def factories(build: Any, memory: int = -1) -> Any:
-    """The factories of the session's envs by row; what makes an env is imported.
-
-    This process has adopted the environment of the envs. ``memory`` is the descriptor of pickled factories.
-    """
+    """The factories of the session's envs by row; what makes an env is imported."""
+    # This process has adopted the environment of the envs. ``memory`` is the descriptor of pickled factories.
     for module in modules_of(build):
         importlib.import_module(module)
     if build.registrations:
@@ -69,12 +64,10 @@ class PickledFactories:
     """The pickled factories of a worker, by row: each is loaded when it is first used."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map this memory; the caller still owns the descriptor."""
         self._descriptor = descriptor
         self._loaded: dict[int, Any] = {}
 
     def __getitem__(self, row: int) -> Any:
-        """The factory of this row; raises ``Exception``."""
         if row not in self._loaded:
             self._load(row)
         return self._loaded[row]
@@ -130,7 +123,6 @@ def modules_of(build: Any) -> list[str]:
 
 
 def named(build: Any) -> Any:
-    """The factories of envs that are made by name, by row."""
     if build.shares:
         return dict.fromkeys(build.rows, _vector_factory(build))
     each = dict(zip(build.rows, build.kwargs_each))
@@ -138,10 +130,6 @@ def named(build: Any) -> Any:
 
 
 def _vector_factory(build: Any) -> Any:
-    """The factory of the vector env; it takes ``num_envs``, and ``autoreset_mode`` if the env does.
-
-    Raises ``TypeError``.
-    """
     kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
     if _is_factory(build):
         return partial(_load(build.entry), **kwargs)
@@ -171,12 +159,10 @@ def _make(build: Any, encoded: bytes) -> Any:
 
 
 def source_of(factory: Any) -> bytes:
-    """The encoded name of a pickled factory: ``[entry, kwargs]`` with an encoded map of arguments.
-
-    Three kinds of factories have an empty entry, and the ``repr`` of their function instead of the arguments: without a
-    name, such as a lambda; with arguments that the codec cannot carry; or with more than ``SOURCE_BYTES_MAX`` bytes of
-    arguments, because the hub keeps them.
-    """
+    """The encoded name of a pickled factory: ``[entry, kwargs]`` with an encoded map of arguments."""
+    # Three kinds of factories have an empty entry, and the ``repr`` of their function instead of the arguments: without
+    # a name, such as a lambda; with arguments that the codec cannot carry; or with more than ``SOURCE_BYTES_MAX`` bytes
+    # of arguments, because the hub keeps them.
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
         function, args, kwargs = factory.func, factory.args, factory.keywords
@@ -195,18 +181,8 @@ def source_of(factory: Any) -> bytes:
     return codec.encode(["", codec.as_repr(function).data[:256]])  # the repr of all arguments may have megabytes
 
 
-def versions_of(env: Any) -> dict[str, str]:
-    """The versions of Python, NumPy, Gymnasium or gym, and the package of the env, if it has one."""
-    packages = ["numpy", api.__name__, type(gym_compat.innermost(env)).__module__.partition(".")[0]]
-    texts = {name: getattr(sys.modules.get(name), "__version__", "") for name in packages}
-    return {"python": platform.python_version(), **{name: text for name, text in texts.items() if type(text) is str}}
-
-
 def why_missing(entry: str) -> Exception | None:
-    """The reason why the factory ``module:factory`` does not exist; None if it exists. Imports the module.
-
-    Raises ``BaseException``.
-    """
+    """The reason why the factory ``module:factory`` does not exist; None if it exists. Imports the module."""
     module = entry.partition(":")[0]
     try:
         importlib.import_module(module)
@@ -231,7 +207,6 @@ def _load(entry: str) -> Any:
 
 
 def _adopt_program(build: Any) -> None:
-    """Adopt the program's paths, folder and variables, as far as a running process can."""
     sys.path[:] = build.sys_path
     if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
         _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
@@ -268,7 +243,6 @@ def remember_registry() -> None:
 
 
 def remember_variables() -> None:
-    """Record this process's environment, so that workers need not compare their program's variables one by one."""
     _known_variables.update(os.environ)
     _known_variables.pop(process_marks.VARIABLE, None)
 

@@ -39,20 +39,15 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def import_entry_point(name: str) -> None:
-    """Import the module that makes the envs of this id, as ``make`` does.
-
-    Nothing happens for an id that is not registered, or that a callable makes. Raises ``BaseException``.
-    """
+    """Import the module that makes the envs of this id, as ``make`` does; raises ``BaseException``."""
+    # Nothing happens for an id that is not registered, or that a callable makes.
     entry_point = getattr(specs().get(name.rpartition(":")[2]), "entry_point", None)
     if isinstance(entry_point, str):
         importlib.import_module(entry_point.partition(":")[0])
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The factory of the vector env that is registered for this id, with the signature of a ``vector_entry_point``.
-
-    Raises ``TypeError``.
-    """
+    """The factory of the vector env that is registered for this id, with the signature of a ``vector_entry_point``."""
     if _version(api) < (1, 0):  # 0.29 has ``make_vec``, but not this mode
         raise TypeError(f"vector=True needs Gymnasium 1.0 or later, and here is {api.__name__} {api.__version__}")
     module, _, bare = name.rpartition(":")
@@ -74,10 +69,8 @@ def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
 
 
 def adapt(env: Any) -> Any:
-    """The env itself, or an adapter around it if it has an older interface.
-
-    The env decides, not the installed gym: an env of Gymnasium 1.0 or later has ``set_wrapper_attr``.
-    """
+    """The env itself, or an adapter around it if it has an older interface."""
+    # The env decides, not the installed gym: an env of Gymnasium 1.0 or later has ``set_wrapper_attr``.
     if isinstance(env, GymEnv):
         return env
     # The class is asked: wrappers of Gymnasium 0.29 warn about attributes that their env does not have.
@@ -157,11 +150,10 @@ def accepts(env: Any, method: str, name: str) -> bool:
 
 
 class Steps:
-    """The ``reset`` and ``step`` of Gymnasium 1.4 for an older env; everything else is the env's own.
+    """The ``reset`` and ``step`` of Gymnasium 1.4 for an older env; everything else is the env's own."""
 
-    A reset passes the seed to the env's ``reset`` or, where that takes none, to the ``seed`` of the env or of the
-    nearest layer inside that has one. The results of each step tell whether they are four values or five.
-    """
+    # A reset passes the seed to the env's ``reset`` or, where that takes none, to the ``seed`` of the env or of the
+    # nearest layer inside that has one. The results of each step tell whether they are four values or five.
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -244,10 +236,8 @@ class GymEnv:
         return getattr(self.env, "unwrapped", self.env)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Get the attribute of the nearest wrapper that has it, or of the env, as Gymnasium does.
-
-        Before gym 0.26 ``render`` takes the mode; here it returns the frame that ``render_mode="rgb_array"`` would.
-        """
+        """Get the attribute of the nearest wrapper that has it, or of the env, as Gymnasium does."""
+        # Before gym 0.26 ``render`` takes the mode; here it returns the frame that ``render_mode="rgb_array"`` would.
         if name == "np_random_seed":  # the env does not store it
             return self._seed
         if name in ("render_mode", "spec", "observation_space", "action_space", "metadata"):

@@ -120,8 +120,8 @@ class NameLister:
     def __init__(self, channel: Channel, reports: FailureReports) -> None:
         self._channel, self._reports = channel, reports
 
-    def list(self, wanted: control.ListNames) -> None:
-        """Import the modules, send the names, try the factories and the rendering."""
+    def list(self, wanted: control.ListNames) -> bool:
+        """Import the modules, send the names, try the factories and the rendering; False, which ends the worker."""
         for module in wanted.modules:
             self._channel.send(control.Building(0, module))
             try:
@@ -150,3 +150,4 @@ class NameLister:
         self._channel.send(control.Building(0))
         if wanted.rendering:
             self._channel.send(control.RenderingTried(why_not(wanted.rendering)))
+        return False

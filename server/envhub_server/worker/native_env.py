@@ -35,11 +35,8 @@ class Share(NamedTuple):
     workers: int  # how many workers have a share of the session's envs
 
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs.
-
-        No two shares get seeds that are nearer to one another than the number of envs of the first. Raises
-        ``ValueError``.
-        """
+        """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs."""
+        # No two shares get seeds that are nearer to one another than the number of envs of the first.
         if all(seed is None for seed in seeds):
             return None
         first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
@@ -154,7 +151,6 @@ class NativeEnv:
         return list(returned)
 
     def is_callable(self, name: str) -> bool:
-        """True if the attribute of this name is a method; raises ``AttributeError``."""
         if hasattr(self.made, "call"):
             return callable(self.made.envs[0].get_wrapper_attr(name)) if hasattr(self.made, "envs") else True
         return callable(self._attribute(name))
@@ -228,7 +224,6 @@ class EnvPoolEnv(NumberedEnv):
     knows_masks = True
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
-        """Reset all envs, after they were made again if there are seeds; raises ``ValueError``."""
         if any(seed is not None for seed in seeds):
             if not takes(self._make, "seed", by_name=False):
                 raise ValueError("an EnvPool is seeded when it is made: its factory should take seed, and pass it on")
@@ -248,10 +243,8 @@ class EnvPoolEnv(NumberedEnv):
 
 
 def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:
-    """The vector env of this share, with the session's autoreset mode if it takes one.
-
-    ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does. Raises ``TypeError`` or ``ValueError``.
-    """
+    """The vector env of this share, with the session's autoreset mode if it takes one."""
+    # ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
     made = _made(make, len(share.rows), autoreset_mode)
     if problem := unfit_batch(made, len(share.rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
@@ -345,7 +338,6 @@ class SharedCall:
             raise self._early
 
     def check_whole(self, name: str) -> None:
-        """Check that all envs are called; raises ``ValueError``."""
         if not self._whole:
             raise ValueError(f"{name!r} is the vector env's, and not of some of its envs only")
 
@@ -370,10 +362,7 @@ class SubEnv:
         self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Call as for a single env; a method of the vector env is called once for all of its envs.
-
-        Raises ``AttributeError`` or ``ValueError``.
-        """
+        """Call as for a single env; a method of the vector env is called once for all of its envs."""
         if not self._shared.env.is_callable(name):
             return self._shared.returned(name)[self._number]
         if name != "render":

@@ -44,10 +44,9 @@ def as_gymnasium(made: Any, source: str) -> Any:
 
 
 class Converted(api.Env):  # type: ignore[misc]
-    """An env of Gymnasium made of an object with another interface.
+    """An env of Gymnasium made of an object with another interface."""
 
-    ``env``: the object. Calls and attributes that Gymnasium does not define reach it.
-    """
+    # ``env``: the object. Calls and attributes that Gymnasium does not define reach it.
 
     def __init__(self, env: Any, observation_space: Any, action_space: Any) -> None:
         self.env = env
@@ -83,11 +82,10 @@ class Converted(api.Env):  # type: ignore[misc]
 
 
 class DmEnv(Converted):
-    """A ``dm_env.Environment``, such as one of dm_control.
+    """A ``dm_env.Environment``, such as one of dm_control; raises ``TypeError``."""
 
-    An episode that ends with discount 0 is terminated, one that ends with another discount is truncated. Infos have the
-    discount as ``timestep.discount``, which is its name in shimmy, too. Raises ``TypeError``.
-    """
+    # An episode that ends with discount 0 is terminated, one that ends with another discount is truncated. Infos have
+    # the discount as ``timestep.discount``, which is its name in shimmy, too.
 
     def __init__(self, env: Any) -> None:
         rewards = env.reward_spec() if hasattr(env, "reward_spec") else None
@@ -100,7 +98,6 @@ class DmEnv(Converted):
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.control_timestep())}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium does; such an env takes no options, and only those of dm_control take seeds."""
         if seed is not None:
             self._reseed(seed)
         return _arrays(self.env.reset().observation, self._observation_spec), {}
@@ -171,10 +168,8 @@ def _space(spec: Any) -> Any:
 
 
 def _arrays(observation: Any, spec: Any) -> Any:
-    """An observation of dm_env, whose lists are tuples, and whose numbers are arrays of the spec's dtype.
-
-    Where the spec has keys, the observation may have attributes of these names, as named tuples and dataclasses do.
-    """
+    """An observation of dm_env, whose lists are tuples, and whose numbers are arrays of the spec's dtype."""
+    # Where the spec has keys, the observation may have attributes of these names, as named tuples and dataclasses do.
     if isinstance(spec, Mapping) and not isinstance(observation, Mapping):
         return {key: _arrays(getattr(observation, key), part) for key, part in spec.items()}
     if isinstance(observation, Mapping):
@@ -212,7 +207,6 @@ class ParallelEnv(Converted):
         self._truncations: dict[str, bool] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium does; seed and options are the env's. Raises ``ValueError``."""
         self._seed = self._seed if seed is None else seed
         observations, infos = self.env.reset(seed=seed, options=options)
         if not self.env.agents:
@@ -223,7 +217,6 @@ class ParallelEnv(Converted):
         return self._joined(observations), {**present, **self._agent_infos(infos)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Follow Gymnasium's interface; raises ``ValueError`` or ``TypeError``."""
         acting = {agent: action[self._keys[agent]] for agent in self.env.agents}
         results = self.env.step(acting)
         try:
@@ -258,10 +251,8 @@ class ParallelEnv(Converted):
             raise TypeError(f"{text}: an agent's reward is one number, such as a weighted sum") from error
 
     def _note_ends(self, acting: Collection[Any], terminations: Any, truncations: Any) -> None:
-        """Note which agents have ended; an agent without an entry has not been in this episode.
-
-        An agent that is there and was not among the ``acting`` ones has come, or come back after its end.
-        """
+        """Note which agents have ended; an agent without an entry has not been in this episode."""
+        # An agent that is there and was not among the ``acting`` ones has come, or come back after its end.
         for agent in (*self.env.agents, *terminations, *truncations):
             if agent not in self._keys:
                 raise ValueError(f"{shown(self.env, 100)} has agent {agent!r}, which is not in its possible_agents")

@@ -3,9 +3,7 @@
 The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
 
 The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
-request comes over the control channel. Each subject of a message is a class of its own: ``Builder``, ``ArenaMapper``,
-``Stepper``, ``Rebuilder``, ``EnvCalls`` and ``Departure``. A worker that is told to list names has a ``NameLister`` and
-hosts no env.
+request comes over the control channel. A worker that is told to list names has a ``NameLister`` and hosts no env.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import errno
 import os
 import sys
 from functools import partial
-from typing import Any, NoReturn, Union, cast
+from typing import Any, Callable
 
 from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
@@ -31,82 +29,11 @@ from envhub_server.worker.context import (
     HostedEnvs,
     ProgressWord,
     SessionSpaces,
-    StackDumps,
     WorkerContext,
 )
 from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.stepper import Bells, Departure, Stepper, WorkerPoller
 from envhub_server.worker.trace_writer import TraceWriter
-
-
-class ArenaMapper:
-    """Maps the arena for one worker."""
-
-    def __init__(self, context: WorkerContext, bells: Bells) -> None:
-        self._channel, self._envs, _, self._reports, self._progress = context
-        self._bells = bells
-
-    def map(self, mapped: control.MapArena) -> Arena | None:
-        """Map the arena whose descriptor came with the message, for all envs; None if an env does not fit.
-
-        Raises ``ValueError``.
-        """
-        names = mapped.descriptor_names
-        descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
-        self._bells.attach(descriptors)
-        arena = Arena(mapped.layout(), descriptors.memory)
-        os.close(descriptors.memory)
-        arena.check()
-        if not self._attach(mapped, arena):
-            return None
-        self._progress.attach(arena, self._envs.groups[0].index)
-        if mapped.trace_bytes_max:
-            self._open_trace(arena, mapped.trace_bytes_max, descriptors.trace)
-        return arena
-
-    def _attach(self, mapped: control.MapArena, arena: Arena) -> bool:
-        build, group = self._envs.build, self._envs.groups[0]
-        columns = Writer(arena.layout.info_bytes, self._send_template) if build.columns else None
-        info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
-        checks = build.on_invalid != "pass", info_bytes_max
-        try:
-            of_session = [
-                spaces.build(codec.decode(blob, build.allow_pickle))
-                for blob in (mapped.observation_space, mapped.action_space)
-            ]
-            self._envs.spaces = SessionSpaces(of_session[0], of_session[1], mapped.observation_mode)
-            for group in self._envs.groups:
-                self._envs.spaces.check(group.env)
-                group.attach(arena, of_session[0], of_session[1], self._channel.send, columns, *checks)
-        except BaseException as error:
-            self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
-            return False
-        return True
-
-    def _send_template(self, number: int, example: bytes) -> None:
-        self._channel.send(control.InfoTemplate(number, example))
-
-    def _open_trace(self, arena: Arena, bytes_max: int, descriptor: int) -> None:
-        is_batch = bool(self._envs.build.shares)
-        layout = layout_of(len(self._envs.indices), is_batch, arena.layout.actions, bytes_max)
-        self._envs.set_trace(TraceWriter(layout, descriptor, arena, self._envs.groups))
-        os.close(descriptor)
-
-
-Message = Union[
-    control.Build,
-    control.BuildRest,
-    control.CallRows,
-    control.CloseEnvs,
-    control.Leave,
-    control.ListNames,
-    control.MapArena,
-    control.ResetRows,
-    control.Serve,
-    control.SetAttrRows,
-    control.StepRows,
-    control.TakePlace,
-]
 
 _CAME_BACK = (
     b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
@@ -122,18 +49,29 @@ class Worker:
         self._poller = WorkerPoller()
         self._poller.register(channel.fileno())
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
-        reports = FailureReports(channel, self._envs)
-        self._names = NameLister(channel, reports)
-        context = WorkerContext(channel, self._envs, host, reports, self._progress)
+        self._reports = FailureReports(channel, self._envs)
+        self._names = NameLister(channel, self._reports)
+        context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
         self._builder, self._calls = Builder(context), EnvCalls(context)
-        self._mapper = ArenaMapper(context, self._bells)
         self._rebuilder = Rebuilder(context, self._builder, self._calls)
         self._departure = Departure(channel, self._envs, self._bells)
         self._stepper = Stepper(context, self._bells, self._rebuilder, self._departure)
-        self._spin_us = 0
+        # What executes a message; False ends the worker.
+        self._handlers: dict[type, Callable[[Any], bool | None]] = {
+            control.Build: self._build,
+            control.BuildRest: self._builder.build_rest,
+            control.CallRows: self._calls.call,
+            control.Leave: self._departure.leave,
+            control.ListNames: self._names.list,
+            control.MapArena: self._map_arena,
+            control.ResetRows: self._stepper.reset,
+            control.Serve: self._stepper.serve,
+            control.SetAttrRows: self._calls.set_attribute,
+            control.StepRows: self._stepper.step_out_of_band,
+            control.TakePlace: self._builder.take_place,
+        }
 
     def run(self) -> None:
-        """Serve until the hub says ``CloseEnvs`` or is gone."""
         os.register_at_fork(after_in_child=partial(_detach_fork, self))
         channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
         try:
@@ -153,55 +91,63 @@ class Worker:
             # Otherwise the hub has ended, and no client can use the envs any more.
 
     def _receive(self) -> bool:
-        return all(self.handle(cast("Message", message)) for message in self._channel.receive() or ())
+        return all(self.handle(message) for message in self._channel.receive() or ())
 
-    def handle(self, message: Message) -> bool:
+    def handle(self, message: Any) -> bool:
         """Execute a message of the hub; return True if the worker continues."""
         if isinstance(message, control.CloseEnvs):
             self._close_envs()
             return False
-        if self._departure.left:
-            return True  # sent before the hub knew that this worker has left; the next one gets the same message
-        if isinstance(message, control.StepRows):
-            self._stepper.step_out_of_band(message)
-        elif isinstance(message, control.ResetRows):
-            self._stepper.reset(message)
-        elif isinstance(message, control.CallRows):
-            self._calls.call(message)
-        elif isinstance(message, control.SetAttrRows):
-            set_attributes = self._calls.set_attribute if message.number else self._calls.set_again
-            set_attributes(message)
-        elif isinstance(message, control.Build):
-            self._departure.count_episodes(message.episodes_max)
-            return self._builder.build(message)
-        elif isinstance(message, control.BuildRest):
-            return self._builder.build_rest(message)
-        elif isinstance(message, control.TakePlace):
-            self._builder.take_place(message)
-        elif isinstance(message, control.MapArena):
-            return self._map_arena(message)
-        elif isinstance(message, control.Serve):
-            self._stepper.serve(message, self._spin_us)
-        elif isinstance(message, control.Leave):
-            self._departure.leave(message)
-        elif isinstance(message, control.ListNames):
-            self._names.list(message)
-            return False
-        else:
-            _assert_never(message)
-        return True
+        # Else it was sent before the hub knew that this worker has left; the next one gets the same message.
+        return bool(self._departure.left) or self._handlers[type(message)](message) is not False
+
+    def _build(self, build: control.Build) -> bool:
+        self._departure.count_episodes(build.episodes_max)
+        return self._builder.build(build)
 
     def serve_rows(self) -> None:
         self._stepper.serve_rows()
 
-    def _map_arena(self, order: control.MapArena) -> bool:
-        arena = self._mapper.map(order)
-        if arena is None:
+    def _map_arena(self, mapped: control.MapArena) -> bool:
+        """Map the arena whose descriptor came with the message, for all envs; False if an env does not fit."""
+        envs, names = self._envs, mapped.descriptor_names
+        descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
+        self._bells.attach(descriptors)
+        arena = Arena(mapped.layout(), descriptors.memory)
+        os.close(descriptors.memory)
+        arena.check()
+        if not self._attach_rows(mapped, arena):
             return False
-        self._stepper.attach(arena)
+        self._progress.attach(arena, envs.groups[0].index)
+        if mapped.trace_bytes_max:
+            layout = layout_of(len(envs.indices), bool(envs.build.shares), arena.layout.actions, mapped.trace_bytes_max)
+            envs.set_trace(TraceWriter(layout, descriptors.trace, arena, envs.groups))
+            os.close(descriptors.trace)
+        self._stepper.attach(arena, mapped.spin_us)
         self._departure.attach(arena)
-        self._spin_us = order.spin_us
         self._channel.send(control.Mapped())
+        return True
+
+    def _attach_rows(self, mapped: control.MapArena, arena: Arena) -> bool:
+        def send_template(number: int, example: bytes) -> None:
+            self._channel.send(control.InfoTemplate(number, example))
+
+        build, group = self._envs.build, self._envs.groups[0]
+        columns = Writer(arena.layout.info_bytes, send_template) if build.columns else None
+        info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
+        try:
+            observed, acted = (
+                spaces.build(codec.decode(blob, build.allow_pickle))
+                for blob in (mapped.observation_space, mapped.action_space)
+            )
+            self._envs.spaces = SessionSpaces(observed, acted, mapped.observation_mode)
+            for group in self._envs.groups:
+                self._envs.spaces.check(group.env)
+                finite_only = build.on_invalid != "pass"
+                group.attach(arena, observed, acted, self._channel.send, columns, finite_only, info_bytes_max)
+        except BaseException as error:
+            self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
+            return False
         return True
 
     def _close_envs(self) -> None:
@@ -223,26 +169,13 @@ class Worker:
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self._mapper, self._stepper, self._rebuilder, self._calls
-        return (
-            *self._envs.groups,
-            *([] if self._envs.trace is None else [self._envs.trace]),
-            self._envs,
-            self._progress,
-            *subjects,
-            self._departure,
-            self._bells,
-            self,
-        )
+        subjects = self._names, self._builder, self._stepper, self._rebuilder, self._calls, self._departure
+        traces = [] if self._envs.trace is None else [self._envs.trace]
+        return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 
 
-def _assert_never(message: NoReturn) -> NoReturn:
-    raise AssertionError(f"no worker executes a {type(message).__name__}")
-
-
-def main(channel: Channel, stack_dumps: StackDumps) -> None:
-    """Run the worker on this control channel; never returns."""
-    Worker(channel, Host(stack_dumps)).run()
+def main(channel: Channel, host: Host) -> None:
+    Worker(channel, host).run()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
             stream.flush()
@@ -250,11 +183,10 @@ def main(channel: Channel, stack_dumps: StackDumps) -> None:
 
 
 class _ForkedAway:
-    """The class of a worker's objects in a process that an env forked: any access to them ends that process.
+    """The class of a worker's objects in a process that an env forked: any access to them ends that process."""
 
-    Such a process is inside a call of the env. If it does not end there, it returns into a method of one of these
-    objects, which accesses the object first, whether the call returned or raised. The worker itself pays nothing.
-    """
+    # Such a process is inside a call of the env. If it does not end there, it returns into a method of one of these
+    # objects, which accesses the object first, whether the call returned or raised. The worker itself pays nothing.
 
     def __getattribute__(self, name: str) -> Any:
         with contextlib.suppress(OSError):

@@ -64,7 +64,6 @@ class Replayer:
     """The env of a replay, and its rows in an arena of its own."""
 
     def __init__(self, replay: Replay) -> None:
-        """Make the env; raises ``BaseException``."""
         build, mapped = replay.orders()
         if build.memory_bytes_max:
             resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
@@ -113,9 +112,6 @@ class Replayer:
                 yield RepeatedCall(f"step {number}", kind, partial(self._step, number, at, codes, values))
                 number += 1
 
-    def _local(self, row: int) -> int:
-        return row if self.build.shares else 0
-
     def _post(self, number: int) -> None:
         self._arena.request[self._mine], self._arena.done[self._mine] = number, number - 1
 
@@ -124,7 +120,7 @@ class Replayer:
             bit_generator_of(self.group.env).state = codec.decode(generator).bit_generator.state
         self._post(number)
         self._arena.needs_reset[self._mine] = 0
-        given = {self._local(row): seed for row, seed in seeds.items()}
+        given = seeds if self.build.shares else dict.fromkeys([0], *seeds.values())
         self.group.reset_by(given, lambda row: codec.decode(options) if options else None)
 
     def _step(self, number: int, at: int, codes: list[int], values: Any) -> None:
@@ -138,7 +134,7 @@ class Replayer:
         self.group.step(values)
 
     def _called(self, is_set: bool, rows: list[int], name: str, blobs: list[bytes]) -> None:
-        targets = self.group.targets([*map(self._local, rows)])
+        targets = self.group.targets(rows if self.build.shares else [0])
         target: Any
         for target, blob in zip(targets, blobs if is_set else blobs * len(targets)):
             value = codec.decode(blob)
@@ -190,7 +186,6 @@ def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) ->
 
 
 def _run(replay: Replay, report: Callable[..., None], debugger: pdb.Pdb | None) -> str:
-    """Run all calls; return what became of it. Raises ``BaseException``."""
     report(name="its making", kind="init")
     replayer = Replayer(replay)
     build, calls = replayer.build, [*replayer.calls()]
@@ -216,7 +211,6 @@ def _run(replay: Replay, report: Callable[..., None], debugger: pdb.Pdb | None) 
 
 
 def main(path: str, state_descriptor: int, use_pdb: bool) -> None:
-    """Run the replay in this file; never returns. The state is written as JSON to the beginning of the other file."""
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
     state: dict[str, Any] = {}

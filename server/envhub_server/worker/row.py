@@ -62,18 +62,15 @@ class EnvRunner:
         """Reset the env because its user asked for it; return the values of ``gymnasium.Env.reset``."""
         asked = {"seed": seed, "options": options}
         given = {name: value for name, value in asked.items() if value is not None or accepts(self.env, "reset", name)}
-        outcome: tuple[Any, dict[str, Any]] = self.env.reset(**given)
-        return outcome
+        return self.env.reset(**given)  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the env; return the values of ``gymnasium.Env.step``."""
-        outcome: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(action)
-        return outcome
+        return self.env.step(action)  # type: ignore[no-any-return]
 
     def autoreset(self) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its episode ended and the autoreset mode is next-step or same-step."""
-        outcome: tuple[Any, dict[str, Any]] = self.env.reset()
-        return outcome
+        return self.env.reset()  # type: ignore[no-any-return]
 
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
@@ -89,11 +86,8 @@ class Row:
     def __init__(
         self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
     ) -> None:
-        self.index = index  # in the session
         self._row_offset = row_offset
-        self.place = index  # of the group's words
-        self.indices = [index]
-        self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
+        self.move(index)
         self.env = runner.env
         self._runner = runner
         self._mode = autoreset_mode
@@ -104,19 +98,13 @@ class Row:
         self._last_seed: Any = None  # of its resets
         self._rebuilds = 0  # number of times that this worker rebuilt the env
         self._last_objects = b""  # of the last observation; empty: the client keeps those that it has
-        self._pending_failure: Exception | None = None
-        self._pending_info = b""
         self.trace: TraceWriter | None = None
-        self.reward_shape: tuple[int, ...] = ()  # of the first reward with axes; empty before it
-        self.final_observations: list[Any] = [None]  # that of the last episode that ended here, with SAME_STEP
-
-    @property
-    def _name(self) -> str:
-        return f"env {self._row_offset + self.index}"
+        self._reward_shape: tuple[int, ...] = ()  # of the first reward with axes; empty before it
 
     def move(self, index: int) -> None:
-        self.index = self.place = index
-        self.indices, self.turn = [index], index | TURN_FIRST
+        self.index = self.place = index  # in the session; the place of the group's words
+        self.indices, self._name = [index], f"env {self._row_offset + index}"
+        self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
 
     def rebuilt(self, runner: EnvRunner) -> None:
         self.env, self._runner = runner.env, runner
@@ -135,12 +123,9 @@ class Row:
         finite_only: bool,
         info_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Use this row of ``arena``, whose leaves are those of the session's spaces.
-
-        The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the first
-        observation that is not in its space; see ``InfoPlace`` for what else it takes, ``columns`` and
-        ``info_bytes_max``. With ``finite_only``, a step or a reset may raise ``NotFinite``.
-        """
+        """Use this row of ``arena``, whose leaves are those of the session's spaces."""
+        # The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the
+        # first observation that is not in its space. With ``finite_only``, a step or a reset may raise ``NotFinite``.
         self._send, self._finite_only = send, finite_only
         self._plan.begin(not isinstance(observation_space, spaces.Anything))
         self._actions = RowActions(arena, self.index, action_space)
@@ -171,7 +156,7 @@ class Row:
             raise NotFinite(problem)
 
     def _checked(self, outcome: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Check the result of a reset, and return it; raises ``NotFinite``."""
+        """The result of a reset; raises ``NotFinite``."""
         if self._finite_only:
             self._check_finite(outcome[0], 0.0)
         return outcome
@@ -179,21 +164,16 @@ class Row:
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
-        """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so.
-
-        The env begins with a reset by the seed of its row. If the row has not reported yet how the env before this one
-        ended, its first step raises ``failure``, or without one is a truncation with ``info``. ``objects`` are, by row,
-        the encoded object leaves of its last observation, if they are known.
-        """
+        """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so."""
+        # If the row has not reported yet how the env before this one ended, its first step raises ``failure``, or
+        # without one is a truncation with ``info``. ``objects`` are the object leaves of the last observations.
         self.first_seed = self._last_seed = seeds.get(self.index)
         self._pending_failure, self._pending_info = failure, info
         self._last_objects = objects.get(self.index, b"")
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
-        """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result.
-
-        ``out_of_band`` are the leaves of the action that are not in the arena, in the order of the leaves.
-        """
+        """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result."""
+        # ``out_of_band`` are the leaves of the action that are not in the arena, in the order of the leaves.
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:
             self._begin(needs_reset)
@@ -206,12 +186,12 @@ class Row:
         try:
             observation, reward, terminated, truncated, info = results
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"step of {self._name} returned {_counted(results)}, and not an observation, a reward, terminated, "
-                "truncated and an info"
-            ) from error
+            kind = f"a {type(results).__name__}"
+            returned = f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else kind
+            text = f"step of {self._name} returned {returned}, and not an observation, a reward, terminated, "
+            raise TypeError(f"{text}truncated and an info") from error
         axes: dict[str, Any] = {}
-        if type(reward) not in _NUMBERS or self.reward_shape:
+        if type(reward) not in _NUMBERS or self._reward_shape:
             reward, axes = self._with_axes(reward)
         plan = self._plan
         plan.steps_left -= 1
@@ -222,7 +202,6 @@ class Row:
         if (terminated or truncated) and self._mode == SAME_STEP:
             # The env may write its next observation into the same array, so the final one is copied before the reset.
             final = {"final_obs": copy.deepcopy(observation), "final_info": _copied(info)}
-            self.final_observations = [final["final_obs"]]
             observation, info = self._autoreset()
             self._store(observation, reward, terminated, truncated, {**final, **_as_dict(info), **axes})
             self._needs_reset[self.index] = ONGOING
@@ -232,16 +211,12 @@ class Row:
         self._store(observation, reward, terminated, truncated, info, "step")
 
     def _with_axes(self, reward: Any) -> tuple[Any, dict[str, Any]]:
-        """The number for the arena, the sum of a reward with axes, and that reward as an entry of the info.
-
-        Raises ``ValueError``.
-        """
-        if not np.ndim(reward) and not self.reward_shape:
+        if not np.ndim(reward) and not self._reward_shape:
             return reward, {}
         terms = np.array(reward, np.float64)
-        self.reward_shape = self.reward_shape or terms.shape
-        if terms.shape != self.reward_shape:
-            text = f"step of {self._name} returned a reward of shape {terms.shape}, and {self.reward_shape} before"
+        self._reward_shape = self._reward_shape or terms.shape
+        if terms.shape != self._reward_shape:
+            text = f"step of {self._name} returned a reward of shape {terms.shape}, and {self._reward_shape} before"
             raise ValueError(text)
         return float(terms.sum()), {VECTOR_REWARD: terms}
 
@@ -254,13 +229,6 @@ class Row:
             self.trace.autoreset(self)
         return self._checked(self._runner.autoreset())
 
-    def _first_reset(self) -> tuple[Any, Any]:
-        if self.trace is not None:
-            self.trace.reset(self, {self.index: self.first_seed})
-        outcome = self._checked(self._runner.reset(self.first_seed, None))
-        self.first_seed = None
-        return outcome
-
     def _begin(self, needs_reset: int) -> None:
         if needs_reset == REPORT_PENDING:
             self._needs_reset[self.index] = FRESH
@@ -270,17 +238,14 @@ class Row:
         elif self._mode == DISABLED:
             self.truncate(codec.encode({"invalid_transition": True}))
         else:
-            observation, info = self._first_reset()
+            if self.trace is not None:
+                self.trace.reset(self, {self.index: self.first_seed})
+            observation, info = self._checked(self._runner.reset(self.first_seed, None))
+            self.first_seed = None
             self._store(observation, 0.0, False, False, info)
 
     @property
-    def first_seeds(self) -> list[Any]:
-        """The seeds of the reset that a new env begins with, one per row."""
-        return [self.first_seed]
-
-    @property
     def awaits_first_reset(self) -> bool:
-        """True if the env replaced another one and was not reset yet."""
         return bool(self._needs_reset[self.index] > ENDED)
 
     def reset_early(self) -> None:
@@ -289,15 +254,9 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        template, nbytes = self._info.put(
-            with_objects(self._last_objects, info) if self._observation.has_objects else info
-        )
+        blob = with_objects(self._last_objects, info) if self._observation.has_objects else info
+        template, nbytes = self._info.put(blob)
         truncate(self._arena, self.index, nbytes, template)
-
-    def seeds_of_first(self, seeds: Mapping[int, int | None]) -> dict[int, int | None]:
-        """By row, the first seed of a new env, for rows that a reset request names without a seed."""
-        unseeded = seeds.get(self.index, 0) is None
-        return {self.index: self.first_seed} if unseeded and self.awaits_first_reset else {}
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._last_seed = self._last_seed if seed is None else seed
@@ -308,11 +267,11 @@ class Row:
 
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
         """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
-        if self.index in seeds:
-            own = self.seeds_of_first(seeds)
-            self.reset({**seeds, **own}[self.index], options_of(self.index))
-        else:
+        if self.index not in seeds:
             self.repeat_last()
+            return
+        seed = seeds[self.index]
+        self.reset(self.first_seed if seed is None and self.awaits_first_reset else seed, options_of(self.index))
 
     def targets(self, rows: Collection[int]) -> list[Row]:
         return [self] if self.index in rows else []
@@ -328,10 +287,6 @@ class Row:
     def _store(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
     ) -> None:
-        """Store the values that a method of the env returned.
-
-        Raises ``TypeError``, ``ValueError`` or ``AttributeError``.
-        """
         if type(info) is not dict:
             info = _as_dict(info, f"{method} of {self._name}")
         objects = self._observation.store(observation, method)
@@ -350,15 +305,8 @@ class Row:
             self._info.store(info)
 
 
-def _counted(results: Any) -> str:
-    return f"a tuple of {len(results)}" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
-
-
 def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
-    """The info as a dict; Gymnasium's vector envs accept any mapping. ``source`` says what returned it.
-
-    Raises ``AttributeError``.
-    """
+    """The info as a dict; Gymnasium's vector envs accept any mapping. ``source`` says what returned it."""
     try:
         items = info.items()
     except AttributeError as error:

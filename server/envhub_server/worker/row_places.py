@@ -48,13 +48,11 @@ class RowActions:
 
 
 class ObservationPlace:
-    """Stores the observations of one row.
+    """Stores the observations of one row."""
 
-    ``has_objects``: whether an observation has leaves of no fixed size, which have no place in the arena.
-    """
+    # ``has_objects``: whether an observation has leaves of no fixed size, which have no place in the arena.
 
     def __init__(self, arena: Arena, index: int, space: Any, name: str) -> None:
-        """Use this row of the arena for observations of ``space``; errors have the ``name`` of the env."""
         self._name = name
         self._index, self._space, self._request = index, space, arena.request.data
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(space)]
@@ -64,21 +62,15 @@ class ObservationPlace:
         self._shapes = [leaf.shape for leaf in arena.layout.observations]
 
     def store(self, observation: Any, method: str) -> list[Any]:
-        """Store what a method of the env has returned, but for its object leaves, which are returned.
-
-        Raises ``TypeError`` or ``ValueError``.
-        """
+        """Store what a method of the env has returned, but for its object leaves, which are returned."""
         index = self._index
         batches = self._batches[self._request[index] & 1]
         objects: list[Any] = []
         try:
             if self._is_flat:
                 batch = batches[0]
-                if (
-                    type(observation) is np.ndarray
-                    and observation.dtype == batch.dtype
-                    and observation.shape == self._shapes[0]
-                ):
+                is_array = type(observation) is np.ndarray
+                if is_array and observation.dtype == batch.dtype and observation.shape == self._shapes[0]:
                     batch[index] = observation
                 else:
                     _store_leaf(batch, index, observation)
@@ -92,20 +84,16 @@ class ObservationPlace:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if why := misfit(self._space, observation, "observation"):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(
-                    f"{method} of {self._name} returned an observation that does not fit: {why}; correct the space "
-                    "or make the envs with observation_mode='any'"
-                ) from error
+                text = f"{method} of {self._name} returned an observation that does not fit: {why}; correct the space "
+                raise kind(f"{text}or make the envs with observation_mode='any'") from error
             raise
         return objects
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
-    """Put one leaf of an observation into its row.
-
-    ``AsyncVectorEnv`` silently casts floats into an integer space and spreads a single number over a whole row. Here
-    both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
-    """
+    """Put one leaf of an observation into its row."""
+    # ``AsyncVectorEnv`` silently casts floats into an integer space and spreads a single number over a whole row. Here
+    # both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
     if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
         array = np.asarray(value)
         if array.shape != batch.shape[1:]:
@@ -133,13 +121,9 @@ class InfoPlace:
         same_step: bool,
         bytes_max: int,
     ) -> None:
-        """Store in this row of ``arena``.
-
-        ``send`` takes a ``RowInfo`` whose info is too large for the arena, and ``Suspicious`` for the first info that
-        loses entries since it has more than ``bytes_max`` bytes besides the observation. ``columns`` writes infos in
-        columns, if the session has any. ``unknown`` encodes the values that the codec does not know. With
-        ``same_step``, an info at an episode's end holds the final observation, which is never dropped.
-        """
+        """Store in this row of ``arena``."""
+        # ``send`` takes a ``RowInfo`` whose info is too large for the arena, and ``Suspicious`` for the first info that
+        # loses entries. With ``same_step``, an info at an episode's end holds the final observation, which never is.
         self._index, self._arena, self._send, self._columns, self._unknown = index, arena, send, columns, unknown
         layout = arena.layout
         self.bytes_max = bytes_max + layout.row_bytes()
@@ -178,10 +162,8 @@ class InfoPlace:
         return self.put(with_objects(objects, blob) if objects else blob)
 
     def without_largest(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
-        """The info without its largest entries, also of nested maps, so that it has at most ``bytes_max`` bytes.
-
-        The final observation and a reward with axes are kept, because they belong to the results.
-        """
+        """The info without its largest entries, also of nested maps, so that it has at most ``bytes_max`` bytes."""
+        # The final observation and a reward with axes are kept, because they belong to the results.
         entries = _entries(info, self._unknown, (VECTOR_REWARD, "final_obs") if self._same_step else (VECTOR_REWARD,))
         dropped, left = set(), nbytes
         for size, path in sorted(entries, key=itemgetter(0), reverse=True):
@@ -191,11 +173,9 @@ class InfoPlace:
             left -= size
         if not self._dropped:
             self._dropped = True
-            limit = f"info_bytes_max={self.bytes_max}, the observation included"
             names = ", ".join(sorted("/".join(map(str, path)) for path in dropped))
-            text = (
-                f"an info of {nbytes} bytes, of which these entries are dropped ({limit}): {names:.{NAMES_CHARS_MAX}}"
-            )
+            text = f"an info of {nbytes} bytes, of which these entries are dropped (info_bytes_max={self.bytes_max}, "
+            text += f"the observation included): {names:.{NAMES_CHARS_MAX}}"
             self._send(control.Suspicious(self._index, text))
         return {**_without(info, dropped), control.INFO_DROPPED: True}
 
@@ -203,7 +183,6 @@ class InfoPlace:
 def _entries(
     info: dict[str, Any], unknown: codec.Unknown, kept: Collection[str] = (), path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The size and path of every entry but those ``kept``; of a map in it, its entries."""
     for key, value in info.items():
         if key in kept:
             continue
@@ -214,11 +193,8 @@ def _entries(
 
 
 def _without(info: dict[str, Any], dropped: set[tuple[Any, ...]], path: tuple[Any, ...] = ()) -> dict[str, Any]:
-    left = {}
-    for key, value in info.items():
-        if (*path, key) not in dropped:
-            left[key] = _without(value, dropped, (*path, key)) if type(value) is dict else value
-    return left
+    kept = {key: value for key, value in info.items() if (*path, key) not in dropped}
+    return {key: _without(each, dropped, (*path, key)) if type(each) is dict else each for key, each in kept.items()}
 
 
 def as_slice(rows: Sequence[int]) -> slice:
@@ -235,16 +211,15 @@ class NotFinite(ValueError):
 
 
 class CheckPlan:
-    """Says which observations of an env are compared with its space.
+    """Says which observations of an env are compared with its space."""
 
-    ``steps_left``: up to the next one, including it; not positive where none is compared any more.
-    """
+    # ``steps_left``: up to the next one, including it; not positive where none is compared any more.
 
     def __init__(self) -> None:
         self.steps_left = self._checks = 0
 
     def begin(self, is_checked: bool = True) -> None:
-        self.steps_left = 1 if is_checked else 0
+        self.steps_left = int(is_checked)
 
     def plan_next(self) -> None:
         self._checks += 1

@@ -83,13 +83,11 @@ def _is_seeded(generator: Any, seed: int | None) -> bool:
 
 
 def shareable(variables: Mapping[str, str]) -> list[str] | None:
-    """The libraries in this process that a zygote can import for other workers of the same envs.
-
-    None if workers of these envs must share none, because that could make a difference: the envs have changed one of
-    these variables, with which they began, and which a library may read; or this process has threads, and a zygote
-    that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process. Where there are
-    no zygotes, there is nothing to share.
-    """
+    """The libraries in this process that a zygote can import for other workers of the same envs."""
+    # None if workers of these envs must share none, because that could make a difference: the envs have changed one of
+    # these variables, with which they began, and which a library may read; or this process has threads, and a zygote
+    # that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process. Where there
+    # are no zygotes, there is nothing to share.
     libraries = shared(sys.modules)
     if not libraries:
         return []
@@ -116,7 +114,6 @@ class SharedState:
         self._before = _state()
 
     def changed(self) -> list[str]:
-        """The names in ``SHARED`` whose state has changed."""
         now = _state()
         return [each for each in SHARED if now[each] != self._before[each]]
 
@@ -167,11 +164,9 @@ LAYERS_MAX = 100
 
 
 def may_share_process(env: Any, runner: Any) -> bool:
-    """True if the env, its wrappers, the objects that they hold, and its runner's class are of known packages.
-
-    A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
-    count: it waits for the screen.
-    """
+    """True if the env, its wrappers, the objects that they hold, and its runner's class are of known packages."""
+    # A wrapper may hold a function of the program, and an env its task. An env with ``render_mode="human"`` does not
+    # count: it waits for the screen.
     if getattr(env, "render_mode", None) == "human":
         return False
     layers: list[Any] = [runner]

@@ -41,10 +41,9 @@ from envhub_server.worker.shared_process import SharedState, reseed
 
 
 class WorkerPoller:
-    """Waits for descriptors, by one of its own that env code does not close by accident.
+    """Waits for descriptors, by one of its own that env code does not close by accident."""
 
-    ``wait``: returns the descriptors that are ready, each with its events, once there are any.
-    """
+    # ``wait``: returns the descriptors that are ready, each with its events, once there are any.
 
     def __init__(self) -> None:
         with contextlib.closing(select.epoll()) as made:
@@ -55,7 +54,6 @@ class WorkerPoller:
         self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
 
     def unregister(self, descriptor: int) -> None:
-        """Cease to wait for the descriptor; raises ``OSError``."""
         self._epoll.unregister(descriptor)
 
     def close(self) -> None:
@@ -82,7 +80,6 @@ class Bells:
         self._of_drivers = {DRIVER_HUB: descriptors.hub_done_bell, DRIVER_CLIENT: descriptors.client_done_bell}
 
     def watch(self, spin_us: int) -> None:
-        """Begin to be woken by the bells, and to spin for this long before the worker parks."""
         hub_bell, client_bell = self.waking
         self._poller.register(hub_bell)
         self._poller.register(client_bell, edges=True)
@@ -182,8 +179,8 @@ class Stepper:
         self._batches, self._look_at = 0, LOOK_FIRST
         self._shared: SharedState | None = None  # None once the hub knows of a change
 
-    def attach(self, arena: Arena) -> None:
-        self._arena = arena
+    def attach(self, arena: Arena, spin_us: int) -> None:
+        self._arena, self._spin_us = arena, spin_us
         self._request: Any = arena.request.data
         self._done: Any = arena.done.data
         self._op = arena.op.data
@@ -191,14 +188,14 @@ class Stepper:
         mine = as_slice(self._envs.indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
 
-    def serve(self, serve: control.Serve, spin_us: int) -> None:
+    def serve(self, serve: control.Serve) -> None:
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
         for group in self._envs.groups:
             group.take_place(seeds, failure, serve.info, objects)
         self._reseed(seeds)
         self._progress.resume()
-        self._bells.watch(spin_us)
+        self._bells.watch(self._spin_us)
         if len(self._envs.groups) > 1:
             self._shared = SharedState()
         self.serve_rows()  # rows may have been posted, and rung for, before
@@ -217,7 +214,6 @@ class Stepper:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """True if a row has a pending step that needs no message."""
         return bool(self._my_request != self._my_done and self._posted())
 
     def _posted(self) -> list[RowGroup]:
@@ -302,7 +298,6 @@ class Stepper:
     # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset(self, reset: control.ResetRows) -> None:
-        """Reset the rows of the message; the others repeat their last observations."""
         seeds = dict(zip(reset.rows, reset.seeds))
         each = dict(zip(reset.rows, reset.options_each))
         self._reseed(seeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,6 @@ class TraceWriter(Trace):
     """Notes what the envs of this process are asked."""
 
     def __init__(self, layout: TraceLayout, descriptor: int, arena: Arena, groups: Sequence[Any]) -> None:
-        """Note the requests of these groups, whose rows are in ``arena``; as ``Trace``."""
         super().__init__(layout, descriptor)
         self._groups, self._is_batch, self._batches = groups, layout.groups < layout.rows, layout.batches
         self._numbers = {index: number for number, group in enumerate(groups) for index in group.indices}
@@ -37,13 +37,11 @@ class TraceWriter(Trace):
         self._codes = [-1] * len(self._code_words)
 
     def step(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
-        """Note that these groups are about to be stepped; ``out_of_band`` has, by row, actions of no fixed size."""
         index, batch = groups[0].index, self.words[0]
         place = batch % self._batches
-        if out_of_band:
-            for row, blob in out_of_band.items():
-                if row in self._numbers:
-                    self._note(self._numbers[row], ACTION, row, blob if is_plain(blob) else None)
+        for row, blob in out_of_band.items():
+            if row in self._numbers:
+                self._note(self._numbers[row], ACTION, row, blob if is_plain(blob) else None)
         for words, code in zip(self._code_words, self._codes):
             if words[index] != code:
                 self._copy_by([words[index] for words in self._code_words])
@@ -158,19 +156,17 @@ def _items(data: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def _encoded(value: Any) -> bytes | None:
-    try:
+    with contextlib.suppress(Exception):  # of a foreign class
         return codec.encode(value)
-    except Exception:  # of a foreign class
-        return None
+    return None
 
 
 def _generator(env: Any) -> bytes:
     """The env's random number generator, encoded; empty where it has none of NumPy's that can be carried."""
-    try:
-        bit_generator = bit_generator_of(env)
-        return b"" if bit_generator is None else codec.encode(np.random.Generator(bit_generator))
-    except Exception:  # an attribute of a foreign class may raise anything, and is no part of the env's interface
-        return b""
+    with contextlib.suppress(Exception):  # an attribute of a foreign class may raise anything
+        if (bit_generator := bit_generator_of(env)) is not None:
+            return codec.encode(np.random.Generator(bit_generator))
+    return b""
 
 
 def bit_generator_of(env: Any) -> Any:

@@ -32,7 +32,7 @@ from envhub_server.ipc import control, process_marks, replay_file
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.process_marks import PR_SET_PDEATHSIG, die_with_hub, prctl, unmute_warnings
 from envhub_server.worker import process
-from envhub_server.worker.context import Host, StackDumps
+from envhub_server.worker.context import Host
 from envhub_server.worker.env_sources import remember_registry, remember_variables
 from envhub_server.worker.process import Worker
 from envhub_server.worker.shared_process import reseed
@@ -45,10 +45,8 @@ TRACE_BYTES = 1 << 14
 
 
 def warm_up() -> bool:
-    """Execute once what a worker does, and leave no descriptor behind; returns whether that succeeded.
-
-    Where it does not succeed, as in an interpreter without that env, workers start more slowly.
-    """
+    """Execute once what a worker does, and leave no descriptor behind; returns whether that succeeded."""
+    # Where it does not succeed, as in an interpreter without that env, workers start more slowly.
     remember_registry()
     remember_variables()
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
@@ -117,7 +115,6 @@ PR_SET_NAME = 15
 
 
 def main(descriptor: int, hub: int, ready: Callable[[], None]) -> None:
-    """Call ``ready``, and fork workers until the hub sends ``Retire`` or is killed."""
     keep_freed_memory()
     warm_up()
     # From now on the zygote outlives the hub. If it was stopped, the end of the hub must continue it.
@@ -206,7 +203,7 @@ class Zygote:
         unmute_warnings()
         self._mark.renew(os.getpid())
         name_process("envhub-worker")
-        stack_dumps = StackDumps(*ends[1:])
+        host = Host(*ends[1:])
         unblock_job_signals()
         reseed()
         channel = Channel(socket.socket(fileno=ends[0]))
@@ -217,11 +214,10 @@ class Zygote:
             channel.send(control.Born(os.getpid()))
         except ChannelClosed:
             os._exit(0)  # the hub no longer needs this worker
-        process.main(channel, stack_dumps)
+        process.main(channel, host)
 
 
 def refuse(descriptor: int, error: OSError) -> None:
-    """Send the hub why a worker could not be forked, and close the worker's end of the channel."""
     channel = Channel(socket.socket(fileno=descriptor))
     with contextlib.suppress(ChannelClosed):
         channel.send(control.NotBorn(str(error)))
@@ -229,7 +225,6 @@ def refuse(descriptor: int, error: OSError) -> None:
 
 
 def name_process(name: str) -> None:
-    """Give this process the name that ``ps`` and ``top`` show; at most 15 bytes."""
     prctl(PR_SET_NAME, name.encode())
 
 

@@ -1,13 +1,47 @@
-"""The parser of the command line, with all commands."""
+"""The parser of the command line, with all commands; a command's module is imported when it is run."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Annotated, get_args
+
 import cyclopts
 from cyclopts import Parameter
+from rich.console import Console
 
-from envhub.cli import bench, fleet, hubs, keys, replays, serve
-from envhub.cli.parameters import no_empty_path, shown_default
+from envhub.options import no_path
 from envhub.secret import hidden
+
+
+def _positive(type_: object, seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
+
+
+Seconds = Annotated[float, Parameter(validator=_positive)]
+KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
+
+
+def shown_default(value: object) -> str | None:
+    """Text of a default in the help; None for a flag that is off, and where nothing is given by default."""
+    return str(value) if value or (value == 0 and value is not False) else None
+
+
+def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
+    """Refuse a path that is empty, as of a variable that is not set: it would be the current folder; and a URL.
+
+    Raises ``ValueError``.
+    """
+    for argument in arguments:
+        if Path in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if why := no_path(token.value):
+                    raise ValueError(f"{argument.name}: {why}")
+
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
 
 app = cyclopts.App(
     name="envhub",
@@ -19,23 +53,16 @@ app = cyclopts.App(
     error_formatter=lambda error: cyclopts.CycloptsPanel(hidden(str(error))),
 )
 app.register_install_completion_command()
-
-keys_app = cyclopts.App(name="keys", help="Admit clients to a hub by keys, list them and remove them.")
-app.command(keys_app)  # before its own commands, which get the groups of ``app`` through it
-keys_app.command(keys.add)
-keys_app.command(keys.list_clients, name="list")
-keys_app.command(keys.remove)
-fleet_app = cyclopts.App(
-    name="fleet", help="Several hubs together: list them and what they do, start and end them on a Ray cluster."
-)
-app.command(fleet_app)
-fleet_app.command(fleet.ls)
-fleet_app.command(fleet.up)
-fleet_app.command(fleet.scale)
-fleet_app.command(fleet.logs, show=False)
-fleet_app.command(fleet.down)
-for command in (
-    *(serve.serve, hubs.health, keys.keygen, keys.login, keys.logout, hubs.ls, hubs.envs),
-    *(bench.demo, bench.bench, replays.replays, replays.replay),
+# Before their own commands, which get the groups of ``app`` through them.
+app.command(keys := cyclopts.App(name="keys", help="Admit clients to a hub by keys, list them and remove them."))
+fleet_help = "Several hubs together: list them and what they do, start and end them on a Ray cluster."
+app.command(fleet := cyclopts.App(name="fleet", help=fleet_help))
+for group, names in (
+    (app, ("serve:serve", "serve:bench", "serve:demo", "serve:replays", "serve:replay")),
+    (app, ("hubs:health", "hubs:ls", "hubs:envs", "keys:keygen", "keys:login", "keys:logout")),
+    (keys, ("keys:add", "keys:list_clients", "keys:remove")),
+    (fleet, ("hubs:list_fleet", "hubs:up", "hubs:scale", "hubs:down")),
 ):
-    app.command(command)
+    for name in names:
+        command = name.partition(":")[2]
+        group.command(f"envhub.cli.{name}", name={"list_clients": "list", "list_fleet": "ls"}.get(command, command))

@@ -1,13 +1,24 @@
-"""Commands that ask hubs: ``health``, ``ls`` and ``envs``."""
+"""Commands that ask hubs, ``health``, ``ls`` and ``envs``, and those of ``envhub fleet``, for several hubs together."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from envhub.cli.health import TIMEOUT_S, check
-from envhub.cli.parameters import Seconds, console, errors
-from envhub.cli.terminal import EXIT_FAILED, end, print_line
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from envhub.cli import TIMEOUT_S, check
+from envhub.cli.commands import Seconds, console, errors
+from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_line
+from envhub.errors import EnvHubError, only_linux
+from envhub.transport import address as addresses
+
+if TYPE_CHECKING:
+    from envhub.fleet import Fleet
 
 
 def health(address: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> None:
@@ -30,9 +41,6 @@ def ls() -> None:
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
 
-    from envhub.errors import EnvHubError
-    from envhub.transport import address
-
     def state(hub: Any) -> str:
         try:
             with connect(hub, timeout=2.0) as client:
@@ -41,14 +49,14 @@ def ls() -> None:
             return str(error)
 
     try:
-        of_environment = address.of_environment()
+        of_environment = addresses.of_environment()
     except EnvHubError as error:
         end("ls", error)
     hubs = {name: name for name in known_hubs.names()}
     if of_environment is not None:
-        hubs.setdefault(address.written(of_environment), of_environment)
+        hubs.setdefault(addresses.written(of_environment), of_environment)
     if sys.platform == "linux":
-        hubs.setdefault(address.default_address(), address.default_address())
+        hubs.setdefault(addresses.default_address(), addresses.default_address())
     with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
             print_line(f"{name}: {answer}")
@@ -70,10 +78,133 @@ def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> 
     """
     from envhub_client.tools.console import print_envs
 
-    from envhub.errors import EnvHubError
-
     try:
         if not print_envs(console, errors, address, pattern, timeout):
             sys.exit(EXIT_FAILED)
     except EnvHubError as error:
         end("envs", error, EXIT_FAILED)
+
+
+HubCount = Annotated[int, Parameter(validator=Number(gte=1))]
+RayAddress = Annotated[
+    str,
+    Parameter(help="Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine."),
+]
+
+
+def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
+    """List the hubs of fleets and what each does; the exit status is 1 if one of them does not answer.
+
+    Parameters
+    ----------
+    hub
+        A hub's address or name, or a name for several: ``dns://NAME:PORT`` for those at a name's addresses,
+        ``ray://FLEET`` for a fleet on Ray; without any, that of ENVHUB_ADDRESS.
+    json
+        Print a JSON list, with an object for each hub.
+    timeout
+        Seconds for the answers of all hubs together.
+    """
+    import msgspec
+    from envhub_client.tools.console import reports, table
+
+    try:
+        of_environment = addresses.of_environment()
+        hubs = hub or ([] if of_environment is None else [of_environment])
+        rows = reports(hubs, timeout)
+    except EnvHubError as error:
+        end("fleet ls", error, EXIT_FAILED)
+    if not hubs:
+        end("fleet ls", f"name the hubs to list, or set {addresses.ENVIRONMENT_VARIABLE}")
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        for line in table(rows):
+            console.print(line, markup=False, soft_wrap=True)
+        for row in rows:
+            if row.why:
+                errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
+    if not rows:
+        errors.print(f"no hub is there: {' '.join(hub)}", markup=False, soft_wrap=True)
+    sys.exit(0 if rows and all(row.answers for row in rows) else EXIT_FAILED)
+
+
+def up(
+    *env: str,
+    name: str,
+    hubs: HubCount = 1,
+    cpus_per_hub: float = 1.0,
+    config: Path | None = None,
+    ray: RayAddress = "auto",
+) -> None:
+    """Start a fleet on a Ray cluster, and wait until all of its hubs serve. Needs the extra "ray".
+
+    Clients that are connected to Ray, or on a node of it, connect with ``hub="ray://NAME"``.
+
+    Parameters
+    ----------
+    env
+        An env that each hub offers, as ``envhub serve`` takes it. Without any, here and in the file, every registered
+        id.
+    name
+        Name of the fleet.
+    hubs
+        Number of hubs, which Ray spreads over the nodes.
+    cpus_per_hub
+        Number of CPUs that Ray reserves for each hub, and that the hub plans its workers with.
+    config
+        A configuration file of ``envhub serve``. Paths in it are those of the nodes.
+    """
+    with connected_to_ray("fleet up", ray) as fleets:
+        fleet = fleets.up(name, env, hubs=hubs, cpus_per_hub=cpus_per_hub, config=config)
+        _print_hubs(fleet)
+        console.print(f'connect with hub="ray://{name}"')
+
+
+def scale(name: str, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
+    """Change the number of hubs of a fleet: start some, or drain those of the highest numbers.
+
+    Parameters
+    ----------
+    name
+        Name of the fleet.
+    hubs
+        Number of hubs that it then has.
+    """
+    with connected_to_ray("fleet scale", ray) as fleets:
+        fleet = fleets(name)
+        fleet.scale(hubs)
+        _print_hubs(fleet)
+
+
+def down(name: str, *, ray: RayAddress = "auto") -> None:
+    """Drain the hubs of a fleet, and end it.
+
+    Parameters
+    ----------
+    name
+        Name of the fleet.
+    """
+    with connected_to_ray("fleet down", ray) as fleets:
+        fleets(name).down()
+
+
+def _print_hubs(fleet: Fleet) -> None:
+    for hub in fleet.ls():
+        console.print(f"{hub.index}: {hub.state} {hub.address or hub.why}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
+    """Connect to a Ray cluster that exists, and yield ``Fleet``; print an expected error as one line."""
+    if sys.platform != "linux":
+        end(command, only_linux(f"envhub {command}"))
+    with errors_in_a_line(command):
+        from envhub.fleet import Fleet
+        from envhub.fleet.fleet import connect
+
+        connect(address)
+        try:
+            yield Fleet
+        except ValueError as error:
+            end(command, error, EXIT_FAILED)

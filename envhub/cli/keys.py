@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from envhub.cli.parameters import KeyText
+from envhub.cli.commands import KeyText
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
 
 

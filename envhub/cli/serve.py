@@ -1,7 +1,10 @@
-"""Command ``envhub serve``."""
+"""Commands that run envs on this machine: ``serve``, ``bench``, ``demo``, ``replays`` and ``replay``."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,9 +12,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli.parameters import console, errors
-from envhub.cli.terminal import EXIT_KEYS, end
-from envhub.options import RETIRED, HubArguments
+from envhub.cli.commands import console, errors
+from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_line
+from envhub.errors import printable
+from envhub.options import HubArguments
 from envhub.secret import hidden
 
 
@@ -19,9 +23,6 @@ def serve(
     *env: str,
     config: Path | None = None,
     options: Annotated[HubArguments | None, Parameter(name="*")] = None,
-    announce: Annotated[str | None, Parameter(show=False)] = None,
-    audit: Annotated[str | None, Parameter(show=False)] = None,
-    replays_max: Annotated[str | None, Parameter(show=False)] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
 
@@ -71,9 +72,6 @@ def serve(
         for name, why in hub.unready().items():
             console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
 
-    for name, given in (("announce", announce), ("audit", audit), ("replays_max", replays_max)):
-        if given is not None:
-            end("serve", RETIRED[name])
     try:
         hub_config = config_of(env, options, config)
     except ValueError as error:
@@ -85,3 +83,127 @@ def serve(
         end("serve", error)
     except KeysError as error:
         end("serve", error, EXIT_KEYS)
+
+
+def bench(
+    env: list[str],
+    *,
+    num_envs: Annotated[str, Parameter(alias="-n")] = "1,16,64",
+    seconds: float = 1.0,
+    repeats: int = 3,
+    json: bool = False,
+) -> None:
+    """Time the ways to step your env on this machine, and say which is fastest, and why.
+
+    The ways are Gymnasium's SyncVectorEnv and AsyncVectorEnv, a private hub, and a hub over ipc and over tcp; by shared
+    memory, and over tcp by messages. They are timed in turn, in one run.
+
+    Parameters
+    ----------
+    env
+        Env to step, as ``envhub serve`` takes it: a Gymnasium id, ``module:id``, or ``name=module:factory``; may be
+        given more than once.
+    num_envs
+        Numbers of envs, separated by commas, such as 1,4,16,64,256. AsyncVectorEnv is left out above 256, since it
+        takes a process for each env.
+    seconds
+        Seconds that each measurement lasts.
+    repeats
+        Number of times that every way is measured; medians are shown, and how far the repeats differ.
+    json
+        Print one JSON object for each env and number of envs instead of a table.
+    """
+    try:
+        sizes = [int(size) for size in num_envs.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
+        end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
+    from envhub_client.tools.bench import run
+
+    with errors_in_a_line("bench"):
+        run(console, env, sizes, seconds, repeats, json)
+
+
+def demo() -> None:
+    """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
+    from envhub_client.tools import bench
+
+    with errors_in_a_line("demo"):
+        bench.demo(console)
+
+
+def replays(folder: Path | None = None) -> None:
+    """List the failures of envs that can be run again, the newest first.
+
+    A line has the name that ``envhub replay`` takes, the time and the failure; in a pipe with tabs between them.
+
+    Parameters
+    ----------
+    folder
+        Folder of a hub's replays (``envhub serve --replays``). By default that of this user's hubs.
+    """
+    from envhub_client.tools.console import print_rows
+    from envhub_server.catalog.replay_folder import files_in
+    from envhub_server.replay import listed
+
+    if folder is not None and not folder.is_dir():
+        end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
+    rows, chosen = [], folder or _own_folder()
+    for path, _ in files_in(chosen):
+        with contextlib.suppress(FileNotFoundError):  # a hub has removed it meanwhile
+            rows.append(listed(path))
+    print_rows(console, ("name", "time", "failure"), rows)
+    if not rows:
+        print_error(f"there is no replay in {chosen}")
+
+
+def replay(
+    file: Path,
+    *,
+    pdb: Annotated[bool, Parameter(name="--pdb")] = False,
+    trust: Annotated[bool, Parameter(name="--trust")] = False,
+) -> None:
+    """Run an env that failed again, and say whether it fails in the same way; exit with 1 if it does not.
+
+    It runs in a process of its own, with the interpreter and in the folder of the env that failed, and gets the
+    same requests since a reset. Steps count from 0, resets included.
+
+    A file names the program and the modules that are run, which are printed first. A file that is not yours, or not in
+    the folder of your hubs, is run with --trust only.
+
+    Parameters
+    ----------
+    file
+        File, or a name that ``envhub replays`` lists, and that ``infos["env_failure"]`` has as ``replay``.
+    pdb
+        Start pdb at the step that failed, or at the exception that it raised.
+    trust
+        Run what the file names, wherever it comes from. It may run any code.
+    """
+    from envhub_server.catalog.replay_folder import default_path
+    from envhub_server.ipc.replay_file import SUFFIX
+    from envhub_server.replay import ReplayError, announced, is_own, run
+
+    path = file if file.exists() else _own_folder() / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
+    if not path.exists():
+        end("replay", f"there is neither {file} nor {path}; `envhub replays` lists the names")
+    try:
+        print_error(announced(path))
+        if not trust and not is_own(path, default_path(os.environ)):
+            why = "it is no file of yours in the folder of your hubs, or another user could replace it there"
+            end("replay", f"{path} is not run, for {why}; --trust runs it")
+        verdict = run(path, pdb)
+    except ReplayError as error:
+        end("replay", error)
+    print_line(printable(verdict.text))
+    sys.exit(0 if verdict.alike else EXIT_FAILED)
+
+
+def _own_folder() -> Path:
+    from envhub_server.catalog.replay_folder import default_path
+
+    folder = default_path(os.environ)
+    if folder is None:
+        end("replays", "ENVHUB_REPLAYS is off; name the folder")
+    return folder

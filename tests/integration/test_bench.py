@@ -16,7 +16,7 @@ from envhub_client.tools.bench import Result
 from gymnasium.vector import AsyncVectorEnv
 from rich.console import Console
 
-from envhub.cli import commands
+from envhub.cli import serve
 from envhub.errors import RequestRefused
 
 WAYS = ["AsyncVectorEnv", "SyncVectorEnv", "private hub", "hub over ipc", "hub over tcp"]
@@ -123,5 +123,5 @@ def test_table_of_the_largest_numbers_fits_into_80_columns() -> None:
 @pytest.mark.parametrize("wrong", [{"num_envs": ""}, {"num_envs": "0"}, {"seconds": 0.0}, {"repeats": 0}])
 def test_bench_refuses_numbers_that_measure_nothing(wrong: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        commands.bench.bench(["CartPole-v1"], **wrong)
+        serve.bench(["CartPole-v1"], **wrong)
     assert ended.value.code == 2 and "envhub bench: -n takes numbers of envs" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from envhub_server.serve import check_config, config_of
 from hubs import ServedHub, serve
 from image_files import DOCKERFILE, HEALTH, IMAGE, ROOT, command, config, instruction
 
-from envhub.cli import commands
+from envhub.cli import commands, hubs
 from envhub.transport import address
 
 COMPOSE = (ROOT / "docker" / "compose.yaml").read_text()
@@ -40,7 +40,7 @@ def test_health_is_asked_by_the_command_line() -> None:
     (test,) = re.findall(r"^ +test: (.+)$", COMPOSE, re.MULTILINE)
     assert json.loads(test) == ["CMD", *HEALTH]
     health, _, unknown = commands.app.parse_args(HEALTH[1:], exit_on_error=False, print_error=False)[:3]
-    assert health is commands.hubs.health
+    assert health is hubs.health
     assert not unknown
 
 

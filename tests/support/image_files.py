@@ -9,7 +9,7 @@ from pathlib import Path
 from envhub_server.config import HubConfig
 from envhub_server.serve import config_of
 
-from envhub.cli import commands
+from envhub.cli import commands, serve
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -30,7 +30,7 @@ def command(text: str = IMAGE) -> list[str]:
 def config(arguments: list[str]) -> HubConfig:
     """Read arguments of ``envhub serve`` by the real command line."""
     serving, bound, unknown = commands.app.parse_args(arguments, exit_on_error=False, print_error=False)[:3]
-    assert serving is commands.serve.serve
+    assert serving is serve.serve
     assert not unknown
     given = bound.arguments
     return config_of(given.get("env", ()), given.get("options"), given.get("config"))

@@ -20,8 +20,8 @@ from envhub_server.network.key_folder import KeyFolder
 from rich.console import Console
 
 from envhub import cli
-from envhub.cli import commands, health, terminal
-from envhub.cli.parameters import shown_default
+from envhub.cli import commands, hubs, terminal
+from envhub.cli.commands import shown_default
 from envhub.options import HubOptions, RecycleOptions, Size, kinds_of
 from envhub.transport.keys import key_of, text_of
 
@@ -74,16 +74,22 @@ def test_empty_path_is_not_the_current_folder(
             "a clone of the repository: cd tests && python -m conformance.kit",
         ),
         (["record", "CartPole-v1", "runs", "--episodes", "3"], "envhub.make_vec(..., record=FOLDER)"),
+        (["fleet", "logs", "sims", "0"], "`ray logs actor --id ID`"),
+        (["fleet", "up", "CartPole-v1", "--announce", "hubs"], "by dns://NAME:PORT or by ray://FLEET"),
+        (["serve", "CartPole-v1", "--announce=hubs"], "by dns://NAME:PORT or by ray://FLEET"),
+        (["serve", "--audit", "audit"], "the lines of the hub's log with audit=true say who did what"),
+        (["serve", "--replays-max", "3"], "the files of replays are limited by their bytes"),
+        (["replay", "CartPole-v1-0", "--until", "1"], "--pdb stops in the step that failed"),
     ],
 )
-def test_command_that_is_no_more_names_the_way_that_is_left(
+def test_command_or_option_that_is_no_more_names_the_way_that_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], way: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["envhub", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == terminal.EXIT_USAGE
-    assert f"envhub {arguments[0]}: " in (said := capsys.readouterr().err) and way in said
+    assert f"envhub {arguments[0]}" in (said := capsys.readouterr().err) and way in said
 
 
 @pytest.mark.parametrize("output", ["/dev/full", None])
@@ -185,12 +191,12 @@ def test_login_without_an_input_is_told_in_a_line(
     ],
 )
 def test_health_reads_a_plain_command_line_as_the_parser_does(line: str, is_plain: bool) -> None:
-    plain = health.plain_arguments(["health", *line.split()])
+    plain = cli.plain_arguments(["health", *line.split()])
     assert (plain is not None) == is_plain
     if plain is not None:
         command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
         bound.apply_defaults()
-        assert command is commands.hubs.health and not unknown
+        assert command is hubs.health and not unknown
         assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
 
 
@@ -203,8 +209,8 @@ def test_health_reads_a_plain_command_line_as_the_parser_does(line: str, is_plai
     ],
 )
 def test_health_leaves_any_other_command_line_to_the_parser(line: str) -> None:
-    assert health.plain_arguments(line.split()) is None
-    assert health.plain_arguments(["health", ""]) is None
+    assert cli.plain_arguments(line.split()) is None
+    assert cli.plain_arguments(["health", ""]) is None
 
 
 # --- help -------------------------------------------------------------------------------------------------------------

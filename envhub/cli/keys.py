@@ -32,8 +32,7 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
 
     from envhub.errors import AddressError, KeysError
     from envhub.transport import sockets
-    from envhub.transport.address import parse_hub
-    from envhub.transport.keys import HubKeys, key_of, quoted, text_of, token_of
+    from envhub.transport.address import HubKeys, key_of, parse_hub, quoted, text_of, token_of
 
     with with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
@@ -68,7 +67,7 @@ def list_clients(*, keys: Path) -> None:
     from envhub_server.network.key_folder import KeyFolder
 
     from envhub.errors import KeysError
-    from envhub.transport.keys import text_of
+    from envhub.transport.address import text_of
 
     with with_secrets("keys list"):
         if not keys.is_dir():
@@ -102,7 +101,7 @@ def remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    from envhub.transport.keys import key_of
+    from envhub.transport.address import key_of
 
     with with_secrets("keys remove"):
         KeyFolder(keys).remove(name, None if key is None else key_of(key))

@@ -144,8 +144,7 @@ def replays(folder: Path | None = None) -> None:
         Folder of a hub's replays (``envhub serve --replays``). By default that of this user's hubs.
     """
     from envhub_client.tools.console import print_rows
-    from envhub_server.catalog.replay_folder import files_in
-    from envhub_server.replay import listed
+    from envhub_server.replay import files_in, listed
 
     if folder is not None and not folder.is_dir():
         end("replays", f"there is no folder {folder}; name the one of `envhub serve --replays`, or none")
@@ -181,9 +180,8 @@ def replay(
     trust
         Run what the file names, wherever it comes from. It may run any code.
     """
-    from envhub_server.catalog.replay_folder import default_path
     from envhub_server.ipc.replay_file import SUFFIX
-    from envhub_server.replay import ReplayError, announced, is_own, run
+    from envhub_server.replay import ReplayError, announced, default_path, is_own, run
 
     path = file if file.exists() else _own_folder() / f"{file.name.removesuffix(SUFFIX)}{SUFFIX}"
     if not path.exists():
@@ -201,7 +199,7 @@ def replay(
 
 
 def _own_folder() -> Path:
-    from envhub_server.catalog.replay_folder import default_path
+    from envhub_server.replay import default_path
 
     folder = default_path(os.environ)
     if folder is None:

@@ -18,14 +18,23 @@ from typing import Any
 import ray
 
 from envhub.errors import AddressError, EnvHubError, HubUnreachable
-from envhub.fleet.hub_actor import CALLS_MAX, FleetHub, HubAccess, HubActor, HubSettings
-from envhub.fleet.names import HUBS_MAX, NAMESPACE, actor_name, check_fleet_name, hub_of
+from envhub.fleet.hub_actor import (
+    CALLS_MAX,
+    HUBS_MAX,
+    NAMESPACE,
+    FleetHub,
+    HubAccess,
+    HubActor,
+    HubSettings,
+    actor_name,
+    hub_of,
+)
 from envhub.secret import hidden
-from envhub.transport.keys import quoted
+from envhub.transport.address import check_fleet_name, quoted
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
-DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.kept_hub``
+DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.hub_actor``
 ACTOR_TIMEOUT_S = 30.0  # for Ray to end actors
 POLL_S = 0.2
 

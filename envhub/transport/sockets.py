@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import zmq
 from zmq.utils import z85
 
 from envhub.secret import Secret
-from envhub.transport.address import Address
-from envhub.transport.keys import HubKeys
+from envhub.transport.address import Address, HubKeys
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -190,3 +192,81 @@ def _property(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int
         return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:
         return otherwise
+
+
+def seed_routing_ids() -> None:
+    """Make the routing ids of the next ROUTER begin at a random number.
+
+    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and aborts if a peer has chosen the next
+    number as its own id. So any peer that can guess the numbers could end the hub.
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
+
+
+RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
+LINGER_MS = 2000
+
+_MONITORED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+
+class Router:
+    """The ROUTER of one hub, and its monitor. It owns both, and their context.
+
+    Attributes:
+        descriptor: readable when the ROUTER may have a message.
+        monitor_descriptor: likewise, of the monitor.
+    """
+
+    def __init__(self) -> None:
+        self.context: Any = None  # of libzmq
+        self.socket: Any = None  # the ROUTER
+        self._monitor: Any = None
+        self.descriptor = self.monitor_descriptor = -1
+        # Called without arguments, returns a true value if a message can be read. ``getsockopt(zmq.EVENTS)`` would take
+        # twice the time to say it: pyzmq makes an enum of the option.
+        self.is_readable: Callable[[], Sequence[Any]] = lambda: ()
+
+    def open(self, message_bytes_max: int) -> None:
+        """Make the sockets; a larger frame ends its connection."""
+        self.context = zmq.Context()
+        begin_zero_copy(self.context)
+        seed_routing_ids()
+        router = open_socket(self.context, zmq.ROUTER, message_bytes_max, RECEIVE_QUEUE_MESSAGES_MAX)
+        self.socket = router
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.LINGER, LINGER_MS)
+        # No heartbeats of its own: libzmq (4.3.5) aborts at one of a connection that ended while its queue was full.
+        # Those of the clients say for how long they may be silent; the kernel asks after a client that sends none.
+        router.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+        router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+        router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        self._monitor = open_monitor(router, _MONITORED)
+        self.descriptor, self.monitor_descriptor = router.FD, self._monitor.FD
+        # ``POLLIN`` as a plain number, as above.
+        self.is_readable = functools.partial(zmq.zmq_poll, [(router, int(zmq.POLLIN))], 0)
+
+    @property
+    def is_open(self) -> bool:
+        return self.socket is not None
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        while self._monitor.poll(0):
+            yield read_monitor(self._monitor, zmq.NOBLOCK)
+
+    def reaches(self, peer: bytes, frame: bytes) -> bool:
+        """Send a frame to the peer; returns False if its connection has ended."""
+        try:
+            send(self.socket, [peer, frame])
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the sockets; what was sent goes on its way."""
+        self.socket.monitor(None, 0)
+        self._monitor.close()
+        self.socket.close()

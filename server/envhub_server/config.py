@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import resource
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -31,7 +34,11 @@ from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import Registry
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 from envhub_server.processes.worker_handle import counter
-from envhub_server.toml_text import TomlError, heading, key_text, read_toml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
@@ -150,6 +157,41 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
         return []
 
 
+_DIGITS = re.compile(r"[0-9][0-9_]*")
+_KEY = re.compile(r"^[ \t]*([^\s=#\[][^=\n#]*?)[ \t]*=", re.MULTILINE)
+BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but most write quotes
+
+
+class TomlError(ValueError):
+    """A text is not valid TOML; the message begins with the file's name, and says the problem and its place."""
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Read the table in a text; raises ``TomlError``."""
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+        return table
+    except RecursionError as error:
+        raise TomlError("cannot be read: its values are nested too deeply") from error
+    except tomllib.TOMLDecodeError as error:
+        quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
+        raise TomlError(f"is no TOML: {error}{quotes}") from error
+    except ValueError as error:  # of ``int``, which knows no place
+        longest = max(_DIGITS.finditer(text), key=lambda table: len(table[0]))
+        keys = _KEY.findall(text[: longest.start()])
+        line = text.count("\n", 0, longest.start()) + 1
+        why = f"a number has {len(longest[0])} digits, more than Python reads"
+        raise TomlError(f"cannot be read: {keys[-1] if keys else 'a key'} (at line {line}): {why}") from error
+
+
+def key_text(name: str) -> str:
+    return name if BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
+def heading(name: str) -> str:
+    return f"[envs.{key_text(name)}]"
+
+
 FILE_BYTES_MAX = 1 << 20
 OPTIONS, KEYS_OF_ENVS = kinds_of(HubOptions), kinds_of(EnvSettings)
 
@@ -198,7 +240,7 @@ def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> 
     try:
         Registry(tables={name: settings})
     except ValueError as error:  # the table's name or its ``env`` offers nothing
-        raise OptionError(f"{where.partition(': ')[0]}: {error}") from error
+        raise OptionError(f"{where}{error}") from error
     return settings
 
 

@@ -45,9 +45,9 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     from envhub.protocol.validation import SECONDS_MAX
     from envhub.transport.address import side_path
     from envhub_server import log
-    from envhub_server.catalog.replay_folder import default_path
     from envhub_server.config import HubConfig
     from envhub_server.network.descriptor_guard import DescriptorsShort
+    from envhub_server.replay import default_path
     from envhub_server.serve import run_hub
 
     log.configure(logging.ERROR)  # the terminal is the program's: write only errors

@@ -17,7 +17,6 @@ from envhub.process import prepare_hub_process
 from envhub.transport import address
 from envhub_server import config
 from envhub_server.catalog.registry import Registry
-from envhub_server.catalog.replay_folder import default_path
 from envhub_server.config import HubConfig
 from envhub_server.hub.hub import Hub
 from envhub_server.ipc.packages import remedy_of
@@ -30,6 +29,7 @@ from envhub_server.processes.interpreter import (
     ZygoteProcess,
     environment_of,
 )
+from envhub_server.replay import default_path
 
 PATH = "PYTHONPATH"
 

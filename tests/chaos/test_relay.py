@@ -12,8 +12,8 @@ import pytest
 from chaos.relay import Mischief, relay
 from chaos.trainer import Trainer
 from conformance.kit.raw_peer import RawPeer
+from envhub_server.network.connections import RIGHTS
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.rights import RIGHTS
 from hubs import ServedHub, serve
 from new_keys import address_of, admitted
 

@@ -18,8 +18,8 @@ import envhub
 from envhub.cli.commands import app
 from envhub.errors import AddressError, KeysError
 from envhub.files import weakness_of
-from envhub.fleet import kept_hub
-from envhub.fleet.kept_hub import HubFolder, KeptHub
+from envhub.fleet import hub_actor
+from envhub.fleet.hub_actor import HubFolder, KeptHub
 
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to other users")
@@ -131,10 +131,10 @@ def test_folders_are_removed_by_descriptor_and_none_behind_a_link(
     (fleets / "left/by").mkdir(parents=True)
     (fleets / "link").symlink_to(tmp_path / "home")
     fleets.rename(tmp_path / "moved")
-    with kept_hub._all_folders() as parent:
+    with hub_actor._all_folders() as parent:
         fleets.rmdir()
         fleets.symlink_to(tmp_path / "home")
-        kept_hub.remove_unowned(parent)
+        hub_actor.remove_unowned(parent)
     assert (tmp_path / "home/results").is_dir()
     fleets.unlink()
     (tmp_path / "moved").rename(fleets)

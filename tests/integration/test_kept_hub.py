@@ -18,7 +18,7 @@ import pytest
 from hubs import lives
 
 import envhub
-from envhub.fleet.kept_hub import LINE_BYTES_MAX, HubFolder, KeptHub, take_priority_of
+from envhub.fleet.hub_actor import LINE_BYTES_MAX, HubFolder, KeptHub, take_priority_of
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -73,8 +73,8 @@ def test_hub_that_cannot_start_is_tried_again_and_says_why() -> None:
 
 KEEPER = """
 import os, threading
-from envhub.fleet.kept_hub import HubFolder
-from envhub.fleet.kept_hub import KeptHub
+from envhub.fleet.hub_actor import HubFolder
+from envhub.fleet.hub_actor import KeptHub
 folder = HubFolder()
 hub = KeptHub(["CartPole-v1"], [f"ipc://{folder.path}/hub.sock"], os.environ)
 threading.Thread(target=hub.run, daemon=True).start()
@@ -105,7 +105,7 @@ def test_killed_keeper_takes_its_hub_along_and_the_next_one_removes_its_folder(
 
 
 def test_hub_takes_the_priority_of_another_process_or_says_that_it_may_not() -> None:
-    program = f"import sys; from envhub.fleet.kept_hub import take_priority_of; print(take_priority_of({os.getpid()}))"
+    program = f"import sys; from envhub.fleet.hub_actor import take_priority_of; print(take_priority_of({os.getpid()}))"
     program += "; import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
     ran = subprocess.run(["nice", "-n", "5", sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = ran.stdout.splitlines()

@@ -24,8 +24,8 @@ import zmq
 from conformance.kit.raw_peer import RawPeer
 from envhub_client.connection import known_hubs
 from envhub_client.tools.bench import served_hub
+from envhub_server.network.connections import Quotas
 from envhub_server.network.key_folder import KeyFolder
-from envhub_server.network.rights import Quotas
 from hubs import HERE, ServedHub, at_rest, free_port, listening, serve, wait_until
 from new_keys import address_of, admitted
 from zmq.utils.monitor import recv_monitor_message
@@ -37,8 +37,7 @@ from envhub.protocol.messages import Close, Hello, Op
 from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.secret import Secret
 from envhub.transport import sockets
-from envhub.transport.address import parse
-from envhub.transport.keys import HubKeys, keys_of, secret_text_of, token_of
+from envhub.transport.address import HubKeys, keys_of, parse, secret_text_of, token_of
 
 Admit = Callable[..., str]
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envhub_server.catalog.replay_folder import files_in, keep
 from envhub_server.network.connections import silent_s
+from envhub_server.replay import files_in, keep
 
 
 def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:

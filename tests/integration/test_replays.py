@@ -22,7 +22,6 @@ import pytest
 from brittle import CAUSES, Brittle, Tuned, tune
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
-from envhub_server.catalog import replay_folder
 from envhub_server.ipc import replay_file
 from envhub_server.worker.replayer import _notes
 from gymnasium.vector import AutoresetMode
@@ -76,7 +75,7 @@ def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    return [path for path, _ in replay_folder.files_in(folder)]
+    return [path for path, _ in replay.files_in(folder)]
 
 
 def calls_of(path: Path) -> list[str]:

@@ -28,7 +28,7 @@ import envhub
 from envhub.cli import commands
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, key_of, token_of
+from envhub.transport.address import HubKeys, key_of, token_of
 
 SIMBOX = "config/envhub/hubs/simbox"
 KEPT = {"config/envhub/client.key", "keys/server.key", SIMBOX}  # below the folder of a test

@@ -22,7 +22,7 @@ from hubs import HERE, ServedHub, lives, serve, wait_until
 
 import envhub
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
+from envhub.transport.address import HubKeys, token_of
 
 
 def command(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

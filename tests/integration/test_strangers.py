@@ -168,7 +168,7 @@ def test_worker_that_sends_a_number_out_of_bounds_is_ended(
 CLAIMS = 64
 FIRST_ROUTING_ID = """
 import zmq
-from envhub_server.network.listener import seed_routing_ids
+from envhub.transport.sockets import seed_routing_ids
 seed_routing_ids()
 with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
     dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")

@@ -14,7 +14,6 @@ import vector_sims
 from brittle import CAUSES
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
-from envhub_server.catalog import replay_folder
 from gymnasium.vector import AutoresetMode
 from hubs import serve, wait_until, worker_processes, written_replay
 
@@ -34,7 +33,7 @@ HANG_S = 3.0  # for envs that hang, and no others: a slow machine may stall
 
 
 def files_in(folder: Path) -> list[Path]:
-    return [path for path, _ in replay_folder.files_in(folder)]
+    return [path for path, _ in replay.files_in(folder)]
 
 
 def failures(envs: envhub.HubVectorEnv, count: int) -> dict[str, list[int]]:

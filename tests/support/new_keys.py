@@ -5,7 +5,7 @@ from __future__ import annotations
 from envhub_server.network.key_folder import KeyFolder
 
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, token_of
+from envhub.transport.address import HubKeys, token_of
 
 
 def admitted(keys: KeyFolder, name: str, may: str = "use", **quotas: int) -> str:

@@ -15,16 +15,20 @@ from envhub_server.network import connections as network_connections
 from envhub_server.network.access import OTHERS_S, Access
 from envhub_server.network.authenticator import DENIED_S
 from envhub_server.network.connections import (
+    ANYBODY,
     FULL_CHECKS,
     GONE_S,
     HELLO_S,
+    OWN_USER,
     PROGRESS_BYTES,
     PROGRESS_S,
     UNREAD_EACH_S,
     UNREAD_S,
     UNREAD_SHARE_MIN,
     Connections,
+    Holder,
     KnownConnection,
+    Quotas,
     silent_s,
 )
 from envhub_server.network.key_folder import KeyFolder
@@ -41,13 +45,12 @@ from envhub_server.network.proxy_page import (
     WORDS,
     PageEntry,
 )
-from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 from hubs import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
 from envhub.protocol.messages import Op
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys
+from envhub.transport.address import HubKeys
 
 ALICE = Holder("alice", quotas=Quotas(connections_max=2))
 NO_SOCKET = 1 << 20  # a descriptor; of whose connection that would be nobody knows

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from envhub_server.network.access import IPC_ORIGIN, REMOVED, Access
 from envhub_server.network.authenticator import ANYONE
+from envhub_server.network.connections import ANYBODY
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import (
@@ -24,11 +25,10 @@ from envhub_server.network.proxy_page import (
     WORDS,
     PageEntry,
 )
-from envhub_server.network.rights import ANYBODY
 from hubs import wait_until
 
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, text_of
+from envhub.transport.address import HubKeys, text_of
 
 DIRECT, PROXIED = 1 << 20, range((1 << 20) + 1, (1 << 20) + 4)  # descriptors of no connections
 HOST, ALICE = "192.0.2.7", b"alice".ljust(32, b"-")

@@ -14,16 +14,23 @@ import zmq
 from envhub_server.network import connections
 from envhub_server.network.access import CHANGED, IPC_ORIGIN, KEYS_S, REFUSED_S, REMOVED, UNKNOWN_KEY_S, Access
 from envhub_server.network.authenticator import OWN
-from envhub_server.network.connections import GONE_MAX, HELLO_S, UNREAD_S, Connections, KnownConnection
+from envhub_server.network.connections import (
+    ANYBODY,
+    GONE_MAX,
+    HELLO_S,
+    OWN_USER,
+    UNREAD_S,
+    Connections,
+    KnownConnection,
+)
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.network.proxy_page import EndedHandshake
-from envhub_server.network.rights import ANYBODY, OWN_USER
 from hubs import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
 from envhub.errors import AddressError, KeysError
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, text_of
+from envhub.transport.address import HubKeys, text_of
 
 DESCRIPTOR = 1 << 20  # of no connection
 HOST = "192.0.2.7"

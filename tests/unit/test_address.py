@@ -10,8 +10,7 @@ from envhub_client.connection import known_hubs
 import envhub
 from envhub.errors import AddressError
 from envhub.transport import address
-from envhub.transport.address import Address
-from envhub.transport.keys import text_of
+from envhub.transport.address import Address, text_of
 from envhub.transport.socket_file import user_text
 
 

@@ -36,12 +36,12 @@ PURE = [
 STEP_PATH = [
     "envhub/transport/sockets.py",
     "client/envhub_client/connection/zeromq_transport.py",
-    "server/envhub_server/network/listener.py",
     "server/envhub_server/hub/hub.py",
     "server/envhub_server/hub/gateway.py",
 ]
 SOCKETS = [
     *STEP_PATH,
+    "server/envhub_server/network/listener.py",
     "server/envhub_server/hub/connection_supervisor.py",
     "server/envhub_server/network/authenticator.py",
 ]
@@ -136,7 +136,7 @@ ROOMS = {
         "session": {"catalog", "ipc", "processes"},
         "worker": {"ipc"},
         "config.py": {"catalog", "processes"},
-        "private_hub.py": {"catalog", "hub", "ipc", "network", "processes"},
+        "private_hub.py": {"hub", "ipc", "network", "processes"},
         "replay.py": {"ipc", "processes"},
         "serve.py": {"catalog", "hub", "ipc", "processes"},
     },
@@ -303,17 +303,17 @@ BUDGETS = {
     "client/envhub_client/tools": (710, 6),
     "envhub": (1530, 15),
     "envhub/arena": (740, 5),
-    "envhub/cli": (970, 11),
-    "envhub/fleet": (720, 5),
+    "envhub/cli": (907, 6),
+    "envhub/fleet": (693, 3),
     "envhub/protocol": (1570, 6),
-    "envhub/transport": (800, 6),
+    "envhub/transport": (873, 5),
     "envhub/values": (2190, 9),
-    "server/envhub_server": (1355, 8),  # 75 are BackgroundThread, from hub
-    "server/envhub_server/catalog": (930, 6),
+    "server/envhub_server": (1387, 7),
+    "server/envhub_server/catalog": (816, 5),
     "server/envhub_server/hub": (3110, 12),
     "server/envhub_server/ipc": (1240, 7),
     "server/envhub_server/memory": (635, 4),
-    "server/envhub_server/network": (2790, 13),
+    "server/envhub_server/network": (2684, 11),
     "server/envhub_server/processes": (1610, 6),
     "server/envhub_server/session": (3740, 14),
     "server/envhub_server/worker": (4820, 20),
@@ -440,8 +440,7 @@ def test_stock_decoder_is_called_behind_the_check_only() -> None:
 REVEALING = {
     "envhub/cli/keys.py": 1,
     "envhub/fleet/hub_actor.py": 1,
-    "envhub/transport/address.py": 1,
-    "envhub/transport/keys.py": 4,
+    "envhub/transport/address.py": 5,
     "envhub/transport/sockets.py": 3,
     "client/envhub_client/connection/known_hubs.py": 2,
 }

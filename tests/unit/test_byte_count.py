@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.network.rights import Quotas
+from envhub_server.network.connections import Quotas
 from envhub_server.serve import config_of
 
 from envhub.cli import commands, terminal

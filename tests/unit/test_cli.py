@@ -23,7 +23,7 @@ from envhub import cli
 from envhub.cli import commands, hubs, terminal
 from envhub.cli.commands import shown_default
 from envhub.options import HubOptions, RecycleOptions, Size, kinds_of
-from envhub.transport.keys import key_of, text_of
+from envhub.transport.address import key_of, text_of
 
 KEY = "-" + "A" * 42  # one key in 64 begins so
 

@@ -10,7 +10,7 @@ import pytest
 from envhub_server.hub.directory import MINUTE_S, ClientUsage
 from envhub_server.hub.planner import Usage
 from envhub_server.memory.session_memory import ArenaBudget
-from envhub_server.network.rights import OWN_USER, Holder, Quotas
+from envhub_server.network.connections import OWN_USER, Holder, Quotas
 from sessions import ready
 
 from envhub.protocol.messages import Hosting

@@ -10,7 +10,7 @@ from envhub_client.connection.known_hubs import Member, members
 
 from envhub.errors import AddressError, HubUnreachable
 from envhub.secret import Secret
-from envhub.transport.keys import text_of
+from envhub.transport.address import text_of
 
 TOKEN = text_of(bytes(range(64)))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from envhub.errors import AddressError
-from envhub.fleet.names import actor_name, check_fleet_name, hub_name, hub_of
+from envhub.fleet.hub_actor import actor_name, hub_of
+from envhub.transport.address import check_fleet_name
 
 
 def test_actor_is_of_one_fleet_and_one_hub() -> None:
-    assert (actor_name("sims", 12), hub_name("sims", 12)) == ("envhub:sims:12", "sims/12")
+    assert actor_name("sims", 12) == "envhub:sims:12"
     assert hub_of("envhub:sims:12") == ("sims", 12)
     for name in ("envhub:sims", "envhub:sims:keeper", "sims:12", "other:sims:1", "envhub:a:b:1"):
         assert hub_of(name) is None

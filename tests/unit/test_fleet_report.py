@@ -11,7 +11,7 @@ import pytest
 from envhub_client.tools.console import HubReport, reports, table
 
 from envhub.errors import AddressError, HubUnreachable
-from envhub.transport.keys import text_of
+from envhub.transport.address import text_of
 
 
 def test_hubs_that_do_not_answer_are_waited_for_together_until_one_deadline() -> None:

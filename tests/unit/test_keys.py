@@ -20,7 +20,7 @@ from secret_volume import write_volume
 from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.secret import Secret
 from envhub.transport import address, sockets
-from envhub.transport.keys import HubKeys, key_of, read_private, read_secret, text_of, write_secret
+from envhub.transport.address import HubKeys, key_of, read_private, read_secret, text_of, write_secret
 
 A, B, C = (bytes([number]) * 32 for number in range(1, 4))
 

@@ -14,15 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from envhub_client.session.options import FaultOptions, HostingOptions
-from envhub_server import config
-from envhub_server.catalog import replay_folder
+from envhub_server import config, replay
 from envhub_server.hub import replay_keeper, status
 from envhub_server.ipc import channel, control, process_marks, replay_file
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import session_memory
 from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
-from envhub_server.network.rights import RIGHTS, Quotas
+from envhub_server.network.connections import RIGHTS, Quotas
 from envhub_server.processes import worker_output
 from envhub_server.session import failure_text, launcher
 from envhub_server.worker import trace_writer
@@ -246,7 +245,7 @@ LIMITS = {
     "an info's place in the arena": INFO_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
     "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
-    "files in the folder of replays": replay_folder.FILES_MAX,
+    "files in the folder of replays": replay.FILES_MAX,
     "replays that wait to be written": replay_keeper.WAITING_MAX,
     "the trace of an env, or of a vector env, in a replay": replay_file.TAKEN_BYTES_MAX,
     "time for replays to be written when the hub ends": replay_keeper.CLOSE_S,
@@ -319,5 +318,5 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
     ):
         assert sentence in text, sentence
     replays = (ROOT / "client/docs/replays.md").read_text()
-    assert f"{trace_writer.UNSEEDED_BATCHES:,} steps" in replays and f"{replay_folder.FILES_MAX:,} files" in replays
+    assert f"{trace_writer.UNSEEDED_BATCHES:,} steps" in replays and f"{replay.FILES_MAX:,} files" in replays
     assert f"`--trace-bytes-max` ({HubOptions().trace_bytes_max >> 20} MiB per env)" in replays

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from envhub_server.catalog import replay_folder
-from envhub_server.catalog.replay_folder import files_in, keep, name_beginning
+from envhub_server import replay
+from envhub_server.replay import files_in, keep, name_beginning
 
 
 def named(name: str) -> str:
@@ -25,7 +25,7 @@ def test_oldest_files_are_removed_beyond_the_bytes_and_the_number(
     for name in ("a", "b", "c"):
         keep(tmp_path, named(name), b"x" * 400, 1000)
     assert names(tmp_path) == ["b.replay", "c.replay"]
-    monkeypatch.setattr(replay_folder, "FILES_MAX", 1)
+    monkeypatch.setattr(replay, "FILES_MAX", 1)
     keep(tmp_path, named("d"), b"x", 1000)
     assert names(tmp_path) == ["d.replay"]
 
@@ -60,7 +60,7 @@ def test_file_for_which_there_is_no_room_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_files_are_listed_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_folder, "FILES_MAX", 1)
+    monkeypatch.setattr(replay, "FILES_MAX", 1)
     os.mkfifo(tmp_path / f"{named('pipe')}.replay")  # which blocks whoever opens it
     (tmp_path / f"{named('folder')}.replay").mkdir()
     keep(tmp_path, named("a"), b"x", 1000)

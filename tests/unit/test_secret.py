@@ -31,7 +31,7 @@ from envhub.cli.commands import app
 from envhub.errors import AddressError
 from envhub.secret import Secret, hidden
 from envhub.transport import address as addresses
-from envhub.transport.keys import HubKeys, text_of, token_of
+from envhub.transport.address import HubKeys, text_of, token_of
 from envhub.values import codec
 
 A, B, C = (bytes([number]) * 32 for number in (1, 66, 67))

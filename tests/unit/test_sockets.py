@@ -7,7 +7,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys
+from envhub.transport.address import HubKeys
 
 
 def test_socket_can_be_monitored_while_an_earlier_one_of_its_identity_is_still_being_closed() -> None:

@@ -18,7 +18,7 @@ import zmq
 from conformance.kit import client_cases
 from envhub_client.connection import zeromq_transport
 from envhub_server.config import HubConfig
-from envhub_server.network import connections, listener
+from envhub_server.network import connections
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
@@ -318,12 +318,17 @@ def test_limits_are_the_codes() -> None:
     assert HubConfig().sessions_max == prelude.SESSIONS_MAX and HubConfig().lease == prelude.LEASE_S
 
 
-def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
+def options(side: Any, module: ModuleType, message_bytes_max: int) -> dict[str, str]:
     """Every option of a side's one socket, with the value of its expression: its own and those of both sides."""
     queue = module.RECEIVE_QUEUE_MESSAGES_MAX
     found = {}
-    for place in (sockets, module):
-        names = {**vars(place), "message_bytes_max": message_bytes_max, "receive_queue_messages_max": queue}
+    for place in (sockets.open_socket, side):
+        names = {
+            **vars(sockets),
+            **vars(module),
+            "message_bytes_max": message_bytes_max,
+            "receive_queue_messages_max": queue,
+        }
         for call in ast.walk(ast.parse(inspect.getsource(place))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "setsockopt":
                 name, value = map(ast.unparse, call.args[:2])
@@ -340,13 +345,16 @@ def options(module: ModuleType, message_bytes_max: int) -> dict[str, str]:
 
 def test_socket_options_are_the_codes() -> None:
     rows = table("Socket options")
-    sides = ((listener, HubConfig().message_bytes_max), (zeromq_transport, prelude.FRAME_BYTES_MAX))
-    for (_, text), (module, message_bytes_max) in zip(rows, sides, strict=True):
+    sides = (
+        (sockets.Router, sockets, HubConfig().message_bytes_max),
+        (zeromq_transport, zeromq_transport, prelude.FRAME_BYTES_MAX),
+    )
+    for (_, text), (side, module, message_bytes_max) in zip(rows, sides, strict=True):
         shown = dict(re.findall(r"`?(\w+)` ([^,]+)", text))
         if "IPC_FILTER_UID" in shown:
             assert shown.pop("IPC_FILTER_UID") == "the hub's own user"
             shown["IPC_FILTER_UID"] = str(os.getuid())
-        assert shown == options(module, message_bytes_max)
+        assert shown == options(side, module, message_bytes_max)
 
 
 def test_failure_fields_that_no_version_changes_are_still_there() -> None:

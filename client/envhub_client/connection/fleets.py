@@ -11,11 +11,9 @@ import sys
 from collections.abc import Mapping
 
 from envhub.errors import AddressError, HubUnreachable, only_linux, shortened
-from envhub.fleet.names import check_fleet_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
-from envhub.transport.address import Address
-from envhub.transport.keys import quoted
+from envhub.transport.address import Address, check_fleet_name, quoted
 from envhub.transport.socket_file import open_socket_file
 
 _DNS = "dns://"

@@ -1,7 +1,7 @@
 """Hubs by name: the addresses, with keys, that ``envhub login`` keeps for this user.
 
-Each is a file of the user's alone, ``hubs/NAME`` in the folder of ``envhub.transport.keys.config_folder``, so that no
-program, notebook or command line has a secret in it.
+Each is a file of the user's alone, ``hubs/NAME`` in the folder ``envhub.transport.address.config_folder()``, so that
+no program, notebook or command line has a secret in it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envhub.errors import AddressError, KeysError, only_linux
-from envhub.fleet.names import hub_name
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.address import ENVIRONMENT_VARIABLE, Address
-from envhub.transport.keys import (
+from envhub.transport.address import (
+    ENVIRONMENT_VARIABLE,
     KEY_TEXT_CHARS,
+    Address,
     HubKeys,
     config_folder,
     key_of,
@@ -251,7 +251,7 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     if (place := fleets.dns_name(hub)) is not None:
         return tuple(Member(each, address_with_keys_of(place, each)) for each in fleets.dns_hubs(place))
     if (fleet := fleets.fleet_of(hub)) is not None:
-        return tuple(Member(hub_name(fleet, index), address) for index, address in fleets.ray_hubs(fleet).items())
+        return tuple(Member(f"{fleet}/{index}", address) for index, address in fleets.ray_hubs(fleet).items())
     address = addresses.guarded(hub)
     return (Member(addresses.written(address), address),)
 

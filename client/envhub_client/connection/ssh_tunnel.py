@@ -20,7 +20,7 @@ from typing import IO
 
 from envhub.errors import AddressError, HubUnreachable, printable, shown
 from envhub.process import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
-from envhub.transport.keys import quoted
+from envhub.transport.address import quoted
 
 COMMAND = "ENVHUB_SSH"  # the environment variable with the command, if it is another than ``ssh``
 # OpenSSH puts variables of the client's environment and words of its own in place of ``${`` and ``%`` in the paths of

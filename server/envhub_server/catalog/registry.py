@@ -21,7 +21,6 @@ from envhub.protocol.messages import Make
 from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.toml_text import heading
 
 # Packages whose ids are not known to Gymnasium until the package is imported, by the namespace of their ids.
 NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}
@@ -281,16 +280,16 @@ def _parse(entry: str) -> _Entry:
 def _from_table(name: str, settings: EnvSettings) -> _Entry:
     """The entry of ``[envs.name]``, whose ``env`` is a factory if the part after the colon is a name in Python."""
     if not (settings.env + name).isprintable():
-        raise ValueError(f"{heading(name)} env = {value_text(settings.env)}: a character cannot be printed")
+        raise ValueError(f"env = {value_text(settings.env)}: a character cannot be printed")
     if not settings.env:
         return replace(_parse(name), settings=settings)
     if ":" in name:
-        raise ValueError(f"{heading(name)} has an env, and should have no colon in its name")
+        raise ValueError("has an env, and should have no colon in its name")
     if is_factory(settings.env):
         return _Entry(name, factory=settings.env, settings=settings)
     made = _parse(settings.env)
     if made.factory or not made.literal:
-        text = f"{heading(name)} env = {value_text(settings.env)}: expected an id, module:id or module:factory"
+        text = f"env = {value_text(settings.env)}: expected an id, module:id or module:factory"
         raise ValueError(text)
     return _Entry(name, made.name, made.modules, settings=settings)
 

@@ -14,6 +14,7 @@ from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import FRAMES_MAX, Prelude
 from envhub.transport import address
+from envhub.transport.sockets import Router
 from envhub_server.hub.directory import Directory
 from envhub_server.log import Logger
 from envhub_server.loop import Loop
@@ -22,7 +23,7 @@ from envhub_server.network import connections
 from envhub_server.network.access import Access, Ends
 from envhub_server.network.connections import ClientLiveness
 from envhub_server.network.descriptor_guard import DescriptorGuard
-from envhub_server.network.listener import Listener, Router
+from envhub_server.network.listener import Listener
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.processes.supervisor import Supervisor
 
@@ -184,7 +185,7 @@ class ConnectionSupervisor:
             KeysError: the keys cannot be used, or let strangers in.
         """
         self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
-        self._guard = DescriptorGuard(listener)
+        self._guard = DescriptorGuard(listener.shut, listener.open)
         is_ipc = {text: address.parse_bind(text).is_ipc for text in binds}
         bound = {text: listener.bind(text) for text in binds if is_ipc[text]}
         if len(bound) < len(is_ipc):

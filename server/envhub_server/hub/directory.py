@@ -18,7 +18,7 @@ from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.log import Logger
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.access import Access
-from envhub_server.network.rights import Holder
+from envhub_server.network.connections import Holder
 from envhub_server.session.machine import SessionMachine
 
 NAME_BYTES = 4  # of a session's token, by which an administrator may call it

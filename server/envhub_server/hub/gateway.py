@@ -12,13 +12,13 @@ from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.transport import sockets
+from envhub.transport.sockets import Router
 from envhub_server.hub.connection_supervisor import ConnectionSupervisor, Leases
 from envhub_server.hub.directory import Directory
 from envhub_server.log import Logger
 from envhub_server.loop import Loop
 from envhub_server.network.access import Access
-from envhub_server.network.listener import Router
-from envhub_server.network.rights import OWN_USER, Holder
+from envhub_server.network.connections import OWN_USER, Holder
 
 DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for

@@ -31,6 +31,7 @@ import envhub
 from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Op
+from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
@@ -50,9 +51,8 @@ from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, 
 from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
-from envhub_server.network.listener import Router
-from envhub_server.network.rights import Holder
-from envhub_server.network.side_socket import SideSocket
+from envhub_server.network.connections import Holder
+from envhub_server.network.listener import SideSocket
 from envhub_server.processes.interpreter import ZygoteProcess, clean_environment
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerEvent

@@ -10,7 +10,6 @@ from envhub.errors import shortened
 from envhub.protocol import messages
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, Make, Op
-from envhub_server.catalog.replay_folder import name_beginning
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.connection_supervisor import Leases
@@ -26,8 +25,9 @@ from envhub_server.log import Logger
 from envhub_server.memory.session_memory import INFO_BYTES, UnreadObservations
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
-from envhub_server.network.rights import Holder
-from envhub_server.network.side_socket import SideSocket
+from envhub_server.network.connections import Holder
+from envhub_server.network.listener import SideSocket
+from envhub_server.replay import name_beginning
 from envhub_server.session.failure_text import logged
 from envhub_server.session.launcher import Machine, Restarts
 from envhub_server.session.machine import SessionMachine

@@ -15,7 +15,7 @@ from envhub_server.catalog.admission import admitted
 from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
 from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
 from envhub_server.config import HubConfig
-from envhub_server.network.rights import OWN_USER, Holder
+from envhub_server.network.connections import OWN_USER, Holder
 from envhub_server.session.launcher import Machine, WorkerRules
 from envhub_server.session.sizing import WorkerCount, chosen_count, count_in_advance, first_workers, lacking, separate
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from envhub.protocol.messages import Faults, as_map
 from envhub.values.leaf import Leaf
-from envhub_server.catalog import replay_folder
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.replay_file import Replay, Trace, allocate, layout_of
 from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
+from envhub_server.replay import keep
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.slots import Slot
 
@@ -47,7 +47,7 @@ class ReplayWriter:
 
         def work() -> None:
             try:
-                replay_folder.keep(self._folder, name, replay_file.pack(replay), self._bytes_max)
+                keep(self._folder, name, replay_file.pack(replay), self._bytes_max)
             except Exception as error:  # of what foreign code has written, too
                 # The whole text of the former has the file's name, which is another one each time.
                 failed.append(error.strerror if isinstance(error, OSError) and error.strerror else str(error))

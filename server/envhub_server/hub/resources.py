@@ -27,7 +27,7 @@ from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, SharedLaneGrant, UnreadMemory, new_bell
 from envhub_server.memory.stand_ins import StandIns
 from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
-from envhub_server.network.rights import Holder
+from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerHandle
@@ -212,7 +212,7 @@ class SessionResources:
         make, recipe: what its client asked for, and the recipe of its envs.
         state: its state machine, which refers to this; deleted with the session, so that all of it goes at once.
         services: of its hub.
-        owner: the name of the client that it belongs to, see ``network.rights``; empty for the hub's user.
+        owner: the name of the client that it belongs to, see ``network.connections``; empty for the hub's user.
         budget: of that client's shared memory.
         connections: by which replies were sent under an earlier token, or were before the session ended.
         interpreter: of its workers.

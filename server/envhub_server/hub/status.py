@@ -25,7 +25,7 @@ from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.loop import Clock
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
-from envhub_server.network.rights import Holder
+from envhub_server.network.connections import Holder
 from envhub_server.processes.supervisor import Supervisor
 
 

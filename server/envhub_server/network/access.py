@@ -11,15 +11,22 @@ from typing import Any
 from envhub.errors import AddressError, KeysError
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
-from envhub.transport.keys import key_of
+from envhub.transport.address import key_of
 from envhub_server.log import Logger
 from envhub_server.network import connections
 from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
-from envhub_server.network.connections import HELLO_S, MALFORMED_MAX, Connections, KnownConnection
+from envhub_server.network.connections import (
+    ANYBODY,
+    HELLO_S,
+    MALFORMED_MAX,
+    OWN_USER,
+    Connections,
+    Holder,
+    KnownConnection,
+)
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import DENIED, EndedHandshake, PageEntry
-from envhub_server.network.rights import ANYBODY, OWN_USER, Holder
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now

@@ -16,7 +16,7 @@ import zmq
 from envhub.errors import KeysError
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.keys import HubKeys, text_of
+from envhub.transport.address import HubKeys, text_of
 from envhub_server.log import Logger
 from envhub_server.network.key_folder import KeyFolder
 

@@ -14,9 +14,9 @@ import os
 import resource
 import socket
 import struct
+from collections.abc import Callable
 
 from envhub_server.log import Logger
-from envhub_server.network.listener import Listener
 
 # The reserve is a fifth of the limit, and at least RESERVE_MIN (but never more than half of the limit): connections may
 # come every 20 us while the hub is busy for milliseconds.
@@ -43,9 +43,9 @@ class DescriptorsShort(Exception):
 class DescriptorGuard:
     """Lets new connections in while there are descriptors for them."""
 
-    def __init__(self, listener: Listener) -> None:
-        """Guard the addresses of ``listener``; they are open."""
-        self._listener = listener
+    def __init__(self, shut: Callable[[], None], reopen: Callable[[], None]) -> None:
+        """Guard addresses that are open, and that these functions shut and open again."""
+        self._shut_addresses, self._reopen = shut, reopen
         self._listening: list[socket.socket] = []
         self._shut = False
         self.check_s = math.inf  # when to call ``check`` next
@@ -58,7 +58,7 @@ class DescriptorGuard:
         if not self._shut and is_high(descriptor):
             self._shut = True
             self.check_s = now_s + CHECK_S
-            self._listener.shut()
+            self._shut_addresses()
             self._drop_packets(_SO_ATTACH_FILTER)
             note = f"new connections are refused; {_advice()}"
             # Event: Too few descriptors are left: new clients wait until there are more.
@@ -72,7 +72,7 @@ class DescriptorGuard:
             self._shut = False
             self.check_s = math.inf
             self._drop_packets(_SO_DETACH_FILTER)
-            self._listener.open()
+            self._reopen()
             # Event: Enough descriptors are left again: new clients are let in.
             log.warning("descriptors_back", used=used, limit=limit())
         else:

@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/server.key          the hub's secret key; private, as of ``envhub.transport.keys.read_private``
+    DIR/server.key          the hub's secret key; private, as of ``envhub.transport.address.read_private``
     DIR/clients/NAME.toml   a client's public keys, at most two, its right, and its quotas
 
 Two keys per client let it change its key without a stop: add the new one, use it, remove the old one.
@@ -26,7 +26,7 @@ from envhub.files import weakness_of
 from envhub.options import OptionError, options_from
 from envhub.secret import Secret
 from envhub.transport import sockets
-from envhub.transport.keys import (
+from envhub.transport.address import (
     key_of,
     quoted,
     read_private,
@@ -36,9 +36,9 @@ from envhub.transport.keys import (
     text_of,
     write_secret,
 )
+from envhub_server.config import TomlError, read_toml
 from envhub_server.log import Logger
-from envhub_server.network.rights import RIGHTS, Holder, Quotas, Right
-from envhub_server.toml_text import TomlError, read_toml
+from envhub_server.network.connections import RIGHTS, Holder, Quotas, Right
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024

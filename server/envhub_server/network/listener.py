@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
-import functools
 import os
 import socket
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from envhub.errors import AddressError
 from envhub.transport import address, sockets
-from envhub.transport.address import Address
+from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
 from envhub_server.log import Logger
+from envhub_server.loop import Poller
+from envhub_server.network import descriptor_guard
 
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
@@ -31,15 +30,6 @@ PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of
 _SIOCGIFADDR = 0x8915
 
 log = Logger("envhub.hub")
-
-
-def seed_routing_ids() -> None:
-    """Make the routing ids of the next ROUTER begin at a random number.
-
-    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and aborts if a peer has chosen the next
-    number as its own id. So any peer that can guess the numbers could end the hub.
-    """
-    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 
 class Listener:
@@ -271,70 +261,114 @@ def _same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-RECEIVE_QUEUE_MESSAGES_MAX = 16  # of one client, which sends a request at a time
-LINGER_MS = 2000
+PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one
+BACKLOG = 64
 
-_MONITORED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_UCRED = struct.Struct("3i")
+
+log = Logger("envhub.hub")
 
 
-class Router:
-    """The ROUTER of one hub, and its monitor. It owns both, and their context.
+class SideSocket:
+    """The side sockets of one hub."""
 
-    Attributes:
-        descriptor: readable when the ROUTER may have a message.
-        monitor_descriptor: likewise, of the monitor.
-    """
-
-    def __init__(self) -> None:
-        self.context: Any = None  # of libzmq
-        self.socket: Any = None  # the ROUTER
-        self._monitor: Any = None
-        self.descriptor = self.monitor_descriptor = -1
-        # Called without arguments, returns a true value if a message can be read. ``getsockopt(zmq.EVENTS)`` would take
-        # twice the time to say it: pyzmq makes an enum of the option.
-        self.is_readable: Callable[[], Sequence[Any]] = lambda: ()
-
-    def open(self, message_bytes_max: int) -> None:
-        """Make the sockets; a larger frame ends its connection."""
-        self.context = zmq.Context()
-        sockets.begin_zero_copy(self.context)
-        seed_routing_ids()
-        router = sockets.open_socket(self.context, zmq.ROUTER, message_bytes_max, RECEIVE_QUEUE_MESSAGES_MAX)
-        self.socket = router
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.LINGER, LINGER_MS)
-        # No heartbeats of its own: libzmq (4.3.5) aborts at one of a connection that ended while its queue was full.
-        # Those of the clients say for how long they may be silent; the kernel asks after a client that sends none.
-        router.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        router.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
-        router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
-        router.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-        router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        self._monitor = sockets.open_monitor(router, _MONITORED)
-        self.descriptor, self.monitor_descriptor = router.FD, self._monitor.FD
-        # ``POLLIN`` as a plain number, as in ``envhub.transport.sockets``.
-        self.is_readable = functools.partial(zmq.zmq_poll, [(router, int(zmq.POLLIN))], 0)
+    def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
+        """Append the ticket and connection of each client to ``admitted``; its reader owns the connection."""
+        self._poller = poller
+        self._admitted = admitted
+        self._listeners: list[tuple[socket.socket, str]] = []
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._pending: OrderedDict[int, socket.socket] = OrderedDict()
 
     @property
-    def is_open(self) -> bool:
-        return self.socket is not None
+    def open(self) -> bool:
+        return bool(self._listeners)
 
-    def events(self) -> Iterator[tuple[int, int]]:
-        while self._monitor.poll(0):
-            yield sockets.read_monitor(self._monitor, zmq.NOBLOCK)
-
-    def reaches(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame to the peer; returns False if its connection has ended."""
+    def listen(self, address: str) -> None:
+        """Open the side socket of this address, if that is ipc; on failure its clients use the wire."""
+        bound = parse(address)
+        path = side_path(bound.path) if bound.is_ipc else None
+        if path is None:
+            return
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            sockets.send(self.socket, [peer, frame])
-        except zmq.Again:
-            return True
-        except zmq.ZMQError:
-            return False
-        return True
+            listener.setblocking(False)
+            listener.bind(path)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            # Event: The side socket of an ipc address cannot be opened: clients step by messages.
+            log.warning("side_socket_missing", path=path, why=str(error))
+            return
+        self._listeners.append((listener, path))
+        self._poller.register(listener.fileno(), self)
+
+    def on_ready(self, descriptor: int) -> None:
+        if descriptor in self._pending:
+            self._on_ticket(descriptor)
+        else:
+            self._on_connection(next(each for each, _ in self._listeners if each.fileno() == descriptor))
+
+    def _on_connection(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # the client has gone, or there is no descriptor: the client uses the wire
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(listener)
+            return
+        if descriptor_guard.is_high(connection.fileno()):
+            connection.close()
+            return
+        connection.setblocking(False)
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, _ = _UCRED.unpack(raw)
+        if uid != os.getuid():
+            # Event: A process of another user came to the side socket, and was refused.
+            log.warning("side_socket_refused", once_per=("uid",), pid=pid, uid=uid)
+            connection.close()
+            return
+        while len(self._pending) >= PENDING_MAX:
+            self._drop(next(iter(self._pending)))
+        descriptor = connection.fileno()
+        self._pending[descriptor] = connection
+        self._poller.register(descriptor, self)
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Close a connection for which there is no descriptor, by freeing the spare one."""
+        self._close_spare()
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        with contextlib.suppress(OSError):  # another connection took it
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _close_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _on_ticket(self, descriptor: int) -> None:
+        connection = self._pending[descriptor]
+        try:
+            ticket = connection.recv(TICKET_BYTES)
+        except OSError:
+            ticket = b""
+        if len(ticket) != TICKET_BYTES:
+            self._drop(descriptor)
+            return
+        del self._pending[descriptor]
+        self._poller.unregister(descriptor)
+        self._admitted.append((ticket, connection))
+
+    def _drop(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
+        self._pending.pop(descriptor).close()
 
     def close(self) -> None:
-        """Close the sockets; what was sent goes on its way."""
-        self.socket.monitor(None, 0)
-        self._monitor.close()
-        self.socket.close()
+        for descriptor in list(self._pending):
+            self._drop(descriptor)
+        for listener, path in self._listeners:
+            self._poller.unregister(listener.fileno())
+            listener.close()
+            Path(path).unlink(missing_ok=True)
+        self._listeners.clear()
+        self._close_spare()

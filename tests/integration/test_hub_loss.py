@@ -23,7 +23,7 @@ import sims
 from chaos.relay import relay
 from envhub_client.private_hub.process import private_hub
 from gymnasium import spaces
-from hubs import ServedHub, free_port, lives, serve, stopped, wait_until, worker_processes
+from hubs import ServedHub, free_port, interrupted_after, lives, serve, stopped, wait_until, worker_processes
 
 import envhub
 from envhub.env_failure import reseeded
@@ -428,6 +428,37 @@ def test_timeout_of_a_wait_holds_while_the_envs_are_made_again(tmp_path: Path, l
         if name == "call_wait":
             truncated(envs.step([0, 0]), 1)
         envs.reset()
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+def test_request_after_an_interrupted_wait_for_lost_envs_begins_at_once(tmp_path: Path, lane: Any) -> None:
+    permit = tmp_path / "permit"
+    permit.touch()
+    with closing(
+        envhub.make_vec([lambda: Permitted(permit)] * 2, num_workers=2, lane=lane, on_hub_loss="recreate")
+    ) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        permit.unlink()
+        kill_private_hub()
+        for both in (lambda: envs.step([0, 0]), envs.reset, lambda: envs.call("add", 2)):
+            for name, (begin, _) in BEGUN.items():
+                with pytest.raises((KeyboardInterrupt, envhub.HubLost)), interrupted_after(0.2):
+                    both()
+                if name == "recv":
+                    continue  # what it has sent is under way until it is received
+                begun = time.monotonic()
+                begin(envs)
+                with pytest.raises(envhub.HubTimeout):
+                    getattr(envs, name)(timeout=0.2)
+                assert time.monotonic() - begun < TELL_S
+                envs.drop_pending()
+        envs.send([0, 0])
+        truncated(envs.recv(timeout=TELL_S), 1)
+        permit.touch()
+        envs.send([0, 0])
+        assert envs.recv()[0][:, 0].tolist() == [0, 0]
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
 
 

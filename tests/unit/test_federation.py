@@ -870,7 +870,7 @@ def test_rows_that_were_under_way_are_truncated() -> None:
 def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
     lost = Lost()
     assert truncated(lost.step()) == [0, 1, 2]
-    lost.lane.report_again()  # an interrupt came before another hub's results
+    lost.lane.drop()  # an interrupt came before another hub's results
     lost.rebuild.over = True
     assert not lost.lane.rows.are_settled
     assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.rows.are_settled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
@@ -20,6 +21,7 @@ from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline, no_reply
 from envhub_client.federation.part import HubPart
+from envhub_client.federation.reach import LOOK_S
 from envhub_client.lanes.base import HubLane
 
 Result = TypeVar("Result")
@@ -49,8 +51,8 @@ class JointRequest(Generic[Result]):
 
         The part is sent again unless that raises the error.
 
-        ``dropped`` is told of a part whose result came and does not reach the caller. ``connections`` returns those to
-        the hubs of a part, for messages.
+        ``dropped`` is told of a part whose result does not reach the caller. ``connections`` returns those to the hubs
+        of a part, none where its rows are on no hub.
         """
         self._lost, self._on_dropped, self._connections = lost, dropped, connections
         self._parts: Sequence[HubPart] = ()
@@ -171,7 +173,8 @@ class JointRequest(Generic[Result]):
     def _raise_timeout(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
         """Raise one error for the waits of these parts, each of which had only what others had left of the time."""
         assert timeout is not None
-        addresses = dict.fromkeys(each.address for part in late for each in self._connections(part))
+        hubs = [each for part in late for each in self._connections(part) or [part.connection]]
+        addresses = dict.fromkeys(each.address for each in hubs)
         first, *_ = errors = [*late.values()]
         if len(self._parts) == 1:
             raise first
@@ -201,22 +204,40 @@ class JointRequest(Generic[Result]):
     def settle(self) -> None:
         """Wait until each hub has carried out its part of a request that was dropped; to be called before the next one.
 
+        It does not wait for the only hub of a request, which carries out the next one after it, nor for envs that are
+        made again: these begin it no more.
+
         Raises:
             LocalProtocolError: a part cannot be sent now; call again.
         """
         if not self._dropped:
             self._is_over = self._had
             return
-        self._send_rest()
+        is_only = len(self._parts) == 1 and any(
+            each is self._parts[0].connection for each in self._connections(self._parts[0])
+        )
+        if not is_only:
+            self._send_rest()
         while self._parts:
+            part = self._parts[0]
             try:
-                if not self._had:
-                    self._result(self._parts[0], None)
-                self._on_dropped(self._parts[0])
+                if is_only:
+                    part.connection.give_up()
+                    part.lane.settle()
+                elif not self._had:
+                    self._carry_out(part)
+                self._on_dropped(part)
             except Exception as error:
                 log.debug("dropped with a request that was given up: %s", error)
             self._parts = self._parts[1:]
         self._dropped = False
+
+    def _carry_out(self, part: HubPart) -> None:
+        """Wait for this part's result as long as its rows are on a hub."""
+        while self._connections(part):
+            with contextlib.suppress(HubTimeout):
+                self._result(part, LOOK_S)
+                return
 
 
 def _unused(*_: Any) -> NoReturn:

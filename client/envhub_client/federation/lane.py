@@ -56,7 +56,7 @@ class FederatedLane:
         self._silence_s_max = max(recovery.patience_s, SILENCE_S_MIN) if recovery and waited_for else None
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
         self._turn = 0
-        self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _serving)
+        self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _connections)
         self._resets = False  # whether the request is a reset
         self._reset: Reset | None = None  # that is to be begun, once all of its rows are on a hub
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
@@ -91,7 +91,8 @@ class FederatedLane:
         """Wait for the end of what was given up; returns whether some envs are outstanding."""
         self._request.settle()
         if self._rows_request.is_pending:
-            self.confirm_rows(None)
+            with contextlib.suppress(HubTimeout):  # ``wait_rows`` waits for the hub's reply, too
+                self.confirm_rows(0.0)
         outstanding = 1 in self._sent_bytes
         if outstanding:  # an interrupt may have come before it was noted that a hub refused what was sent
             for part in self.parts:
@@ -483,15 +484,10 @@ def _connections(part: HubPart) -> list[Connection]:
     return [each.connection for each in _hub_parts(part)]
 
 
-def _serving(part: HubPart) -> list[Connection]:
-    """The connections to the hubs of a part; to the lost one as long as its rows are on no hub."""
-    return _connections(part) or [part.connection]
-
-
 def _dropped(part: HubPart) -> None:
     """Have the part report again what was in a result that does not reach the caller."""
     if isinstance(part.lane, LostPart):
-        part.lane.report_again()
+        part.lane.drop()
 
 
 def _park(descriptors: Sequence[int], seconds: float) -> None:

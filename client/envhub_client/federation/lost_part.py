@@ -216,9 +216,10 @@ class LostPart:
         self.rows.show_earlier(lasts)
         return lasts
 
-    def report_again(self) -> None:
-        """Truncate the rows once more whose truncation was in a step that did not reach the caller."""
+    def drop(self) -> None:
+        """Forget a request that does not reach the caller; rows whose truncation was in it are truncated once more."""
         self.rows.truncation_pending |= self.rows.reported
+        self._forget_last()
 
     def await_back(self, timeout: float | None) -> None:
         """Wait until the rows are on a hub again.

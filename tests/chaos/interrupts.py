@@ -46,7 +46,8 @@ def _has_delivered(frame: FrameType) -> bool:
     """Whether it is a wait that hands its result or error to its caller: no call comes after that, and so no signal."""
     code = frame.f_code
     line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return code.co_filename.endswith("envs/exclusive.py") and line in ("return result", "raise")
+    is_wait = code.co_filename.endswith("session/pending.py") and code.co_name == "called"
+    return is_wait and line in ("return result", "raise")
 
 
 class Tracer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import zmq
 from conformance.kit.client_cases import CASES, FAULT_STEP
-from conformance.kit.client_checks import judged
+from conformance.kit.client_checks import examine, judged
 from conformance.kit.counting_envs import NAME, NUM_ENVS, SEEDS
 from conformance.kit.scripted_hub import Heard, Record, ScriptedHub
 from conformance.kit.verdict import FAILED, NOT_SHOWN, PASSED
@@ -91,6 +93,56 @@ def test_program_that_crashes_or_ends_as_if_nothing_had_failed_has_told_of_no_er
     program += f"try: programs.steps(sys.argv[2])\nexcept Exception: {end}"
     ran = kit("--case", "unknown_code", f'{sys.executable} -c "{program}"')
     assert ran.returncode == 1 and ran.stdout.endswith(f"the program was to end with an error, and {why}\n")
+
+
+# Changes of the right client, by the case and the rule that each breaks: one for each kind of rule.
+WRONG = {
+    ("plain", "the first message is a HELLO"): "begin('_ticket')",
+    ("plain", "requests carry the hub's id, one token and rising numbers"): "begin('_session_seq')",
+    ("plain", "the requests and their values are those of the program"): "programs.SEEDS[:] = 8, 9",
+    ("plain", "the actions of a Discrete are integers"): "programs.actions = lambda observations: observations[:, 0]",
+    ("unknown_fields", "an unknown field is ignored"): """
+build, hints = messages.build, messages._hints
+messages.build = lambda kind, fields: build(kind, fields if fields.keys() <= hints(kind).keys() else {})""",
+    ("strangers", "what is no reply to the pending request is dropped"): """
+received = Half.receive
+def receive(self, frames, now_s):
+    first, done = bytes(frames[0]), self._pending.done if self._pending and self.hub_id else b""
+    return received(self, [done + first[40:] if first[:7] == done[:7] else first, *frames[1:]], now_s)
+Half.receive = receive""",
+    ("lost_replies", "a request whose reply was lost is sent again as it was"): """
+Half.tick = lambda self, now_s: [[*each[:-1], bytes(each[-1]) + b"again"] for each in ticked(self, now_s)]""",
+    ("lost_replies", "copies of a request are a second apart"): "client.HEARTBEAT_S = 0.05",
+    ("cut", "a session goes on over another connection"): "client.HEARTBEAT_S, Half.connected = 4, print",
+    ("endless_cuts", "a request that ends 10 connections is given up"): "client.CUTS_MAX += 1",
+    ("slow_step", "HEARTBEAT asks each second after a request that runs"): "client.HEARTBEAT_S = 0.05",
+    ("slow_step", "a request that runs is not sent again"): """
+Half.tick = lambda self, now_s: ticked(self, now_s) and [self._pending.frames]""",
+    (
+        "late_reply",
+        "the next request waits for the end of one that was given up",
+    ): "client._NEVER_HELD = tuple(messages.Op)",
+    ("parts", "rows are sent and received by parts"): "programs.actions = lambda observations: observations[:, 1] * 2",
+    ("attach", "a session is taken over"): "programs.actions = lambda observations: observations[:, 1] * 2",
+}
+PROGRAM = """
+import sys
+from conformance.kit import programs
+from envhub.protocol import client, messages
+Half, ticked, made = client.ClientProtocol, client.ClientProtocol.tick, client.ClientProtocol.__init__
+def begin(counter):
+    Half.__init__ = lambda self, *given, **more: made(self, *given, **more) or setattr(self, counter, 1)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case, rule", WRONG, ids=lambda text: text.replace(" ", "_"))
+def test_wrong_client_fails_by_the_rule_that_it_breaks(case: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    program = f"{PROGRAM}{WRONG[case, rule]}\ngetattr(programs, sys.argv[1])(*sys.argv[2:])"
+    with open(os.devnull, "w") as silent, contextlib.redirect_stderr(silent):
+        verdicts = {each.rule: each.result for each in examine([sys.executable, "-c", program], [case])}
+    assert verdicts[rule] == FAILED
 
 
 def sends(address: str, requests: Sequence[tuple[Op, bytes]], stale: int = 0) -> None:

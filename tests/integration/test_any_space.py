@@ -25,9 +25,7 @@ from envhub.values import spaces
 
 NUM_ENVS = 3
 # Without shrinking, which would make some hundred sessions.
-EXAMPLES = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=3, phases=[Phase.generate], database=None
-)
+EXAMPLES = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate], database=None)
 
 
 def run(envs: Any, mode: AutoresetMode, actions: list[Any]) -> Iterator[Any]:
@@ -224,35 +222,19 @@ def test_other_rows_than_the_raising_one_hold_their_last_observations() -> None:
     envs.close()
 
 
-def check_random_ones(address: str | None, mode: AutoresetMode, limits: settings) -> None:
-    @limits
+@pytest.mark.parametrize("examples", [3, pytest.param(300, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(("lane", "mode"), each_value(LANES, list(AutoresetMode)))
+def test_any_space_and_info_arrive_as_from_sync_vector_env(
+    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode, examples: int
+) -> None:
+    @settings(EXAMPLES, max_examples=examples)
     @given(any_space, any_space, runs_of_infos())
     def holds(observation_space: Any, action_space: Any, found: list[dict[str, Any]]) -> None:
         observation_space.seed(1)
-        check(address, mode, {"observation_space": observation_space, "action_space": action_space, "infos": found})
+        arguments = {"observation_space": observation_space, "action_space": action_space, "infos": found}
+        check(lane_address(request, lane), mode, arguments)
 
     holds()
-
-
-@pytest.mark.parametrize(("lane", "mode"), each_value(["embedded", "tcp", "ipc"], list(AutoresetMode)))
-def test_any_space_and_info_arrive_as_from_sync_vector_env(
-    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode
-) -> None:
-    check_random_ones(lane_address(request, lane), mode, EXAMPLES)
-
-
-@pytest.mark.parametrize(
-    "examples", [pytest.param(15, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.chaos)]
-)
-@pytest.mark.parametrize(
-    "mode",
-    [AutoresetMode.NEXT_STEP, *(pytest.param(each, marks=pytest.mark.chaos) for each in list(AutoresetMode)[1:])],
-)
-@pytest.mark.parametrize("lane", LANES)
-def test_many_spaces_and_infos_arrive_as_from_sync_vector_env(
-    request: pytest.FixtureRequest, lane: str, mode: AutoresetMode, examples: int
-) -> None:
-    check_random_ones(lane_address(request, lane), mode, settings(EXAMPLES, max_examples=examples))
 
 
 @pytest.mark.parametrize(

@@ -75,29 +75,22 @@ def test_with_on_exception_it_is_a_truncation(place: str | None, illness: str) -
         assert goes_on(envs)
 
 
-@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
-def test_what_is_not_finite_passes_as_in_gymnasium(place: str | None, illness: str) -> None:
-    with made(place, illness) as envs:
-        observations, rewards, *_ = stepped(envs)
-        assert not np.isfinite(rewards[1] if illness == "reward" else observations[1]).all()
-        assert goes_on(envs)
-
-
-@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
-def test_what_is_not_finite_raises_if_so_wished(place: str | None, illness: str) -> None:
-    with made(place, illness, on_invalid="raise") as envs:
-        with pytest.raises(Exception, match=r"not finite|a reward of nan") as caught:
-            stepped(envs)
-        assert isinstance(caught.value, envhub.EnvRaised) or isinstance(caught.value.__cause__, envhub.EnvRaised)
-        assert goes_on(envs)
-
-
-@pytest.mark.parametrize(("place", "illness"), each_value(LANES, NOT_FINITE), indirect=["place"])
-def test_what_is_not_finite_is_a_truncation_if_so_wished(place: str | None, illness: str) -> None:
-    with made(place, illness, on_invalid="truncate", restarts_max=1000) as envs:
-        observations, rewards, _, truncations, infos = stepped(envs)
-        assert truncations[1] and infos["_invalid_transition"][1]
-        assert np.isfinite(observations).all() and np.isfinite(rewards).all()
+@pytest.mark.parametrize(
+    ("place", "illness", "policy"), each_value(LANES, NOT_FINITE, ["pass", "raise", "truncate"]), indirect=["place"]
+)
+def test_what_is_not_finite_passes_as_in_gymnasium_or_is_what_the_policy_says(
+    place: str | None, illness: str, policy: Any
+) -> None:
+    with made(place, illness, on_invalid=policy, restarts_max=1000) as envs:
+        if policy == "raise":
+            with pytest.raises(Exception, match=r"not finite|a reward of nan") as caught:
+                stepped(envs)
+            assert isinstance(caught.value, envhub.EnvRaised) or isinstance(caught.value.__cause__, envhub.EnvRaised)
+        else:
+            observations, rewards, _, truncations, infos = stepped(envs)
+            is_finite = np.isfinite(observations).all() and np.isfinite(rewards).all()
+            assert is_finite == truncations[1] == (policy == "truncate")
+            assert not is_finite or infos["_invalid_transition"][1]
         assert goes_on(envs)
 
 

@@ -92,21 +92,6 @@ def test_actions_are_taken_from_bytes_as_from_arrays(sides: Sides) -> None:
     assert integers(sides.arena) == [2, 3, 4, 5]
 
 
-def test_observations_before_the_first_post_are_a_view_of_what_the_arena_holds(sides: Sides) -> None:
-    shown = sides.driver.observations()[0]
-    sides.arena.observations[0][0] = 7
-    assert shown[:, 0].tolist() == [7] * ROWS and not sides.driver.mixed
-
-
-def test_arena_may_have_one_row() -> None:
-    for arena in mapped(Layout(1, LAYOUT.observations, (), INFO_BYTES)):
-        alone = ArenaDriver(arena)
-        for value in (1.0, 2.0):
-            alone.post(OP_STEP)
-            Sides(alone, arena).finish([0], value)
-            assert alone.observations()[0].tolist() == [[value] * 2]
-
-
 def test_results_alternate_between_the_slots(sides: Sides) -> None:
     assert sides.step(1) == [1] * ROWS
     first = sides.driver.observations()[0]
@@ -114,12 +99,6 @@ def test_results_alternate_between_the_slots(sides: Sides) -> None:
     assert first[:, 0].tolist() == [1] * ROWS  # a view, which the next step but one writes over
     assert sides.step(3) == [3] * ROWS
     assert first[:, 0].tolist() == [3] * ROWS
-
-
-def test_reset_needs_no_actions(sides: Sides) -> None:
-    sides.step(1)
-    sides.driver.post(OP_RESET)
-    assert sides.arena.op.tolist() == [OP_RESET] * ROWS and sides.arena.request.tolist() == [2] * ROWS
 
 
 def test_codes_are_written_when_they_change(sides: Sides) -> None:

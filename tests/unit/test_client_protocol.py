@@ -26,16 +26,6 @@ def say(pair: ProtocolPair, op: int, seq: int, message: object = None, token: by
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_questions_have_numbers_of_their_own() -> None:
-    pair = ProtocolPair()
-    seqs = []
-    for _ in range(3):
-        pair.request(Op.LIST, Question())
-        seqs.append(Prelude.unpack(pair.to_hub[-1].frames[0]).seq)
-        pair.client.give_up()
-    assert len(set(seqs)) == 3
-
-
 def test_reply_without_its_message_breaks_the_protocol() -> None:
     pair = ProtocolPair()
     pair.hello()
@@ -68,27 +58,11 @@ def test_number_out_of_its_bounds_breaks_the_protocol() -> None:
         say(pair, REPLY | Op.MAKE, 1, messages.Made(0, *list(vars(MADE).values())[1:4]))
 
 
-def test_message_of_no_frames_breaks_the_protocol_also_while_a_step_is_pending() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    with pytest.raises(RemoteProtocolError):
-        pair.client.receive([], pair.now_s)
-
-
 def test_refused_number_is_an_answer_where_no_request_was_given_up() -> None:
     for pair in (joined(), after_a_question_that_was_given_up(), after_an_answer()):
         step_on_its_way(pair)
         found = say(pair, REPLY | Op.FAILURE, pair.client._session_seq, BAD_SEQ)
         assert found is not None and found.message == BAD_SEQ
-
-
-def test_refused_first_request_of_a_session_is_an_answer() -> None:
-    pair = ProtocolPair()
-    pair.client.give_up()  # nothing is pending
-    pair.hello()
-    pair.request(Op.MAKE, Make(1))
-    found = say(pair, REPLY | Op.FAILURE, 1, BAD_SEQ)
-    assert found is not None and found.message == BAD_SEQ
 
 
 def after_a_question_that_was_given_up() -> ProtocolPair:
@@ -181,12 +155,6 @@ def test_request_is_sent_no_more_once_it_has_ended_ten_connections(state: str) -
     assert pair.ask(Op.RESET, Reset()).op is Op.RESET
 
 
-def test_question_is_sent_no_more_once_it_has_ended_ten_connections() -> None:
-    pair = joined()
-    pair.request(Op.LIST, Question())
-    assert ended_connections(pair) == CUTS_MAX
-
-
 @pytest.mark.parametrize("state", ["unknown", "running"])
 def test_connections_that_end_before_a_request_is_sent_or_while_it_runs_do_not_count(state: str) -> None:
     pair = joined()
@@ -231,15 +199,6 @@ def test_notices_of_the_session_are_kept_short_and_few() -> None:
 # --- requests that were given up --------------------------------------------------------------------------------------
 
 
-def test_new_client_has_nothing_unsettled_and_says_nothing_when_it_is_connected() -> None:
-    client = ClientProtocol(TOKEN)
-    assert not client.unsettled
-    client.connected()
-    assert client.tick(100.0) == []
-    client.request(Op.MAKE, Make(1), [], 100.0)
-    assert client.unsettled
-
-
 @pytest.mark.parametrize(
     ("op", "token", "seq", "message"),
     [
@@ -255,13 +214,6 @@ def test_message_that_says_nothing_of_the_request_that_was_given_up_does_not_set
     pair = given_up()
     assert say(pair, op, seq, message, token) is None
     assert pair.client.unsettled and pair.client.held
-
-
-def test_request_that_was_held_is_unsettled_once_it_is_sent() -> None:
-    pair = given_up()
-    assert say(pair, REPLY | Op.STEP, 2) is None
-    assert not pair.client.held and pair.client.unsettled
-    assert [Prelude.unpack(frames[0]).op for frames in pair.client.tick(pair.now_s)] == [Op.RESET]
 
 
 def test_request_that_was_given_up_ends_while_a_question_waits() -> None:
@@ -381,15 +333,6 @@ def test_refusals_before_and_after_a_stop_of_the_program_are_no_loss() -> None:
 
 
 # --- what several hubs need -------------------------------------------------------------------------------------------
-
-
-def test_last_number_is_that_of_the_pending_request_else_of_the_one_that_ended() -> None:
-    pair = joined()
-    before = pair.client.last_seq
-    step_on_its_way(pair)
-    assert pair.client.last_seq == before + 1
-    assert say(pair, REPLY | Op.STEP, before + 1) is not None
-    assert pair.client.last_seq == before + 1
 
 
 def test_silence_lasts_from_the_request_or_the_loss_of_the_connection() -> None:

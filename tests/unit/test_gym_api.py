@@ -83,7 +83,3 @@ class Vec:
 
 def test_vector_env_of_another_library_is_told_by_its_parts() -> None:
     assert gym_api.unfit(Vec()).startswith("a vector env: pass vector=True")
-
-
-def test_class_in_place_of_an_env_is_named() -> None:
-    assert gym_api.unfit(SimpleNamespace) == "the class SimpleNamespace in place of an env of that class"

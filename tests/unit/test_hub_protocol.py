@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from protocol_pair import HUB_ID, MADE, TOKEN, Packet, ProtocolPair, failure_in, joined, sent, step_on_its_way
+from protocol_pair import HUB_ID, MADE, TOKEN, Packet, failure_in, joined
 
 from envhub.protocol import messages
 from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, HubProtocol, Incoming
@@ -82,14 +82,6 @@ def test_session_of_a_client_that_only_observes_by_now_is_kept_and_not_stepped(r
     assert hub.receive_step(b"again", following, []) is not None
 
 
-@pytest.mark.parametrize("op", [Op.LIST, Op.STATS, Op.SESSIONS, Op.OBSERVE])
-def test_client_that_only_observes_asks_about_the_hub(op: Op) -> None:
-    hub = HubProtocol(HUB_ID)
-    asked = messages.Observe(TOKEN) if op is Op.OBSERVE else Question()
-    found = hub.receive(b"peer", 1, [head(op, 3, asked, NO_SESSION)], uses=False)
-    assert found == Incoming(b"peer", op, NO_SESSION, 3, asked, []) and hub.outgoing == []
-
-
 def test_request_to_the_session_of_another_client_is_answered_as_if_there_were_none() -> None:
     hub = HubProtocol(HUB_ID)
     with_session(hub, owner="alice")
@@ -110,21 +102,6 @@ def test_client_that_is_not_let_in_is_answered_and_nothing_else_is_done() -> Non
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
-
-
-def test_request_is_handed_on_with_its_message_and_frames() -> None:
-    hub = HubProtocol(HUB_ID)
-    with_session(hub)
-    found = hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset([5])), b"more"])
-    assert found == Incoming(b"peer", Op.RESET, TOKEN, 2, Reset([5]), [b"more"])
-
-
-def test_number_out_of_its_bounds_is_refused_and_is_not_malformed() -> None:
-    hub = HubProtocol(HUB_ID)
-    with_session(hub)
-    assert hub.receive(b"peer", 1, [head(Op.RECEIVE, 2, messages.Receive(0))]) is None
-    assert refused(hub) == "refused" and (hub.refused, hub.malformed) == (1, 0)
-    assert hub.receive(b"peer", 1, [head(Op.RECEIVE, 3, messages.Receive(1))]) is not None
 
 
 @pytest.mark.parametrize("op", [Op.STEP, Op.RESET])
@@ -171,20 +148,6 @@ def test_expected_step_runs_until_it_is_answered() -> None:
     assert hub.receive(b"peer", 1, [head(Op.STEP, 3)]) is None and hub.outgoing == [], "its reply is none of before"
 
 
-def test_expected_step_of_a_session_that_is_forgotten_is_none() -> None:
-    hub = HubProtocol(HUB_ID)
-    first = stepped(hub)
-    hub.forget(TOKEN)
-    assert hub.receive_step(b"peer", first, []) is None
-
-
-def test_request_that_overtakes_is_refused_before_it_is_read() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    assert sent(pair, Op.RESET, 3, b"\xc1").code == "bad_seq" and pair.hub.malformed == 0
-
-
 def test_close_that_cannot_be_read_uses_up_its_number_where_nothing_runs() -> None:
     pair = joined()
     packet = Packet(pair.peer, pair.connection, [Prelude(Op.CLOSE, HUB_ID, TOKEN, 2).pack() + b"\xc1"])
@@ -196,34 +159,7 @@ def test_close_that_cannot_be_read_uses_up_its_number_where_nothing_runs() -> No
     assert pair.hub.replayed == 1 and pair.hub.malformed == 1
 
 
-def test_close_that_cannot_be_read_while_a_step_runs_is_answered_as_a_failure() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    pair.to_hub.append(Packet(pair.peer, 1, [Prelude(Op.CLOSE, HUB_ID, TOKEN, 3).pack() + b"\xc1"]))
-    assert pair.deliver_to_hub() is None
-    assert Prelude.unpack(pair.to_client[0].frames[0])[:4] == (REPLY | Op.FAILURE, HUB_ID, TOKEN, 3)
-
-
 # --- what is remembered -----------------------------------------------------------------------------------------------
-
-
-def test_copy_of_an_ended_sessions_last_request_is_counted_as_one() -> None:
-    hub = HubProtocol(HUB_ID)
-    with_session(hub)
-    closed = hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close())])
-    assert closed is not None
-    hub.answer(closed, Done())
-    hub.forget(TOKEN)
-    hub.outgoing.clear()
-    assert hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close())]) is None
-    assert answered(hub)[1].op == REPLY | Op.CLOSE and hub.replayed == 1
-
-
-def test_request_to_no_session_leaves_its_token_for_a_make_of_any_number() -> None:
-    hub = HubProtocol(HUB_ID)
-    assert hub.receive(b"peer", 1, [head(Op.RESET, 5, Reset())]) is None and refused(hub) == "session_lost"
-    assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"))]) is not None
 
 
 def test_lost_session_is_counted_only_if_it_was_made() -> None:
@@ -288,12 +224,6 @@ def test_connections_are_those_that_a_session_was_heard_on_and_that_last() -> No
     assert hub.connections_of(OTHER) == set() and hub.connection_of(OTHER) == -1
 
 
-def test_client_that_was_never_gone_has_not_returned() -> None:
-    hub = HubProtocol(HUB_ID)
-    with_session(hub)
-    assert hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset())]) is not None and hub.returned == []
-
-
 def test_peer_is_a_sessions_while_its_client_is_there() -> None:
     hub = HubProtocol(HUB_ID, lease_s=60.0)
     with_session(hub)
@@ -320,10 +250,3 @@ def test_pushes_go_to_the_peer_of_their_session() -> None:
     hub.goodbye(TOKEN, FAILURE)
     peer, found, body = answered(hub)
     assert (peer, found[:4]) == (b"peer", (Op.GOODBYE, HUB_ID, TOKEN, 0)) and messages.unpack(Failure, body) == FAILURE
-
-
-def test_heartbeat_of_a_client_that_only_observes_is_answered() -> None:
-    pair = ProtocolPair()
-    head_of = Prelude(Op.HEARTBEAT, HUB_ID, TOKEN, 1).pack() + messages.pack(Question())
-    assert pair.hub.receive(b"eve", 3, [head_of], "eve", uses=False) is None
-    assert Prelude.unpack(pair.hub.outgoing[0][1][0]).op == REPLY | Op.HEARTBEAT

@@ -134,10 +134,6 @@ def test_each_env_s_info_keeps_its_types(infos: list[dict[str, Any]]) -> None:
     assert_equal(carried(infos).by_env(), {row: info for row, info in enumerate(infos) if info})
 
 
-def test_empty_dict_in_an_info_stays_empty() -> None:
-    assert carried([{"n": 1, "none": {}}]).by_env() == {0: {"n": 1, "none": {}}}
-
-
 def test_most_infos_do_come_in_columns() -> None:
     infos = [{"lives": row, "reward": {"x": float(row), "all": np.arange(3.0)}, "won": np.True_} for row in range(ENVS)]
     (group,) = carried(infos)._groups
@@ -230,11 +226,6 @@ def test_frame_has_at_most_a_group_for_each_row() -> None:
     groups = unpack_columns(frame, ENVS)
     assert [group.rows.tolist() for group in groups] == [[number] for number in range(ENVS)]
     assert not groups[0].rows.flags.writeable  # the next frame may be given the same array
-
-
-def test_a_template_of_other_things_is_refused() -> None:
-    with pytest.raises(NotInColumns):
-        Template({"text": "x"})
 
 
 def test_template_without_the_reward_reads_the_same_records() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from envhub.arena.layout import (
     ACTION_ITEM_BYTES,
     ALIGNMENT,
     HEADER_BYTES,
-    HEADER_WORDS,
     ROW_WORDS,
     SLOTS,
     Layout,
@@ -66,31 +64,6 @@ def test_both_sides_compute_the_same_layout_from_the_same_leaves() -> None:
     layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), 100)
     copied = [tuple(Leaf.from_wire(leaf.wire()) for leaf in found) for found in (layout.observations, layout.actions)]
     assert Layout(3, copied[0], copied[1], 100).fields() == layout.fields()
-
-
-def test_words_of_a_row_are_eight_bytes_each_and_never_split() -> None:
-    fields = Layout(5, (), (), 0).fields()
-    for word in ROW_WORDS:
-        assert fields[word].dtype == "i8" and fields[word].nbytes == 40 and fields[word].offset % 8 == 0
-
-
-def test_header_words_fit_before_the_first_field() -> None:
-    layout = Layout(1, (), (), 0)
-    assert len(HEADER_WORDS) * 8 <= HEADER_BYTES <= min(field.offset for field in layout.fields().values())
-
-
-def test_row_of_an_observation_field_is_the_batched_observation() -> None:
-    layout = Layout(4, (Leaf("<f4", (2, 3)),), (), 0)
-    field = layout.fields()["observation/0"]
-    memory = bytearray(layout.nbytes())
-    batch = np.ndarray(field.shape, field.dtype, memory, field.offset)
-    assert batch[1].flags.c_contiguous and batch[1].shape == (4, 2, 3)
-
-
-def test_scalar_leaf_has_one_item_and_an_empty_one_has_none() -> None:
-    assert Leaf("<i8", ()).items == 1
-    assert Leaf("<i8", (3, 0)).items == 0
-    assert Leaf("<i8", (3, 4)).items == math.prod((3, 4))
 
 
 @pytest.mark.parametrize(

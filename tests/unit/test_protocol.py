@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from protocol_pair import (
     HUB_ID,
+    SESSION_REQUESTS,
     TOKEN,
     Packet,
     ProtocolPair,
@@ -17,7 +17,6 @@ from protocol_pair import (
     step_on_its_way,
 )
 
-from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
@@ -30,16 +29,6 @@ REPLY = messages.REPLY
 # --- the prelude ------------------------------------------------------------------------------------------------------
 
 
-def test_prelude_is_forty_bytes_in_the_order_of_the_specification() -> None:
-    packed = Prelude(Op.STEP, 0x1122334455667788, TOKEN, 9).pack()
-    assert len(packed) == 40
-    assert packed[:8] == b"EHUB\x01\x00\x12\x00"
-    assert struct.unpack("<Q", packed[8:16]) == (0x1122334455667788,)
-    assert packed[16:32] == TOKEN
-    assert struct.unpack("<Q", packed[32:]) == (9,)
-    assert Prelude.unpack(packed) == Prelude(Op.STEP, 0x1122334455667788, TOKEN, 9)
-
-
 @pytest.mark.parametrize("frames", [[], [b""], [b"EHUB"], [bytes(40)], [b"GET / HTTP/1.1\r\n" * 4]])
 def test_message_without_a_prelude_is_counted_and_not_answered(frames: list[bytes]) -> None:
     hub = HubProtocol(HUB_ID)
@@ -48,42 +37,7 @@ def test_message_without_a_prelude_is_counted_and_not_answered(frames: list[byte
     assert hub.malformed == 1
 
 
-@pytest.mark.parametrize("frames", [[], [b"EHUB"], [bytes(40)]])
-def test_client_raises_for_a_message_without_a_prelude(frames: list[bytes]) -> None:
-    with pytest.raises(RemoteProtocolError):
-        ClientProtocol().receive(frames, 0.0)
-
-
 # --- versions and hello -----------------------------------------------------------------------------------------------
-
-
-def test_client_knows_that_the_hub_may_have_a_session_once_one_was_asked_for() -> None:
-    pair = ProtocolPair()
-    pair.hello()
-    assert not pair.client.may_have_session
-    pair.client.request(Op.MAKE, Make("CartPole-v1", 1), [], pair.now_s)
-    pair.client.give_up()
-    assert pair.client.may_have_session
-
-
-def test_request_of_another_version_is_refused_and_both_versions_are_named() -> None:
-    pair = ProtocolPair()
-    head = Prelude(Op.HELLO, 0, NO_SESSION, 1, version=2).pack() + messages.pack(Hello())
-    pair.to_hub.append(Packet(pair.peer, 1, [head]))
-    assert pair.deliver_to_hub() is None
-    failure = failure_in(pair.to_client[0])
-    assert (failure.code, failure.scope) == ("unsupported_version", "hub")
-    assert "protocol 1, the client 2" in failure.message
-
-
-def test_refused_version_reaches_the_client_as_the_reply_to_its_hello() -> None:
-    pair = ProtocolPair()
-    pair.request(Op.HELLO, Hello())
-    hello = pair.to_hub.pop()
-    pair.to_hub.append(Packet(hello.peer, 1, [hello.frames[0][:4] + b"\x02" + hello.frames[0][5:]]))
-    pair.settle()
-    assert pair.replies[0].message.code == "unsupported_version"
-    assert pair.client.hub_id == 0
 
 
 # --- sessions that are not there --------------------------------------------------------------------------------------
@@ -122,20 +76,6 @@ def test_lost_failure_of_a_make_is_sent_again_without_making_again() -> None:
     pair.to_hub.append(make)
     assert pair.deliver_to_hub() is None
     assert failure_in(pair.to_client[0]).code == "unknown_env"
-
-
-def test_token_of_a_failed_make_can_be_used_for_another_make() -> None:
-    pair = ProtocolPair()
-    pair.hello()
-    pair.request(Op.MAKE, Make(2, "Nothing-v0"))
-    request = pair.deliver_to_hub()
-    pair.running = None
-    assert request is not None
-    pair.hub.fail(request, Failure("unknown_env", "request", "no such env"))
-    pair.hub.forget(TOKEN)
-    pair.collect()
-    pair.deliver_to_client()
-    assert pair.ask(Op.MAKE, Make(2, "CartPole-v1")).message.num_envs == 2
 
 
 def test_reply_with_arrays_is_not_kept_once_the_session_has_ended() -> None:
@@ -190,18 +130,6 @@ def test_only_the_last_closed_tokens_are_remembered_and_cost_no_ended_session_it
     assert [refusal_of(hub, Op.MAKE, token, 1, Make(1)) for token in tokens[:2]] == ["", "session_lost"]
 
 
-def test_failure_for_a_session_that_is_forgotten_still_reaches_its_client() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    request = pair.deliver_to_hub()
-    assert request is not None
-    pair.hub.forget(TOKEN)
-    pair.hub.fail(request, Failure("session_lost", "session", "its lease ran out"))
-    pair.collect()
-    reply = pair.deliver_to_client()
-    assert reply is not None and reply.message.code == "session_lost"
-
-
 def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor() -> None:
     pair = joined()
     step_on_its_way(pair)
@@ -227,18 +155,6 @@ def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor()
 # --- limits and draining ----------------------------------------------------------------------------------------------
 
 
-def test_make_beyond_the_session_limit_is_refused_until_a_session_ends() -> None:
-    pair = ProtocolPair(sessions_max=1)
-    pair.make()
-    other = bytes(16 * [7])
-    failure = sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=other)
-    assert (failure.code, failure.scope) == ("limit", "hub")
-    assert "sessions_max=1" in failure.message
-    pair.hub.forget(TOKEN)
-    head = Prelude(Op.MAKE, HUB_ID, other, 1).pack() + messages.pack(Make(1))
-    assert pair.hub.receive(b"other", 2, [head]) is not None
-
-
 def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
     pair = joined()
     pair.hub.draining = True
@@ -258,18 +174,6 @@ def test_request_with_an_unknown_op_is_refused(op: int) -> None:
     failure = sent(pair, op, 2)
     assert (failure.code, failure.scope) == ("malformed", "request")
     assert pair.hub.malformed == 1
-
-
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x81\xa5seeds\x01", b"\x80" * 100])
-def test_malformed_header_is_answered_and_the_session_goes_on(body: bytes) -> None:
-    pair = joined()
-    pair.request(Op.RESET, Reset())
-    pair.to_hub[0].frames[0] = pair.to_hub[0].frames[0][:40] + body
-    assert pair.deliver_to_hub() is None
-    reply = pair.deliver_to_client()
-    assert reply is not None and reply.message.code == "malformed"
-    assert pair.hub.malformed == 1
-    assert pair.step(b"left").frames == [b"did left"]
 
 
 def test_malformed_make_leaves_no_session_behind() -> None:
@@ -318,12 +222,6 @@ def test_session_expires_when_its_lease_has_run_out() -> None:
     assert pair.hub.expired(pair.now_s + 60.0) == [TOKEN]
 
 
-def test_connected_session_never_expires() -> None:
-    pair = joined()
-    assert pair.hub.expired(pair.now_s + 1e9) == []
-    assert TOKEN not in pair.hub.leases
-
-
 def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> None:
     pair = joined()
     assert pair.hub.returned == []
@@ -334,13 +232,6 @@ def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> Non
     pair.settle()
     assert pair.hub.returned == [TOKEN]
     assert pair.hub.leases == {}
-
-
-def test_end_of_an_old_connection_does_not_concern_a_client_that_moved() -> None:
-    pair = joined()
-    pair.reconnect()
-    pair.step(b"left")
-    assert pair.hub.connection_ended(1) == []
 
 
 # --- when a hub is lost -----------------------------------------------------------------------------------------------
@@ -377,56 +268,12 @@ def test_what_is_in_the_way_of_a_connection_is_told_until_there_is_one() -> None
     assert pair.client.obstacle == ""
 
 
-def test_request_after_a_long_absence_has_all_of_the_reconnect_timeout() -> None:
-    pair = joined()
-    pair.disconnect()
-    pair.advance(100.0)
-    step_on_its_way(pair)
-    assert pair.client.loss(pair.now_s + 59.9) == ""
-    assert "reconnect_timeout=60" in pair.client.loss(pair.now_s + 60.0)
-
-
-def test_hub_that_is_connected_but_silent_is_lost_after_the_reconnect_timeout() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    pair.advance(30.0)  # its question is not answered
-    assert pair.client.loss(pair.now_s) == ""
-    assert "reconnect_timeout" in pair.client.loss(pair.now_s + 30.0)
-
-
-def test_hub_that_answers_heartbeats_is_not_lost_however_long_a_step_takes() -> None:
-    pair = joined()
-    step_on_its_way(pair)
-    pair.deliver_to_hub()
-    for _ in range(1000):
-        pair.advance(prelude.HEARTBEAT_S)
-        pair.deliver_to_hub()
-        pair.deliver_to_client()
-        assert pair.client.loss(pair.now_s) == pair.client.trouble(pair.now_s) == ""
-    pair.settle()
-    assert pair.replies[-1].frames == [b"did left"]
-
-
-def test_client_that_waits_for_nothing_does_not_lose_its_hub_by_time_alone() -> None:
-    pair = joined()
-    assert pair.client.loss(pair.now_s + 1e6) == pair.client.trouble(pair.now_s + 1e6) == ""
-
-
 def test_first_connection_that_is_refused_is_told_as_such() -> None:
     client = ClientProtocol(NO_SESSION, 30.0)
     client.request(Op.HELLO, Hello(client="test"), [], 1.0)
     assert "silent" in client.trouble(100.0)
     client.refused(2.0)
     assert client.trouble(100.0) == "connections to its address are refused"
-
-
-def test_reconnect_timeout_is_the_clients_own() -> None:
-    pair = joined()
-    pair.client.reconnect_s = 2.0
-    step_on_its_way(pair)
-    assert pair.client.loss(pair.now_s + 1.9) == ""
-    assert "reconnect_timeout=2" in pair.client.loss(pair.now_s + 2.0)
 
 
 def test_lost_connection_is_reported_within_four_seconds_also_without_a_pending_request() -> None:
@@ -450,32 +297,12 @@ def test_silent_hub_is_reported_within_four_seconds_of_a_pending_request() -> No
     assert 3.0 < waited_s < 4.0
 
 
-def test_idle_client_sends_a_heartbeat_when_it_is_connected_again() -> None:
-    pair = joined()
-    pair.step(b"left")
-    pair.disconnect()
-    assert TOKEN in pair.hub.leases
-    pair.reconnect()
-    pair.advance(0)
-    pair.settle()
-    assert TOKEN not in pair.hub.leases
-    pair.advance(10)
-    assert pair.to_hub == []  # once is enough
-
-
 def test_goodbye_says_why_the_session_is_lost() -> None:
     pair = joined()
     pair.hub.goodbye(TOKEN, Failure("draining", "hub", "the hub is shutting down"))
     pair.collect()
     assert pair.deliver_to_client() is None
     assert pair.client.loss(pair.now_s) == "the hub is shutting down"
-
-
-def test_goodbye_to_another_session_is_dropped() -> None:
-    pair = joined()
-    body = messages.pack(Failure("draining", "hub", "the hub is shutting down"))
-    pair.client.receive([Prelude(Op.GOODBYE, HUB_ID, bytes(16 * [7]), 0).pack() + body], pair.now_s)
-    assert pair.client.loss(pair.now_s) == ""
 
 
 # --- the step that a session waits for --------------------------------------------------------------------------------
@@ -547,3 +374,88 @@ def test_step_that_failed_is_not_remembered_and_the_last_number_has_no_next() ->
     assert taken is not None
     pair.hub.answer(taken, messages.Done())
     assert len(pair.hub.outgoing) == 2
+
+
+# --- exactly once -----------------------------------------------------------------------------------------------------
+
+
+def test_heartbeat_of_another_client_is_told_nothing_and_takes_nothing() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    pair.deliver_to_hub()
+    question = [Prelude(Op.HEARTBEAT, HUB_ID, TOKEN, 2).pack() + b"\x80"]
+    for answered in (False, True):
+        if answered:
+            pair.finish()
+            pair.disconnect()  # also not the lease
+        pair.hub.outgoing.clear()
+        assert pair.hub.receive(b"eve", 7, question, "eve") is None
+        ((peer, frames),) = pair.hub.outgoing
+        assert peer == b"eve" and messages.unpack(HeartbeatReply, bytes(frames[0])[40:]).state == "unknown"
+        assert pair.hub.connection_of(TOKEN) == 1 and pair.hub.connections_of(TOKEN) <= {1}
+        assert pair.hub.sessions_of(b"eve") == []
+    assert TOKEN in pair.hub.leases and pair.hub.returned == []
+
+
+# --- sequence numbers -------------------------------------------------------------------------------------------------
+
+
+def test_close_that_cannot_be_read_lets_no_request_come_before_the_running_one_is_done() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    running = pair.deliver_to_hub()
+    assert running is not None
+    assert sent(pair, Op.CLOSE, running.seq + 1, b"\xc1").code == "malformed"
+    assert sent(pair, Op.RESET, running.seq + 2, messages.pack(Reset())).code == "bad_seq"
+    pair.finish()
+    reply = pair.deliver_to_client()
+    assert reply is not None and reply.frames == [b"did left"]
+
+
+# --- requests that were given up --------------------------------------------------------------------------------------
+
+
+def test_copy_of_the_last_but_one_given_up_request_delays_the_next_one_only() -> None:
+    pair = joined()
+    step_on_its_way(pair, b"first")
+    late = pair.to_hub.pop()
+    pair.client.give_up()
+    step_on_its_way(pair, b"second")
+    for _ in range(2):  # the client asks after the first, which the hub does not know, and then sends the second
+        pair.advance(0)
+        if pair.client.held:
+            pair.settle()
+    pair.client.give_up()
+    pair.to_hub.insert(0, late)
+    for _ in range(2):  # the first begins, so the second is refused, which the client learns of
+        pair.deliver_to_hub()
+    pair.deliver_to_client()
+    step_on_its_way(pair, b"third")
+    pair.deliver_to_hub()
+    assert pair.deliver_to_client() is None  # the third is refused, too, and is sent again
+    pair.settle()
+    pair.advance(prelude.HEARTBEAT_S)
+    pair.settle()
+    assert pair.replies[-1].frames == [b"did third"]
+    assert [bytes(request.frames[0]) for request in pair.carried_out if request.op is Op.STEP] == [b"first", b"third"]
+
+
+def test_request_is_unsettled_from_before_it_is_sent_until_the_hub_says_that_it_has_ended() -> None:
+    pair = joined()
+    assert not pair.client.unsettled
+    pair.client.request(Op.CALL, SESSION_REQUESTS[Op.CALL], [], pair.now_s)
+    assert pair.client.unsettled  # an interrupt may come here, and nobody knows what was sent
+    pair.client.give_up()
+    assert pair.client.unsettled
+    pair.request(Op.RESET, Reset())
+    pair.client.give_up()  # nothing of it was sent
+    assert pair.client.unsettled
+    assert pair.step(b"left").frames == [b"did left"]
+    assert not pair.client.unsettled
+
+
+def test_second_request_while_one_is_pending_is_a_mistake_of_the_caller() -> None:
+    pair = joined()
+    step_on_its_way(pair)
+    with pytest.raises(RuntimeError, match="STEP is pending"):
+        pair.request(Op.RESET, Reset())

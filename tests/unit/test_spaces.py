@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
-from gymnasium.vector.utils import batch_space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import any_space
@@ -56,14 +55,6 @@ def test_element_is_put_together_from_its_parts(space: Any, seed: int) -> None:
 
 
 @SOME
-@given(any_space)
-def test_batch_of_elements_nests_as_one_element(space: Any) -> None:
-    parts = spaces.flatten(space, batch_space(space, 3).sample())
-    for part, leaf in zip(parts, spaces.leaves(space), strict=True):
-        assert len(part) == 3 if leaf == OBJECT else np.shape(part) == (3, *leaf.shape)
-
-
-@SOME
 @given(any_space, st.integers(0, 2**31))
 def test_space_that_was_seeded_samples_alike_once_it_is_built(space: Any, seed: int) -> None:
     space.seed(seed)
@@ -79,11 +70,6 @@ def test_bound_that_is_the_same_everywhere_travels_as_one_value() -> None:
     image = gym_spaces.Box(0, 255, (84, 84, 4), np.uint8)
     assert len(codec.encode(spaces.describe(image))) < 250
     assert over_the_wire(image) == image
-
-
-def test_unbounded_and_boolean_boxes_are_carried() -> None:
-    for space in (gym_spaces.Box(-np.inf, np.inf, (2,), np.float64), gym_spaces.Box(0, 1, (2,), np.bool_)):
-        assert over_the_wire(space) == space
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
@@ -340,12 +326,6 @@ def test_descriptions_nested_without_end_are_refused() -> None:
         spaces.build(description)
 
 
-def test_description_is_not_changed_by_building() -> None:
-    description = dict(BOX)
-    spaces.build(description)
-    assert description.keys() == BOX.keys()
-
-
 @pytest.mark.parametrize("value", [(1,), (1, 2, 3), ()])
 def test_tuple_of_another_length_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="2 parts"):
@@ -425,11 +405,6 @@ def test_anything_has_no_samples_and_equals_another() -> None:
 def test_space_without_a_form_is_another_structure() -> None:
     with pytest.raises(spaces.SpacesDiffer):
         spaces.check_equivalent(Sampled(object()), gym_spaces.Discrete(2), "different")
-
-
-def test_space_of_another_library_travels_as_the_one_that_it_is_like() -> None:
-    two = SimpleNamespace(n=2)
-    assert spaces.native(SimpleNamespace(spaces=[two, two])) == gym_spaces.Tuple([gym_spaces.Discrete(2)] * 2)
 
 
 def test_space_in_its_wire_form_is_nearest_to_what_it_describes() -> None:

@@ -161,13 +161,6 @@ def answered(message: Any) -> Failure | None:
     return messages.unpack(Failure, reply[PRELUDE.size :])
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [name for name, kind in numeric(Faults).items() if kind is float])
-def test_time_that_is_not_finite_is_refused(name: str, number: float) -> None:
-    failure = answered(example(Faults, name, number))
-    assert failure is not None and failure.code == "refused" and f"Faults.{name} is {number}" in failure.message
-
-
 def test_refused_make_is_no_session() -> None:
     hub = HubProtocol(HUB_ID)
     for seq, heartbeat_s in ((1, math.nan), (2, 1.0)):
@@ -198,11 +191,3 @@ def test_policies_of_a_client_are_those_that_a_hub_accepts() -> None:
     assert {name: set(get_args(hint)) for name, hint in policies.items()} == {
         name: set(texts) for name, texts in REQUEST_CHOICES[Faults].items()
     }
-
-
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, number in FIELDS if number is float])
-def test_integer_is_accepted_where_a_float_is_wanted(kind: type, name: str) -> None:
-    hub = HubProtocol(HUB_ID)
-    frame = Prelude(Op.MAKE, HUB_ID, bytes(range(16)), 1).pack() + messages.pack(example(kind, name, 3))
-    incoming = hub.receive(b"peer", 1, [frame])
-    assert incoming is not None and incoming.message == example(kind, name, 3.0)
